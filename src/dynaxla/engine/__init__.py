@@ -1,9 +1,9 @@
-"""What compiles graphs and runs them.
+"""Engines: they compile graphs and run them.
 
-protocol.py       what an engine is
-xla.py            XLA: a program for each combination of input sizes (executable.py: one of them)
-making.py         who runs such a combination: a program that is found, or compiled, or torch's kernels
-stages.py         the steps from a graph with sizes to an executable (options.py: XLA's own options)
-retrace.py        the same as lazy tensors would do it: traced again at every call
-compositions.py   engines made of others: graphs cut around what no program holds, graphs whose parameters seldom change
+protocol.py       the interface of an engine
+xla.py            the XLA engine: one program for each combination of input sizes (executable.py holds one program)
+making.py         chooses how a graph with concrete sizes runs: by a stored program, a newly compiled one, or torch's kernels
+stages.py         the steps from a graph with concrete sizes to an executable (options.py: XLA's own options)
+retrace.py        a baseline that works as lazy tensors do: it traces the graph at every call
+compositions.py   engines that wrap other engines: they split graphs around unsupported ops, freeze parameters, and so on
 """

@@ -1,9 +1,10 @@
-"""What torch's compiled artifacts hold of ours: `torch.compile(...).aot_compile`, and whatever else has AOTAutograd's results pickled.
+"""dynaxla's part of torch's compiled artifacts: `torch.compile(...).aot_compile`, and other features that pickle AOTAutograd's results.
 
-torch pickles what AOTAutograd knows, and of a backend's result what its class says: here bytes, without a pickle in them. They are the
-graph as JSON, and what the stores would keep of its programs: records (JSON) and programs as XLA or StableHLO write them, each for the
-inputs for which it was compiled before the artifact was written. A hash stands in front. A process that loads them makes the runner anew;
-what it needs beyond that, such as programs that call torch's kernels, or those of a backward pass that never ran, it makes of the graph.
+torch pickles AOTAutograd's metadata, and lets each backend's result class pickle itself. Here the result is bytes that contain no pickle: a
+hash, the graph as JSON, and the store entries of its programs, which are records (JSON) and programs in XLA's or StableHLO's serialised
+form. There is an entry for each combination of inputs that was compiled before the artifact was written. A process that loads the
+artifact builds a new runner. It compiles programs that are missing, such as those that call torch kernels, or those of a backward pass that
+never ran, from the graph.
 
 Source: torch/_inductor/output_code.py (OutputCode), torch/_functorch/_aot_autograd/aot_autograd_result.py (BundledOutputCodeLoadable).
 """
@@ -34,17 +35,22 @@ from .protocol import Runner
 from .xla import Program, Xla
 
 _RESULTS = "torch._functorch._aot_autograd.aot_autograd_result"
-# Whether this torch pickles other backends' results than Inductor's.
+# True if this version of torch pickles the results of backends other than Inductor.
 IS_POSSIBLE = importlib.util.find_spec(_RESULTS) is not None and hasattr(importlib.import_module(_RESULTS), "BundledOutputCodeLoadable")
 _DIGEST_SIZE = 32
-# What a process that loads an artifact has of its own.
+# Options that the loading process sets itself.
 _HERE = ("cache", "dump")
 
 
 class Artifact(OutputCode):
-    """A graph's runner that torch can pickle. graph: nothing else may run it, or change it.
+    """A graph's runner that torch can pickle.
 
-    Raises: ArtifactError for a graph that cannot be written down; as the engine does.
+    Args:
+        graph: The graph and facts about it, as JSON values. No other object may run or change it.
+        options: The options of the compilation.
+        bundle: The store entries of the graph's programs.
+
+    Raises: ArtifactError for a graph that cannot be serialised; the engine's errors.
     """
 
     def __init__(self, graph: Mapping[str, Any], options: Options, bundle: Bundle) -> None:
@@ -55,7 +61,7 @@ class Artifact(OutputCode):
 
     @staticmethod
     def of(graph: AtenGraph, options: Options) -> Artifact:
-        """A graph with its programs compiled for the sizes that it was made for, as far as they are known before a call."""
+        """Returns the artifact of a graph, with its programs compiled for the graph's example inputs if their sizes are static."""
         if options.tune:
             raise OptionError("option tune beside aot_compile", hint="tune measures in the process that runs: leave it out here")
         try:
@@ -80,13 +86,13 @@ class Artifact(OutputCode):
 
     @functools.cached_property
     def _made(self) -> tuple[Runner, Sequence[Program]]:
-        """The runner, and the programs that it has so far."""
+        """The runner, and a list of its programs, to which new ones are appended."""
         engine = _Gathering(self._options, self._bundle)
         return engine_for(self._options, innermost=engine).runner(self._aten_graph()), engine.programs
 
     def _aten_graph(self) -> AtenGraph:
         facts = self._graph
-        registry.fill()  # some lowerings have ops of dynaxla's own beside them
+        registry.fill()  # loads the modules of lowerings, some of which define ops of dynaxla
         try:
             module = decoded(facts["nodes"])
         except AttributeError as error:
@@ -94,7 +100,10 @@ class Artifact(OutputCode):
         return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], remade=frozenset(facts["remade"]))
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """Raises: as a runner; UnsupportedTensor for an input that is written to and shares elements with another one."""
+        """Runs the graph.
+
+        Raises: the errors of a runner; UnsupportedTensor for a written input that shares elements with another input or within itself.
+        """
         if self._graph["written"]:
             self._check_overlaps(inputs)
         return self._made[0](inputs)
@@ -108,17 +117,17 @@ class Artifact(OutputCode):
             )
         self._overlaps = overlaps
 
-    # What torch asks of it.
+    # The interface of OutputCode
 
     def prepare_for_serialization(self) -> None:
-        """It always is: see `__reduce__`."""
+        """Does nothing: the artifact can always be pickled (see `__reduce__`)."""
 
     def post_compile(self, *_: Any, **__: Any) -> None:
-        """After it was loaded: what is wrong with it is said now."""
+        """Builds the runner after loading, so that errors are raised at load time."""
         _ = self._made
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """There are no such kernels."""
+        """Does nothing: there are no Triton kernels."""
 
     def __copy__(self) -> Artifact:
         return self
@@ -130,7 +139,7 @@ class Artifact(OutputCode):
         return load, (self.content(),)
 
     def content(self) -> bytes:
-        """What `load` reads: a hash, a line of JSON, and what the stores would keep."""
+        """Returns the bytes for `load`: a hash, a line of JSON, and the store entries."""
         entries = sorted(self._bundle.entries.items())
         facts = {
             "made": _surroundings(),
@@ -143,7 +152,10 @@ class Artifact(OutputCode):
 
 
 def load(content: bytes) -> Artifact:
-    """What `Artifact.content` has written. Raises: ArtifactError for damaged bytes, and for what was made elsewhere."""
+    """Returns the artifact from the bytes of `Artifact.content`.
+
+    Raises: ArtifactError for damaged bytes, and for an artifact of other versions or another processor.
+    """
     told = content[_DIGEST_SIZE:]
     if content[:_DIGEST_SIZE] != hashlib.blake2b(told, digest_size=_DIGEST_SIZE).digest():
         raise ArtifactError("a compiled artifact is damaged: its hash is another one", hint=_ANEW)
@@ -164,7 +176,10 @@ _ANEW = "compile and save it again, here"
 
 
 def _surroundings() -> dict[str, str]:
-    """What must be the same where an artifact is made and where it is loaded. torch compares Python's version itself."""
+    """Returns the versions and the processor, which must be the same where an artifact is made and where it is loaded.
+
+    torch itself compares Python's version.
+    """
     names = ("dynaxla", "torch", "jax", "jaxlib")
     processor = hashlib.blake2b(machine.processor_facts().encode(), digest_size=8).hexdigest()
     capability = torch.backends.cpu.get_cpu_capability()
@@ -172,7 +187,7 @@ def _surroundings() -> dict[str, str]:
 
 
 class _Gathering(Xla):
-    """An engine that knows its programs, whose stores have a bundle in front of them."""
+    """An XLA engine that lists its programs. Its stores read from a bundle first, and also write to it."""
 
     def __init__(self, options: Options, bundle: Bundle) -> None:
         super().__init__(options)

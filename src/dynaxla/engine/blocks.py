@@ -1,14 +1,14 @@
-"""A graph in which equal blocks follow one another as several programs that run in turn, one for all equal blocks.
+"""Compiles a graph with repeated equal blocks as several programs that run in turn: all equal blocks share one program.
 
-XLA has no way to compile a function once that a program calls twice: it clones what is called for each call. So the graph is cut into
-stretches (`capture/repeats.py`), and each form of stretch is traced, lowered and compiled once. From outside it is one program: torch's
-tensors are turned into arrays and back once, around all parts, and what is handed from part to part are arrays.
+XLA cannot compile a function once and call it twice in a program: it clones the function for each call. So the graph is cut into stretches
+(`capture/repeats.py`), and each form of stretch is traced, lowered and compiled once. To callers the parts look like one program: tensors
+are converted to arrays once before the first part, arrays to tensors once after the last, and the parts pass arrays to each other.
 
-Each part counts on from where the parts before it have stopped: its checks (the code that it is given says whether all held so far), and
-its random keys, so that a seed gives the numbers that it gives in one program.
+The numbering of checks and of random keys continues from part to part. The code that a part receives says whether all earlier checks have
+held, and a seed yields the same random numbers as in a single program.
 
-Only on the CPU, where compiling takes so long and calling another program so little, and only for inference: with gradients, what blocks
-keep for the backward pass costs more in parts.
+This is done only on the CPU, where compilation is slow and a call of another program is cheap, and only for inference: with gradients, the
+values that blocks save for the backward pass cost more in parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ Arrays = Sequence[jax.Array]
 
 
 def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
-    """A graph with concrete sizes as programs that run in turn, with its buffers and what is known of it; None if it is not worth it."""
+    """Compiles a graph with concrete sizes as programs that run in turn.
+
+    Returns: the parts as one program, the graph's buffers, and its facts. None if the graph cannot be split in this way (on another
+    platform, or with results that are inputs or aliases), or has no repeated blocks that are large enough.
+    """
     buffers, symbols, given = specialised.buffers, specialised.symbols, specialised.numbers
     plain = buffers.plain() if program.platform == "cpu" and program.has_blocks else None
     if plain is None:
@@ -52,13 +56,13 @@ def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buff
     positions = {node: position for position, node in enumerate(program.interpreter.placeholders)}
 
     def layout(node: Node) -> Hashable:
-        """How an operand enters a part: as torch has it, or, if it is a number, with which value."""
+        """Returns the layout with which an operand enters a part; for a number that is an input, its type and value."""
         position = positions.get(node)
         if not _is_tensor(node):
             return None if position is None else (type(given[position]), repr(given[position]))
         return _layout(node, symbols) if position is None else plain.arguments.get(position)
 
-    # What an input itself is the value of is given by no part.
+    # No part can return a graph input.
     if not set(buffers.nodes) <= set(nodes) or (cut := stretches(nodes, symbols, layout)) is None:
         return None
     parts = _Parts(program, specialised, cut, {node: given.get(position) for node, position in positions.items()})
@@ -72,8 +76,12 @@ def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buff
 class _Part:
     """A form of stretch, compiled.
 
-    Attributes: program; facts; outputs (the nodes that it gives, by their places in a stretch); read (the operands that it takes, by their
-    places among a stretch's inputs); takes_seed.
+    Attributes:
+        program: The program.
+        facts: The facts of its trace.
+        outputs: The positions, in a stretch, of the nodes whose values it returns.
+        read: The positions, among a stretch's inputs, of the operands that it takes.
+        takes_seed: Whether it takes the seed of random numbers.
     """
 
     program: XlaProgram
@@ -85,8 +93,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Turn:
-    """A part's turn in a call. Attributes: run; take (its arguments, of all arrays so far); dead (the places of arrays that no later part
-    reads)."""
+    """A part's turn in a call.
+
+    Attributes:
+        run: Calls the part's program.
+        take: Selects the part's arguments from the list of all arrays so far.
+        dead: The places in that list of arrays that no later part reads.
+    """
 
     run: Callable[[Arrays], Arrays]
     take: Callable[[Arrays], Arrays]
@@ -94,7 +107,14 @@ class _Turn:
 
 
 class _Parts:
-    """The programs for stretches of a graph. values: of the graph's inputs, or None for tensors."""
+    """Compiles the programs for the stretches of a graph.
+
+    Args:
+        program: The graph's compiler.
+        specialised: The graph with concrete sizes.
+        cut: Its stretches.
+        values: The values of the graph's inputs; None for tensors.
+    """
 
     def __init__(self, program: Maker, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
         self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
@@ -110,12 +130,19 @@ class _Parts:
         return index if form is None else form
 
     def compiled(self, inputs: dict[Node, Layout], has_seed: bool) -> tuple[XlaProgram, Facts]:
-        """All parts as one program, whose arguments are a seed, if it has one, and these inputs."""
+        """Compiles all parts.
+
+        Args:
+            inputs: The layouts of the graph's inputs, in the order of the program's arguments.
+            has_seed: Whether a seed precedes these arguments.
+
+        Returns: the parts as one program, and its facts.
+        """
         seed = 1 if has_seed else 0
         first = {node: place + seed for place, node in enumerate(inputs)}
         count = len(first) + seed
         device = self._program.jax_device
-        # Behind the arguments: a code that says that no check has failed, and for each part what comes before it.
+        # After the arguments: the code of no failed check and, for each part, the number of checks and of random draws before it.
         constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
         code, made = count, count + 1 + len(self._cut)
         places = dict(first)
@@ -158,7 +185,7 @@ class _Parts:
             interpreter, symbols, numbers, settings=self._settings, choose=program.choose,
             reorders=program.platform == "cpu" and interpreter.reorders(specs.values()),
         )  # fmt: skip
-        # As elsewhere, tensors without elements among the graph's inputs are made inside.
+        # As in NativeBuffers, graph inputs without elements are not passed but created inside the program.
         layouts = {
             place: inputs.get(source) or _layout(source, symbols)
             for place, source in enumerate(stretch.inputs)
@@ -199,7 +226,13 @@ class _Parts:
 
 
 def _turns(taken: Sequence[tuple[_Part, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
-    """The parts' turns. taken: with the places of their arguments. first: the place of the first array that a part gives."""
+    """Returns the parts' turns.
+
+    Args:
+        taken: The parts in order, with the places of their arguments.
+        results: The places of the whole graph's results.
+        first: The place of the first array that a part returns.
+    """
     last = {place: index for index, (_, places) in enumerate(taken) for place in places}
     turns = []
     made = first
@@ -211,7 +244,7 @@ def _turns(taken: Sequence[tuple[_Part, list[int]]], results: Sequence[int], fir
 
 
 def _in_turn(constants: Arrays, turns: Sequence[_Turn], results: Sequence[int]) -> Callable[[Arrays], Arrays]:
-    """What calls the parts. results: the places of what they give together."""
+    """Returns a function that calls the parts in turn and returns the arrays at the places `results`."""
 
     def call(arrays: Arrays) -> Arrays:
         values: list[Any] = [*arrays, *constants]
@@ -229,7 +262,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _layout(node: Node, symbols: SymbolValues) -> Layout:
-    """How a value is handed on: in eager mode's order in memory, if that has no gaps."""
+    """Returns the layout in which parts pass a value: eager mode's strides if these are dense, else row-major."""
     spec = symbols.spec(node.meta["val"])
     layout = Layout.of(spec.shape, spec.stride)
     return layout if layout.dense else Layout.ordered(spec.shape, tuple(range(len(spec.shape))))

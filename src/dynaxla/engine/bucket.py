@@ -1,4 +1,4 @@
-"""One executable for many sizes: sizes are rounded up; the program for those gets padded inputs, and the true sizes."""
+"""One executable for many sizes: sizes are rounded up, and the program for the rounded sizes gets padded inputs and the true sizes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .protocol import Engine, Runner
 from .xla import Program
 
 _EXACT, _FIRST = "exact", "first"
-# How many combinations of sizes have exact executables before others have buckets, with the option `sizes="auto"`. Who has few of them (a
-# last batch, another one for evaluation) pays for four compilations, and for no padding.
+# The number of combinations of sizes that get exact executables before others get buckets, with the option `sizes="auto"`. A user with few
+# combinations (a smaller last batch, another batch size for evaluation) pays for at most four compilations, and for no padding.
 FIRST = 4
 
-# Makes the tensor that an input is written to: of a shape, like another tensor.
+# Makes a tensor with a shape, and with the dtype and device of another tensor: a padded input before the input is copied into it.
 Filled = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 
@@ -44,10 +44,12 @@ def zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 class Bucket:
-    """An engine for graphs with dynamic sizes (options `sizes="buckets"` and "auto"): programs of another engine run them with rounded
-    ones.
+    """An engine for graphs with dynamic sizes (options `sizes="buckets"` and "auto"). Programs of the inner engine run with rounded sizes.
 
-    filled: what padding holds. No result depends on it, which tests show with NaN.
+    Args:
+        inner: The engine of the programs.
+        options: The options of the compilation.
+        filled: Makes the memory of a padded input. No result depends on the padding; tests fill it with NaN.
     """
 
     def __init__(self, inner: Engine, options: Options, filled: Filled = zeros) -> None:
@@ -56,7 +58,7 @@ class Bucket:
     def runner(self, graph: AtenGraph) -> Runner:
         padded = pad(graph)
         if isinstance(padded, str):
-            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # nobody asked for buckets
+            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # with "auto" the user has not asked for buckets
             dump.log.log(level, "%s is compiled for each combination of sizes, not for buckets: %s", graph.name, padded)
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
@@ -65,11 +67,18 @@ class Bucket:
 
 
 class BucketProgram:
-    """A graph of which one program serves all sizes that are rounded to the same ones. engine: of that program, and of the one for exact
-    sizes, which runs where something that was assumed of sizes does not hold for the rounded ones. kept: how many combinations of true
-    sizes are remembered, with what a call does for each. first: how many of them have exact executables, before others have buckets.
+    """The runner of a graph whose sizes are rounded up: one program serves all sizes that are rounded to the same values.
 
-    While another thread compiles the program, torch's kernels run the graph itself, with its true sizes.
+    While another thread compiles the program, torch's kernels run the graph itself with its true sizes.
+
+    Args:
+        engine: Compiles the padded graph, and the graph itself for exact sizes, which runs where an assumption on sizes does not hold for
+            the rounded ones.
+        graph: The graph.
+        padded: The graph for rounded sizes.
+        kept: The number of executables that are kept. The plans of calls are remembered for 64 times as many combinations of true sizes.
+        filled: Makes the memory of a padded input.
+        first: The number of combinations of sizes that get exact executables before others get buckets.
     """
 
     def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, kept: int, filled: Filled, first: int = 0) -> None:
@@ -113,7 +122,7 @@ class BucketProgram:
             return call.cut(given, results)
 
     def _results(self, call: _Call, given: Sequence[Any]) -> Sequence[Any] | None:
-        """The program's; None if it is not ready."""
+        """Returns the program's results; None if it is not yet compiled."""
         executable, run = None, self._run
         if isinstance(run, Program) and run.in_background:
             with by_torch.kernels():
@@ -129,7 +138,7 @@ class BucketProgram:
         return run(padded) if executable is None else executable(executable.take(padded))
 
     def _meanwhile(self, call: _Call, given: Sequence[Any]) -> list[Any]:
-        """The graph's outputs, by torch's kernels."""
+        """Returns the graph's outputs, computed by torch's kernels."""
         late_checks.look(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
         with profiled, background.in_its_place():
@@ -148,7 +157,7 @@ class BucketProgram:
         return [executable for runner in runners for executable in runner.executables()]
 
     def _prepare(self, args: Sequence[Any]) -> _Call | str:
-        """What a call with sizes like these does; _EXACT where sizes cannot be rounded, _FIRST where they need not be yet."""
+        """Plans calls with these sizes. Returns _EXACT if the sizes cannot be rounded, _FIRST for the first combinations of sizes."""
         if self._first > 0:
             self._first -= 1
             return _FIRST
@@ -162,7 +171,7 @@ class BucketProgram:
             return _EXACT
         computed = [output.base if isinstance(output, Viewed) else output for output in padded.outputs]
         if any(isinstance(output, Computed) and _overlaps(whole.spec(output.fake)) for output in computed):
-            return _EXACT  # what does not count would lie where something does
+            return _EXACT  # padding would overlap valid elements
         return _Call(
             torch.tensor(lengths, dtype=torch.int64, device=self._device),
             {position: _Block.of(extents, true, whole) for position, extents in padded.inputs.items()},
@@ -172,7 +181,7 @@ class BucketProgram:
 
 
 def _overlaps(spec: TensorSpec) -> bool:
-    """Whether elements share memory, but for those that are one, repeated."""
+    """True if elements share memory other than by a dimension of stride 0."""
     sizes = [1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True)]
     return shares_with_itself(torch.empty_strided(sizes, spec.stride, device="meta"))
 
@@ -183,8 +192,13 @@ def _value(size: Any, symbols: SymbolValues) -> int:
 
 @dataclass(frozen=True)
 class _Block:
-    """What counts of a tensor. Attributes: shape (of the padded tensor); factors (the same, with a dimension for each factor); true (how
-    many positions count of each of these)."""
+    """The valid part of a padded tensor.
+
+    Attributes:
+        shape: The shape of the padded tensor.
+        factors: The same shape, with one dimension for each factor of a size.
+        true: The number of valid positions in each of these dimensions.
+    """
 
     shape: tuple[int, ...]
     factors: tuple[int, ...]
@@ -209,16 +223,19 @@ class _Block:
         return self.factors == self.true
 
     def part(self, padded: torch.Tensor) -> torch.Tensor:
-        """What counts, with a dimension for each factor. padded: row-major, or of one factor for each dimension but those of size 1."""
+        """Returns the valid part, with one dimension for each factor.
+
+        padded: A tensor that is row-major, or in which each dimension has one factor (except dimensions of size 1, which have none).
+        """
         part = padded.reshape(self.factors)
         for dim, size in enumerate(self.true):
             part = part.narrow(dim, 0, size)
         return part
 
     def padded(self, tensor: torch.Tensor, filled: Filled | None) -> torch.Tensor:
-        """The tensor in row-major memory, with padding behind what counts. filled: None, if its numbers do not matter."""
+        """Returns the tensor in row-major memory, with padding after the valid part. filled: None leaves the values uninitialised."""
         if self.is_whole and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-            # Strides of dimensions of size 1 may be anything, and could depend on the true sizes.
+            # Strides of dimensions of size 1 are arbitrary, and could depend on the true sizes.
             return tensor if tensor.stride() == self.strides else tensor.as_strided(self.shape, self.strides)
         if filled is None:
             return tensor.new_empty(self.shape)
@@ -229,21 +246,33 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Made:
-    """An output that the program computes. Attributes: index (among its results); block (what counts of that); wanted."""
+    """An output that the program computes.
+
+    Attributes:
+        index: Its index among the program's results.
+        block: The valid part of the result.
+        wanted: The shape, strides and dtype of the output.
+    """
 
     index: int
     block: _Block
     wanted: TensorSpec
 
     def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """From a program's results."""
+        """Returns the output, given the program's results."""
         result = results[self.index]
         return _as_wanted(result if self.block.is_whole else self.block.part(result), self.wanted)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """An output in the memory of what the program computes. Attributes: base (this); spec (the view's); start (where the base begins)."""
+    """An output that is a view of a value that the program computes.
+
+    Attributes:
+        base: That value.
+        spec: The shape, strides and offset of the view.
+        start: The storage offset of the base.
+    """
 
     base: _Made
     spec: TensorSpec
@@ -252,13 +281,17 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Told:
-    """An output that the inputs tell. Attributes: of (from the graph's inputs to the output)."""
+    """An output that follows from the inputs: an input, a view of one, or a number.
+
+    Attributes:
+        of: Returns the output, given the graph's inputs.
+    """
 
     of: Callable[[Sequence[Any]], Any]
 
 
 def _output(output: Given | Computed | Viewed | Number, true: SymbolValues, whole: SymbolValues) -> _Made | _Seen | _Told:
-    """What a call does for an output."""
+    """Returns the plan for an output."""
     if isinstance(output, Computed):
         return _Made(output.index, _Block.of(output.extents, true, whole), true.spec(output.fake))
     if isinstance(output, Viewed):
@@ -278,7 +311,7 @@ def _view(tensor: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
 
 
 def _as_wanted(tensor: torch.Tensor, wanted: TensorSpec) -> torch.Tensor:
-    """A tensor's values with this shape and these strides; no copy if its own strides are these, and no view in autograd's eyes."""
+    """Returns a tensor's values with the wanted shape and strides, without a copy if the strides match. For autograd it is not a view."""
     tensor = tensor.reshape(wanted.shape)
     if all(size < 2 or own == step for size, own, step in zip(wanted.shape, tensor.stride(), wanted.stride, strict=True)):
         return transfer.reinterpret(tensor, wanted.shape, wanted.stride)
@@ -290,7 +323,7 @@ def _as_wanted(tensor: torch.Tensor, wanted: TensorSpec) -> torch.Tensor:
 
 
 def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
-    """The tensor in memory of its own. used: other memory, to which this is added."""
+    """Returns the tensor in a storage of its own, copied if needed. used: ids of storages in use, to which the result's is added."""
     tensor = tensor.resolve_conj().resolve_neg()
     if private.storage_id(tensor) in used or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         tensor = tensor.clone()
@@ -299,11 +332,16 @@ def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
 
 
 class _Call:
-    """What a call with certain sizes does.
+    """The plan of a call with certain sizes.
 
-    lengths: the true sizes that the program asks for. inputs: those that are padded, by position; numbers: rounded sizes, by position;
-    outputs.
-    Attributes: is_ready (whether the program was compiled when it was asked for last).
+    Args:
+        lengths: int64[n], the true sizes that the program reads.
+        inputs: The padded inputs, by position.
+        numbers: The inputs that are rounded sizes, by position.
+        outputs: The plans of the graph's outputs.
+
+    Attributes:
+        is_ready: Whether the program was compiled at the previous call.
     """
 
     def __init__(
@@ -313,24 +351,28 @@ class _Call:
         self.is_ready = False
 
     def padded(self, given: Sequence[Any], filled: Filled | None) -> list[Any]:
-        """The program's arguments. filled: None, if numbers in padded tensors do not matter."""
+        """Returns the program's arguments. filled: None leaves the values of padded tensors uninitialised."""
         found = [*given, self._lengths]
         for position, block in self._inputs.items():
-            if isinstance(given[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+            if isinstance(given[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
                 found[position] = block.padded(given[position], filled)
         for position, size in self._numbers.items():
             found[position] = size
         return found
 
     def cut(self, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """The graph's outputs."""
+        """Returns the graph's outputs, cut from the program's results."""
         return self._each(given, lambda output: output.of(results))
 
     def exact(self, given: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
-        """The graph's outputs, each in memory of its own, if torch's kernels have computed the graph.
+        """Returns the graph's outputs, each in its own memory, from values that torch's kernels have computed.
 
-        values: what they gave for each of the program's outputs. others: tensors in whose memory no output may lie.
-        Raises: RuntimeError for a value of another shape or dtype than the graph says.
+        Args:
+            given: The graph's inputs.
+            values: The kernels' value for each output of the program.
+            others: Tensors that no output may alias.
+
+        Raises: RuntimeError for a value whose shape or dtype differs from that in the graph.
         """
         used = {private.storage_id(tensor) for tensor in others}
 
@@ -343,7 +385,7 @@ class _Call:
         return self._each(given, own)
 
     def _each(self, given: Sequence[Any], make: Callable[[_Made], torch.Tensor]) -> list[Any]:
-        """The graph's outputs: one that the program gives once may be several of the graph's, or have several in it, in the same memory."""
+        """Returns the graph's outputs. Several of them may be, or may be views of, one output of the program; these share memory."""
         made: dict[int, torch.Tensor] = {}
         found: list[Any] = []
         for output in self._outputs:

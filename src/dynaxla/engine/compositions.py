@@ -1,12 +1,11 @@
-"""Engines made of others: graphs that no single program can hold, graphs whose parameters seldom change, and graphs of which something is
-better done beside the program.
+"""Engines that wrap other engines, for graphs that need more than one program or some work outside of the program.
 
-Late     torch's own ops write to places in large inputs, after the program has succeeded
-Count    numbers that no tensor depends on are computed beside the program, which is the same whatever they are
-Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
-         far as a thread may rely on that
-Bucket   one program for many sizes, which are rounded up (bucket.py)
-Split    ops that no XLA program can hold run between programs, each of which has one device
+Late     writes slices of large inputs with torch's own ops, after the program has succeeded
+Count    computes in Python numbers that no tensor depends on, so that one program serves all of their values
+Freeze   computes everything that depends on parameters and buffers alone in a separate program, which runs again only after one of them has
+         changed; packs weights into oneDNN's own order, for threads where that order is valid
+Bucket   rounds sizes up, so that one program serves many sizes (bucket.py)
+Split    runs ops that no XLA program can contain between programs; each program has one device
 """
 
 from __future__ import annotations
@@ -47,21 +46,27 @@ from .xla import Xla
 
 
 def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True, innermost: Engine | None = None) -> Engine:
-    """The engine that options ask for. retrace: trace at every call. collectives: see `Split`; a training step's graph may have none,
-    and is not cut into equal blocks. innermost: what makes programs, if not an engine for these options."""
+    """Returns the engine that the options ask for.
+
+    Args:
+        options: The options of the compilation.
+        retrace: Whether to trace at every call (see retrace.py).
+        collectives: See `Split`. False for the graph of a training step, which may contain none and is not cut into equal blocks.
+        innermost: The engine that compiles programs; by default one for these options.
+    """
     engine = innermost or (Retrace(options) if retrace else Xla(options, blocks=collectives))
     engine = Split(engine if options.sizes == "exact" else Bucket(engine, options), options, collectives=collectives)
     return Late(Count(Freeze(engine, options) if options.freeze else engine))
 
 
 class Late:
-    """An engine that leaves writes to places in large inputs to torch, behind the programs of another engine."""
+    """An engine that leaves writes to slices of large inputs to torch, which runs them after a program of the inner engine."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
 
     def runner(self, graph: AtenGraph) -> Runner:
-        # In XLA's memory a program writes in place.
+        # In memory that XLA owns, the program itself writes in place.
         late = None if _is_in_xla(graph) else take_late_writes(graph)
         return self.inner.runner(graph) if late is None else LateProgram(self.inner.runner(late.graph), late)
 
@@ -71,7 +76,12 @@ def _is_in_xla(graph: AtenGraph) -> bool:
 
 
 class LateProgram:
-    """A graph without its late writes, and these behind it. run: the program of that graph."""
+    """Runs a graph without its late writes, and then the late writes.
+
+    Args:
+        run: The runner of the graph without late writes.
+        late: The late writes.
+    """
 
     def __init__(self, run: Runner, late: LateWrites) -> None:
         self._boxed_call = True
@@ -79,7 +89,10 @@ class LateProgram:
         self._run, self._late = run, late
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Raises: RuntimeError, as torch does, for an input that must not be written to. Nothing is written then."""
+        """Runs the program, then writes.
+
+        Raises: RuntimeError, as torch does, for an inference tensor that must not be written to. Nothing is written in that case.
+        """
         late = self._late
         if not torch.is_inference_mode_enabled() and any(args[position].is_inference() for position in late.written):
             raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed. Clone it first.")
@@ -97,7 +110,7 @@ class LateProgram:
 
 
 class Count:
-    """An engine for graphs with counters (`take_apart`): programs of another engine compute the rest."""
+    """An engine for graphs with counters (`take_apart`). Programs of the inner engine compute the rest of the graph."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
@@ -108,7 +121,13 @@ class Count:
 
 
 class CountingProgram:
-    """A graph without its counters as a program; what is computed of these, Python computes at every call. engine: of the program."""
+    """Runs a graph without its counters as a program. At every call, Python computes the values that depend on the counters.
+
+    Args:
+        engine: Compiles the graph without counters.
+        graph: The whole graph.
+        counters: Its parts.
+    """
 
     def __init__(self, engine: Engine, graph: AtenGraph, counters: Counters) -> None:
         self._boxed_call = True
@@ -131,17 +150,23 @@ class CountingProgram:
 
 
 class Split:
-    """An engine for graphs with ops that no XLA program can hold, copies between devices among them: these run between programs of another
+    """An engine for graphs with ops that no XLA program can contain, such as copies between devices. They run between programs of the inner
     engine.
 
-    collectives: whether there may be any, and other work in the background, between the programs.
+    Args:
+        inner: The engine of the programs.
+        options: The options of the compilation.
+        collectives: Whether collectives and other asynchronous work may run between the programs.
     """
 
     def __init__(self, inner: Engine, options: Options, *, collectives: bool = True) -> None:
         self._inner, self._options, self._collectives = inner, options, collectives
 
     def runner(self, graph: AtenGraph) -> Runner:
-        """Raises: UnsupportedOp for an op between programs with options.fallback "error"; CaptureError for a collective that may not be."""
+        """Returns a runner for the graph.
+
+        Raises: UnsupportedOp for an op between programs if options.fallback is "error"; CaptureError for a collective that is not allowed.
+        """
         module = graph.module
         if has_several(module):
             module = copied(module)
@@ -182,9 +207,12 @@ def _refused(kind: type[DynaxlaError], node: torch.fx.Node, reason: str, hint: s
 
 
 class SplitProgram:
-    """A graph with ops that no program can hold (`between_programs`): torch runs them itself, and the parts in between are programs.
+    """Runs the parts of a graph in order. torch runs ops that no program can contain (`between_programs`); the other parts are programs.
 
-    engine: of the programs.
+    Args:
+        engine: Compiles the programs.
+        graph: The whole graph.
+        parts: Its parts, in the order in which they run.
     """
 
     def __init__(self, engine: Engine, graph: AtenGraph, parts: list[Part]) -> None:
@@ -195,14 +223,14 @@ class SplitProgram:
         static = {self.placeholders[position] for position in graph.static}
         between = [node.target for part in parts if not part.compiled for node in part.module.graph.nodes]
         writes = any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in between)
-        waits = writes or bool(written_inputs(graph.module.graph))  # no part's program guards what is written outside of it
+        waits = writes or bool(written_inputs(graph.module.graph))  # a part's program does not guard writes outside of it
         self._runners: list[Runner] = []
         self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
         for part in parts:
             run: Callable[[list[Any]], Sequence[Any]]
             if part.compiled:
                 positions = tuple(index for index, node in enumerate(part.inputs) if node in static)
-                # What a forward part gives has the strides of the graph: it may be read by torch.
+                # Results of a part of a forward graph need the graph's strides, because torch may read them.
                 phase: Phase = "inference" if graph.phase == "forward" else graph.phase
                 run = engine.runner(AtenGraph(f"{self.name}_part{len(self.parts)}", part.module, positions, phase, waits))
                 self._runners.append(run)
@@ -229,7 +257,7 @@ class SplitProgram:
 
 
 class Freeze:
-    """An engine for inference: what parameters and buffers alone decide is computed once, by programs of another engine."""
+    """An engine for inference. Values that depend on parameters and buffers alone are computed once, by a program of the inner engine."""
 
     def __init__(self, inner: Engine, options: Options) -> None:
         self._inner, self._options = inner, options
@@ -253,10 +281,10 @@ class Freeze:
 
 
 class FrozenProgram:
-    """A graph for inference, in two parts: what parameters and buffers alone decide is computed again only after one has changed.
+    """Runs an inference graph in two parts. The part that depends on parameters and buffers alone runs again only after one has changed.
 
-    A change is seen by the tensor itself (another object), its address, or its version counter. Writes that bump no counter of the
-    tensor itself are not: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
+    A change is detected by the tensor's identity, its address, and its version counter. Writes that do not bump the tensor's own version
+    counter are not detected: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
     """
 
     def __init__(self, engine: Engine, graph: AtenGraph, frozen: Frozen) -> None:
@@ -270,7 +298,7 @@ class FrozenProgram:
         self._sources = [self.placeholders.index(node) for node in prepared.inputs]
         self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
-        waits = bool(written_inputs(module.graph))  # what the rest gives is written outside of it
+        waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
         self._places = [rest.inputs.index(node) for node in prepared.outputs]
         self._loose = Loose(self._places)
         self._run = engine.runner(AtenGraph(self.name, rest.module, positions, waits=waits, loose=self._loose))
@@ -310,8 +338,12 @@ class FrozenProgram:
 
 
 class PackedProgram:
-    """A frozen program whose weights are packed for oneDNN's kernels, and one whose weights are not, for threads in which these kernels
-    take them in another order. plain: makes the second one."""
+    """Runs a frozen program with weights packed for oneDNN's kernels, or one with plain weights in threads where oneDNN uses another order.
+
+    Args:
+        packed: The frozen program with packed weights.
+        plain: Makes the runner with plain weights, when it is first needed.
+    """
 
     def __init__(self, packed: FrozenProgram, plain: Callable[[], Runner]) -> None:
         self._boxed_call = True
@@ -336,15 +368,20 @@ class PackedProgram:
 
 
 class _Prepared:
-    """What `compute` gives for tensors, and how these were before it. gone: called when one of them is freed.
+    """The results of `compute` for some tensors, with the state of these tensors before the computation.
 
-    It holds the tensors' storages (not the tensors), so that no other can come to lie at their addresses.
+    It holds the tensors' storages (not the tensors), so that no other tensor can be allocated at their addresses.
+
+    Args:
+        sources: The tensors.
+        compute: Computes the results from a list of the tensors.
+        gone: Called when one of the tensors is freed.
     """
 
     def __init__(
         self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
     ) -> None:
-        # First: what another thread changes while the results are computed is seen at the next call.
+        # Before the computation: a write by another thread during it is then detected at the next call.
         self._state = states(sources)
         self.results = compute(list(sources))
         self.orders: Orders | None = None
@@ -352,11 +389,16 @@ class _Prepared:
         self._references = [weakref.ref(source, gone) for source in sources]
 
     def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors that it was computed from, and nothing has been written to them."""
+        """True if the results were computed from these tensors and nothing has been written to them since."""
         return self._state == states(sources)
 
     def lay_out(self, orders: Orders | None, places: Sequence[int]) -> None:
-        """Bring the results into the order in which a program reads them. orders: by place; places: one for each result."""
+        """Changes the layouts of the results to those in which a program reads them.
+
+        Args:
+            orders: The dimension orders by position among the program's inputs; None for row-major order.
+            places: The position of each result among the program's inputs.
+        """
         self.results = [_in_order(result, (orders or {}).get(place)) for result, place in zip(self.results, places, strict=True)]
         self.orders = orders
 

@@ -1,7 +1,7 @@
-"""Checks of a program that writes to its arguments: they come first, in a program of their own.
+"""Splits the checks off a program that writes to its arguments, so that they run first as a separate program.
 
-A program that has written in place cannot take that back, and to choose between new and old values of a large argument at its end would be
-to copy it. What is checked are mostly indices, which are known before anything is computed.
+A program cannot undo its writes in place, and a choice between new and old values of a large argument at its end would copy the argument.
+Most checks are of indices, which are known before the rest of the program runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
-# Primitives of which one element of a result takes few steps, and that call nothing.
+# Primitives that need few operations for each element of a result, and call no function.
 _CHEAP = frozenset([
     "abs", "add", "and", "argmax", "argmin", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
     "copy", "copy_p", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "iota", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg",
@@ -19,17 +19,22 @@ _CHEAP = frozenset([
     "slice", "split", "squeeze", "stop_gradient", "sub", "transpose", "xor",
 ])  # fmt: skip
 
-# What calls a program of its own, as functions of jax.numpy are.
+# Primitives that call a jitted function, as most functions of jax.numpy are.
 _CALLS = ("jit", "pjit")
 
 
 def split(
     traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], donated: Sequence[int]
 ) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
-    """The checks of a traced program, whose code is its last result, and the program without it. None where the checks need much of what
-    the program computes.
+    """Splits a traced program into its checks and the rest. None if the checks need expensive parts of the computation.
 
-    name: of the program. avals: what it was traced with. donated: its arguments, by index, that it may write to.
+    Args:
+        traced: The program. Its last result is the code of its checks.
+        name: The program's name.
+        avals: The shapes and dtypes that it was traced with.
+        donated: The indices of its donated arguments.
+
+    Returns: the program of the checks, and the program without its last result.
     """
     if not _is_cheap(traced.jaxpr):
         return None

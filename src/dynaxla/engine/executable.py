@@ -1,4 +1,4 @@
-"""A compiled program and its call: alias the arguments, execute, alias the results."""
+"""Compiled programs and their calls: alias the arguments, execute, alias the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _watching: list[list[Ran]] = []
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Ran]]:
-    """Inside, in all threads: the programs that run, as they come; of eager ops and recordings those on a mesh alone."""
+    """Collects the programs that run inside the context, in all threads and in order. Of eager ops and recordings, only programs on a mesh
+    are collected."""
     seen: list[Ran] = []
     _watching.append(seen)
     try:
@@ -29,12 +30,12 @@ def watched() -> Iterator[list[Ran]]:
 
 
 def is_watched() -> bool:
-    """Whether somebody wants to know what runs."""
+    """True inside `watched`, in any thread."""
     return bool(_watching)
 
 
 class Bare:
-    """A program on a mesh without a binding: an eager op's, or that of a recording. Call it with arrays. Attributes: name; program."""
+    """A program on a mesh that is called with arrays and has no binding: the program of an eager op or of a recording."""
 
     def __init__(self, name: str, program: programs.XlaProgram) -> None:
         self.name, self.program = name, program
@@ -48,7 +49,13 @@ class Bare:
 
 
 class Ran(NamedTuple):
-    """A program that has run. Attributes: name; program; line (the user's that has called it, if it is `Bare`)."""
+    """A program that has run.
+
+    Attributes:
+        name: The program's name.
+        program: The program; None if there was nothing to compute.
+        line: The line of user code that called a `Bare` program.
+    """
 
     name: str
     program: programs.XlaProgram | None
@@ -56,12 +63,20 @@ class Ran(NamedTuple):
 
 
 class Executable:
-    """Owns the XLA program (None: there is nothing to compute), and its binding to tensors.
+    """An XLA program with its binding to tensors.
 
-    Call it with the tensors it takes; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
-    torch's current stream waits for XLA's). checks: the exceptions and messages that the program's last result chooses among. acts: whether
-    it does more than compute: calls kernels of torch's, or other processes. first: the checks, if they are a program of their own that
-    comes before. among: what a program with collectives of XLA's own runs in.
+    Call it with the tensors from `take`; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
+    torch's current stream waits for XLA's).
+
+    Args:
+        name: The graph's name.
+        program: The program, owned by the executable; None if there is nothing to compute.
+        binding: Converts tensors to arrays and back.
+        checks: The exception class and message of each check. The program's last result is the index of the first that failed, or their
+            number if all hold.
+        acts: Whether the program has side effects: it calls torch kernels, or communicates with other processes.
+        first: The program of the checks, if they are a separate program that runs first.
+        among: Makes the context manager in which a program with XLA's own collectives runs.
     """
 
     def __init__(
@@ -86,20 +101,20 @@ class Executable:
         self._checks = checks
         self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
         self._among = among
-        # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
+        # The first calls allocate from a heap that compilation has fragmented; later calls reuse the memory that these release.
         self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 
     def show(self) -> None:
-        """That it runs, to those who watch; a program for a plan only seems to."""
+        """Reports to all active `watched` contexts that the program runs. A planned program is reported without running."""
         for seen in _watching:
             seen.append(Ran(self.name, self.program))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """tensors: as `take` gives them.
+        """Runs the program on the tensors that `take` returned, and returns the graph's outputs.
 
-        Raises: ExecutionError (OutOfMemory among them), what a torch kernel inside the program raised, and what the program's own checks
-        raise; the arguments are unchanged then.
+        Raises: ExecutionError (including OutOfMemory), exceptions of torch kernels inside the program, and errors of the program's checks.
+        The arguments are unchanged in these cases.
         """
         if private.is_profiling():
             with torch.profiler.record_function(self.name):
@@ -136,13 +151,13 @@ class Executable:
         return binding.outputs(results, tensors)
 
     def _run_in_place(self, call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """A call of a program that writes to its arguments: its results must not be lost once it has run."""
+        """Calls a program that writes to donated arguments. Once it has run, its results must be exported even if an exception occurs."""
         done: list[Any] = []
         try:
             arrays = self.binding.arrays(tensors)
             if self._first is not None:
                 self.binding.report(self._first(arrays)[0], self._checks, self.name)
-            # In C as far as possible: Ctrl-C comes before the program, or behind it.
+            # `extend` and `map` keep execution and the store of its result in C, so that Ctrl-C arrives before or after both.
             done.extend(map(self._execute or call, (arrays,)))
             return self.binding.export(self._results(done[0]), tensors)
         except BaseException:
@@ -159,9 +174,11 @@ class Executable:
         error: Exception,
         tensors: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """What a call gives that has failed with `error`, at its second trial, if there is memory now that was missing.
+        """Repeats a call that has failed with `error`, if torch could give back the memory that was missing.
 
-        A program writes nothing but its own memory, so it may start again, unless it calls kernels of torch's, which may act.
+        A program writes only to its own memory and may therefore run again, unless it has side effects.
+
+        Raises: `error` if the call cannot be repeated; JaxRuntimeError if the second attempt fails.
         """
         if not self.binding.abandon(is_exhausted(error), tensors) or self._acts:
             raise error
@@ -179,12 +196,12 @@ class Executable:
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Whether XLA had too little memory."""
+    """True if the error says that XLA ran out of memory."""
     return any(text in str(error) for text in ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory"))
 
 
 def execution_error(name: str, error: Exception) -> ExecutionError:
-    """What a caller gets for an exception of XLA's while a program ran: OutOfMemory if that is what it was."""
+    """Returns the error to raise for an exception of XLA while a program ran; OutOfMemory if memory was exhausted."""
     text = str(error)
     if is_exhausted(error):
         return OutOfMemory(f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged")
@@ -192,7 +209,7 @@ def execution_error(name: str, error: Exception) -> ExecutionError:
 
 
 def compilation_error(name: str, error: Exception) -> CompilationError:
-    """What a caller gets for an exception of XLA's while it compiled a program."""
+    """Returns the error to raise for an exception of XLA while it compiled a program."""
     return CompilationError(
         f"XLA could not compile {name}: {error}",
         hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",
@@ -200,7 +217,7 @@ def compilation_error(name: str, error: Exception) -> CompilationError:
 
 
 def drawing_under_trace(name: str) -> UnsupportedOp:
-    """What a caller gets for random numbers under jax.jit, where each call would draw those of the first."""
+    """Returns the error to raise for random numbers under jax.jit, where each call would draw the numbers of the first call again."""
     return UnsupportedOp(
         f"{name} draws random numbers from torch's generator inside a function that JAX traces: all calls would have the same ones",
         hint="switch it off (model.eval()), or draw with jax.random and give the numbers as an argument",

@@ -1,4 +1,4 @@
-"""What a traced program gives: arrays, and what is known of it once it is traced."""
+"""The outputs of a traced program: arrays, and facts that are known after the trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 @dataclass(frozen=True)
 class Facts:
-    """What a trace has told besides the program: see `Results`."""
+    """The results of a trace besides the program; for its attributes see `Results`."""
 
     checks: tuple[tuple[type[Exception], str], ...] = ()
     numbers: tuple[Any, ...] = ()
@@ -22,13 +22,13 @@ class Facts:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Returned:
-    """What a traced program gives: arrays, in the program by their places, and facts, in its tree."""
+    """A pytree of the program's arrays, as leaves, and of the facts, as static data of the tree."""
 
     arrays: Sequence[jax.Array]
     facts: Facts
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, jax.Array]], Any]:
-        # Plain tuples: JAX's caches, which are bounded, keep the trees of what has been traced.
+        # Plain tuples, because JAX's caches (which are bounded) keep the treedefs of traced functions alive.
         facts = self.facts.checks, self.facts.numbers, self.facts.kernels, self.facts.draws
         return [(jax.tree_util.SequenceKey(index), array) for index, array in enumerate(self.arrays)], facts
 

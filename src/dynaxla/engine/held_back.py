@@ -1,4 +1,4 @@
-"""Programs that are called, and do not run: who asks gets the first one, with its inputs."""
+"""Stops a call at its first program, and returns that program with its inputs instead of running it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .protocol import Runner
 
-# The threads in which no program runs.
+# The identifiers of threads in which programs raise HeldBack instead of running.
 threads: set[int] = set()
 
 
 class HeldBack(BaseException):
-    """Passes through what stands around a program. Attributes: program (what was called: a program, or several); inputs (of the call)."""
+    """Raised by a program in place of running. A BaseException, so that handlers in the surrounding code do not catch it.
+
+    Attributes:
+        program: The runner that was called; it may consist of several programs.
+        inputs: The inputs of the call.
+    """
 
     def __init__(self, program: Runner, args: Sequence[Any]) -> None:
         self.program, self.inputs = program, list(args)
 
 
 def first_program(call: Callable[[], Any]) -> HeldBack | None:
-    """The first program that a call would run in this thread; None if it runs none."""
+    """Returns the first program that the call would run in this thread, with its inputs; None if it runs none."""
     threads.add(threading.get_ident())
     try:
         call()
@@ -33,6 +38,6 @@ def first_program(call: Callable[[], Any]) -> HeldBack | None:
 
 
 def hold_back(program: Runner, args: Sequence[Any]) -> None:
-    """Called by a program while there are such threads. Raises: HeldBack in one of them."""
+    """Raises HeldBack if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
     if threading.get_ident() in threads:
         raise HeldBack(program, args)

@@ -1,9 +1,9 @@
-"""Lets XLA choose in which order dimensions lie in memory, where nobody else sees it.
+"""Lets XLA choose the layouts of arrays that only dynaxla's own programs read or write.
 
 XLA's compiler for GPUs gives each operation's operands and results the layouts that its kernels want (cuDNN's convolutions want channels
-last), and transposes between those and the layouts of what enters and leaves a program. Where both sides are ours, nothing has to be
-transposed: the program is compiled with these layouts left open, and tells afterwards what has become of them. A result needs no telling:
-the array knows its layout, and the tensor that is made of it has the strides.
+last), and transposes between those and the layouts of the program's arguments and results. Where dynaxla owns both the producer and the
+consumer of an array, no transpose is needed: the program is compiled with this layout left open, and the compiled program reports the
+layout that XLA chose. Results need no report: the array has its layout, and the tensor made from it has the matching strides.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ from ..runtime.programs import Orders
 
 
 def opens_layouts(platform: str) -> bool:
-    """Whether layouts are left to XLA. Its compiler for the CPU takes every layout as it is: cpu/transposes.py chooses there."""
+    """True if XLA chooses layouts on this platform. Its CPU compiler never changes a layout: there, cpu/transposes.py chooses."""
     return platform != "cpu"
 
 
 def with_open_layouts(
     traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], arguments: Collection[int], results: Collection[int]
 ) -> jax.stages.Traced:
-    """A traced program of positional arrays, the layouts of some of its arrays left to XLA. Its results are a list.
+    """Returns a traced program of positional arrays with some layouts left to XLA. The new program returns a list.
 
-    name: of the program. avals: what it was traced with. arguments, results: the indices of these arrays.
+    Args:
+        traced: The program.
+        name: The program's name.
+        avals: The shapes and dtypes that it was traced with.
+        arguments: The indices of the arguments whose layouts are open.
+        results: The indices of the results whose layouts are open.
     """
-    # A program's results are a tree with facts in it, which are not known before it is traced. So what was traced is traced once more.
+    # The results are a pytree that carries the facts, which are known only after tracing. So the jaxpr is traced a second time.
     evaluate = jaxpr_as_fun(traced.jaxpr)
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
         values = evaluate(*arrays)
-        # Where one result's layout is open, XLA chooses all of them, an explicit Format of another result notwithstanding (jaxlib 0.10.2
-        # and 0.11.2, H200, 2026-11-27). It obeys a constraint inside the program.
+        # If one result's layout is open, XLA chooses the layouts of all results, even of those with an explicit Format (jaxlib 0.10.2
+        # and 0.11.2, H200, 2026-11-27). It respects a layout constraint inside the program.
         return [value if not results or index in results else _row_major(value) for index, value in enumerate(values)]
 
     run.__name__ = name
@@ -57,9 +62,14 @@ def sharded_as(
     shardings: Sequence[Sharding | None],
     donated: Sequence[int] = (),
 ) -> jax.stages.Traced:
-    """A traced program whose first results have these shardings; XLA chooses those of all others, and where there is None.
+    """Returns a traced program with fixed shardings for its first results. The new program returns a list.
 
-    name: of the program. avals: what it was traced with. donated: the arguments, by index, that it may write to. Its results are a list.
+    Args:
+        traced: The program.
+        name: The program's name.
+        avals: The shapes and dtypes that it was traced with.
+        shardings: The shardings of the first results. XLA chooses the sharding for None, and for all further results.
+        donated: The indices of the donated arguments.
     """
     evaluate = jaxpr_as_fun(traced.jaxpr)
 
@@ -73,7 +83,7 @@ def sharded_as(
 
 
 def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
-    """Raises: CompilationError if an array lies in another than row-major order, though its layout was not open."""
+    """Checks that all arrays whose layouts were not open are row-major. Raises: CompilationError."""
     for index, order in orders.items():
         if index not in open_ones and order != tuple(range(len(order))):
             raise CompilationError(
@@ -87,5 +97,5 @@ def _row_major(value: jax.Array) -> jax.Array:
 
 
 def _open(sharding: Any) -> Format:
-    """A layout that XLA chooses."""
+    """Returns a format whose layout XLA chooses."""
     return Format(Layout.AUTO, sharding)

@@ -1,4 +1,4 @@
-"""Who runs a graph with concrete sizes: a program that an earlier process left, one that is compiled now, or torch's kernels."""
+"""Chooses how a graph with concrete sizes runs: by a program from an earlier process, a newly compiled one, or torch's kernels."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from .stages import Specialised, Stages
 
 Runnable = Executable | ByTorch
 
-# Programs that are still there, by the names of their records. A graph that is met again runs the same one: layers that are compiled one by
-# one, a second bucket of DistributedDataParallel, the cell of a notebook.
+# Live programs by record key, device and heap option. Equal graphs share one program: layers that are compiled one by one, a second bucket
+# of DistributedDataParallel, a notebook cell that runs again.
 _still_there: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.XlaProgram] = weakref.WeakValueDictionary()
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
@@ -46,14 +46,14 @@ LONG = 0.5
 
 
 class Maker(Stages):
-    """Makes what runs a graph."""
+    """Builds the executable of a graph with concrete sizes, or chooses torch's kernels for it."""
 
     @functools.cached_property
     def _kernels(self) -> Kernels:
         return Kernels(self.interpreter.module, self._storages.candidates)
 
     def made(self, specialised: Specialised) -> Runnable:
-        """What runs the graph: its program, unless XLA has nothing to do in it."""
+        """Returns the graph's executable, or torch's kernels if XLA would not improve on them."""
         if self._is_for_torch(specialised):
             specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
             if self.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
@@ -65,7 +65,7 @@ class Maker(Stages):
         return self.build(specialised)
 
     def build(self, specialised: Specialised) -> Executable:
-        """Trace, lower and compile the graph."""
+        """Traces, lowers and compiles the graph."""
         start = time.perf_counter()
         with programs.below_caller(), self._told(specialised) as made:
             executable = self._build(specialised)
@@ -84,15 +84,15 @@ class Maker(Stages):
 
     @functools.cached_property
     def _may_be_torchs(self) -> bool:
-        """Whether a graph only computes its outputs, and it makes no difference who does."""
+        """True if the graph only computes outputs, writes no input, and gives the same results by torch and XLA, up to rounding."""
         module, interpreter = self.interpreter.module, self.interpreter
-        if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a program is to be seen, or must do it
+        if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a dump, or the graph, needs a program
             return False
         return not written_inputs(module.graph) and is_interchangeable(module)
 
     @contextlib.contextmanager
     def _told(self, specialised: Specialised) -> Iterator[list[Runnable]]:
-        """Inside, who listens is told that a program is being made; of what the list has then, that it is."""
+        """Emits a `Building` event on entry, and on exit a `Built` event with the runnable that the caller has put into the list."""
         made: list[Runnable] = []
         if not events.is_heard():
             yield made
@@ -140,11 +140,14 @@ class Maker(Stages):
     def _built_for_processes(
         self, specialised: Specialised, members: networks.Members, traced: jax.stages.Traced, buffers: Buffers, facts: Facts
     ) -> Executable:
-        """Raises: CollectiveMismatch; CollectiveFailed; CompilationError."""
+        """Builds an executable with collectives that XLA itself executes.
+
+        Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
+        """
         network = members.connected()
         compiled = self.compile(self.lower(traced), traced, specialised.settings, among=network.devices, device=network.device)
         found = calls_in(compiled.text())
-        if found != members.calls and not members.holds:  # XLA leaves out what no result depends on
+        if found != members.calls and not members.holds:  # XLA removes collectives that no result depends on
             members.holds = True
             return self._build(specialised)
         if found != members.calls:
@@ -157,8 +160,14 @@ class Maker(Stages):
         return self.executable(compiled, buffers.on(network.device), facts, among=among)
 
     def compiled_for(self, specialised: Specialised, known: jax.stages.Traced | None) -> tuple[Executable, jax.stages.Traced]:
-        """What would run on a mesh, for looking at alone: it checks nothing. And what was traced for it, which is `known` for other
-        placements of the same inputs."""
+        """Compiles the program of a virtual mesh for inspection only: the executable has no checks.
+
+        Args:
+            specialised: The graph, with its inputs planned for the mesh.
+            known: The traced program that an earlier call returned for other placements of the same inputs; None to trace now.
+
+        Returns: the executable and the traced program.
+        """
         assert specialised.function is not None
         buffers = specialised.buffers
         if known is None:
@@ -174,10 +183,10 @@ class Maker(Stages):
         with metrics.timed("trace"), jax.default_device(self.jax_device):
             return early_checks.split(traced, self.name, buffers.avals(), buffers.donated)
 
-    # What an earlier process has traced
+    # Records of earlier traces
 
     def _record_key(self, specialised: Specialised, function: Function) -> str | None:
-        """The name of this graph's record, as of `record_key`."""
+        """Returns the key of the whole graph's record; see `record_key`."""
         facts = "graph", self.has_blocks, specialised.buffers.facts
         return self.record_key(self.interpreter.module, specialised.settings, function, specialised.buffers.avals(), facts)
 
@@ -189,9 +198,17 @@ class Maker(Stages):
         avals: Sequence[jax.ShapeDtypeStruct],
         facts: Sequence[Any],
     ) -> str | None:
-        """The name of the record of a graph, or of a part of it; None for one that has none, or whose way is to be seen or measured.
+        """Returns the key of the record of a graph, or of a part of it.
 
-        avals: what its program takes. facts: what else the program, or the way in which it is called, depends on, as plain data.
+        None if it has no record. Only graphs on the CPU with static sizes and without XLA's own collectives have records, and only if there
+        is a store. A dump, a debug log and the option `tune` need a new trace.
+
+        Args:
+            module: The graph or its part.
+            settings: torch's settings.
+            function: The function to trace.
+            avals: The shapes and dtypes of the program's arguments.
+            facts: Everything else that the program or its calling convention depends on, as plain data.
         """
         seen = self.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
         if self.platform != "cpu" or self.groups or not self.sizes.is_static or seen or self.options.tune or self.store("records") is None:
@@ -201,14 +218,17 @@ class Maker(Stages):
         return records.key_of(fingerprint(module), self.jax_device, known)
 
     def _compiled_before(self, specialised: Specialised) -> Executable | None:
-        """The executable for these sizes, if it need only be read from a file."""
+        """Returns the executable for these sizes if the stores hold its compiled program; else None."""
         if specialised.function is None or (key := self._record_key(specialised, specialised.function)) is None:
             return None
         with programs.below_caller():
             return self._recalled(key, specialised.buffers, only_stored=True)
 
     def _recalled(self, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
-        """The executable that a record tells of, if there is one. only_stored: unless XLA has to compile it once more."""
+        """Returns the executable of a record, if there is one.
+
+        only_stored: If true, return None where XLA would have to compile the program again.
+        """
         found = self.recalled(key, only_stored=only_stored)
         if found is None:
             return None
@@ -217,7 +237,10 @@ class Maker(Stages):
         return self.executable(compiled, buffers.ordered(record.orders), Facts(tuple(record.checks), record.numbers))
 
     def recalled(self, key: str | None, *, only_stored: bool = False) -> tuple[programs.XlaProgram, records.Record] | None:
-        """The program that a record tells of, with the record, if there is one. only_stored: unless XLA has to compile it once more."""
+        """Returns the program of a record, and the record, if there is one.
+
+        only_stored: If true, return None where XLA would have to compile the program again.
+        """
         kept, store = self.store("records"), self.store("programs")
         if key is None or kept is None or store is None or (record := records.Record.find(kept, key)) is None:
             return None
@@ -226,7 +249,7 @@ class Maker(Stages):
         if compiled is None and only_stored and not programs.is_stored(record.note):
             return None
         if compiled is None:
-            with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # then it is made as if there were no record
+            with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # on failure: build without the record
                 compiled = programs.from_note(record.note, self.jax_device, record.options, store, self.options.heap == "keep")
         if compiled is None:
             return None
@@ -244,7 +267,7 @@ class Maker(Stages):
         facts: Facts,
         orders: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """Keep what tracing has told, if it can be kept."""
+        """Stores the result of a trace under the key, if there is one and the program calls no torch kernels."""
         store, options = self.store("records"), self._xla_options(traced, settings)
         if key is None or store is None or facts.kernels:
             return
@@ -254,7 +277,10 @@ class Maker(Stages):
             records.Record(options, facts.checks, facts.numbers, facts.draws, orders, note).put(store, key)
 
     def do_without_refusable(self, error: CompilationError) -> None:
-        """From now on take no form that the machine may lack. Raises: error, if none was taken or they are avoided already."""
+        """Avoids, from now on, forms that this machine may not support.
+
+        Raises: the given error if no such form was in use, or they are avoided already.
+        """
         if self.choose.is_certain or not self.choose.refusable:
             raise error
         self.choose.is_certain = True

@@ -1,7 +1,7 @@
-"""Graphs of whole tensors, which XLA's partitioner cuts into a part for each process (`options={"partition": "xla"}`).
+"""Graphs of global tensors that XLA's SPMD partitioner splits among processes (`options={"partition": "xla"}`).
 
-Every process traces and lowers the same program, which they compare before XLA compiles it, and runs its own part on its own tensors. How
-the values lie that a forward program keeps for its backward program is XLA's to say.
+Every process traces and lowers the same program. The processes compare their programs before XLA compiles them, and each runs its own
+partition on its own shards. XLA chooses the shardings of the values that a forward program saves for its backward program.
 """
 
 from __future__ import annotations
@@ -34,16 +34,22 @@ from .facts import Facts, Returned
 from .layouts import sharded_as
 from .options import options_for
 
-# How a tensor lies: by dimension, axes of the mesh.
+# The sharding of a tensor: the mesh axis for each dimension.
 Spec = Sequence[str]
 
 
 class Partitioned:
-    """A graph's runner: see `protocol.Runner`. Its arguments and results are this process's parts.
+    """A graph's runner (see `protocol.Runner`) whose arguments and results are this process's shards.
 
-    interpreter: of the graph, without kernels of torch's. given: how its inputs lie, by position; returned: its outputs, by position, as
-    far as they are not XLA's to place. saved: how values lie that a forward graph keeps, by their nodes' names: the forward graph's program
-    says it, and the backward graph's reads it, for inputs that `given` does not have.
+    Args:
+        graph: The graph of global tensors.
+        interpreter: The graph's interpreter, without torch kernels.
+        options: The options of the compilation.
+        mesh: The mesh of processes.
+        given: The shardings of inputs, by position.
+        returned: The shardings of outputs, by position; XLA chooses those of the other outputs.
+        saved: The shardings of values that a forward graph saves, by node name. The forward graph's runner fills it; the backward graph's
+            runner reads it for inputs that are not in `given`.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class Partitioned:
         self._interpreter, self._options, self._mesh = interpreter, options, mesh
         self._given, self._returned, self._saved = given, returned, saved
         self._outputs = list(interpreter.output_node.args[0])
-        # Those that are computed; an input that is returned is the caller's.
+        # The computed outputs. An output that is an input is the caller's own tensor.
         self._computed = [index for index, node in enumerate(self._outputs) if isinstance(node, Node) and node.op != "placeholder"]
         self._positions = {node: position for position, node in enumerate(interpreter.placeholders)}
         self._lock = forks.lock()
@@ -72,7 +78,10 @@ class Partitioned:
         metrics.add("partitioned")
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Raises: CollectiveMismatch, if the processes' programs differ; CollectiveFailed; ExecutionError; what checks raise."""
+        """Runs this process's part.
+
+        Raises: CollectiveMismatch if the processes' programs differ; CollectiveFailed; ExecutionError; the errors of the graph's checks.
+        """
         if forks.is_cut_off():
             raise forks.cut_off()
         with self._lock:
@@ -84,13 +93,13 @@ class Partitioned:
         return run(run.take(args))
 
     def after_fork(self) -> None:
-        """The parent's program is not called, and not freed either."""
+        """In a forked child: drops the parent's program without calling or freeing it."""
         if self._run is not None:
             forks.leave(self._run)
             self._run = None
 
     def _told(self) -> Executable:
-        """A program, of which who listens is told."""
+        """Builds the program, and emits a `Building` event before and a `Built` event after it."""
         if not events.is_heard():
             return self._build()
         events.tell(events.Building(self.name, self._interpreter, SymbolValues()))
@@ -138,8 +147,15 @@ class Partitioned:
         return Executable(self.name, compiled, _Binding(self._outputs, self._computed, self._positions, device), checks, among=among)
 
     def _compiled(self, traced: Any, avals: Any, settings: Settings, wanted: Sequence[PartitionSpec | None]) -> Any:
-        """How results lie, the program, its device, and what it runs in.
+        """Lowers and compiles the program.
 
+        Args:
+            traced: The traced program.
+            avals: The shapes and dtypes that it was traced with.
+            settings: torch's settings.
+            wanted: The shardings of the results; XLA chooses where there is None.
+
+        Returns: the shardings of the results, the program, its device, and a factory of the context manager in which it runs.
         Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
         """
         shardings = [None if spec is None else self._sharding(spec) for spec in wanted]
@@ -154,7 +170,7 @@ class Partitioned:
         placed = [spec if spec is not None else found.spec for spec, (_, found) in zip(wanted, compiled.lie(), strict=True)]
         shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
         uneven = [not _divides(self._sharding(spec), shape) for spec, shape in zip(placed, shapes, strict=True)]
-        if any(uneven):  # parts with room behind them, which the next program would not know of
+        if any(uneven):  # the partitioner pads uneven shards, and the next program would not know of the padding
             again = [PartitionSpec() if bad else spec for bad, spec in zip(uneven, placed, strict=True)]
             if again == list(wanted):
                 raise CompilationError(f"XLA divides results of {self.name} into unequal parts", hint="options={'partition': 'torch'}")
@@ -164,7 +180,7 @@ class Partitioned:
     def _among(
         self, members: networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
     ) -> tuple[networks.Network, programs.XlaProgram]:
-        """The processes' network, with connections for all collectives of the compiled program, and this."""
+        """Compiles the program. Returns: the network, with connections for all of the program's collectives, and the program."""
         while True:
             network = members.connected()
             with metrics.timed("compile"):
@@ -179,7 +195,7 @@ class Partitioned:
             members.others |= needed
 
     def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
-        """What the processes compare: the whole program, of which each runs a part."""
+        """Returns the description by which the processes compare their programs: each describes the whole program."""
         specs = [SymbolValues().spec(node.meta["val"]) for node in self._interpreter.placeholders]
         where = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
         settings = (programs.fingerprint(lowered).hex()[:16],)
@@ -187,12 +203,19 @@ class Partitioned:
 
 
 class _Binding:
-    """See `buffers.protocol.Binding`. Tensors are this process's parts, contiguous ones are read where they lie."""
+    """See `buffers.protocol.Binding`. Tensors are this process's shards; contiguous ones are aliased, others are copied."""
 
     lends = False
 
     def __init__(self, outputs: Sequence[Any], computed: Sequence[int], positions: Mapping[Any, int], device: jax.Device) -> None:
-        """outputs: the graph's; computed: which of them the program gives; positions: of the graph's inputs."""
+        """Prepares the binding.
+
+        Args:
+            outputs: The graph's outputs.
+            computed: The indices of the outputs that the program computes.
+            positions: The positions of the graph's inputs, by placeholder.
+            device: The device of the arrays.
+        """
         self._computed, self._count, self._device = list(computed), len(outputs), device
         self._returned = {index: positions[node] for index, node in enumerate(outputs) if node in positions}
         self.positions = list(range(len(positions)))
@@ -225,7 +248,7 @@ class _Binding:
 
 
 def _divides(sharding: NamedSharding, shape: Sequence[int]) -> bool:
-    """Whether all parts are equal."""
+    """True if all shards of an array of this shape are equal in size."""
     sizes = sharding.mesh.shape
     for size, axes in zip(shape, sharding.spec, strict=False):
         for axis in (axes,) if isinstance(axes, str) else axes or ():

@@ -1,4 +1,4 @@
-"""What runs a graph until XLA has compiled it, and one in which XLA has nothing to do: torch's own kernels."""
+"""Runs graphs by torch's own kernels: until XLA has compiled them, or always if XLA would not improve on torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from ..runtime.guards import ArgumentCheck
 
 
 class Kernels:
-    """A graph whose nodes torch computes one by one. nodes: those whose values are wanted."""
+    """A graph whose nodes torch computes one by one.
+
+    Args:
+        module: The graph.
+        nodes: The nodes whose values are returned.
+    """
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
@@ -31,15 +36,15 @@ class Kernels:
         write_in_place(graph)
         self._module = GraphModule(module, graph)
         self.compute = self._module.forward
-        # Tensors that the graph itself holds: no result may lie in their memory.
+        # The graph's constant tensors. No result may alias them.
         self.constants = [*self._module.buffers(), *self._module.parameters()]
 
     def values(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The values of these nodes, in their order."""
+        """Returns the values of `nodes`, in order."""
         return _by_kernels(self.compute, args)
 
     def timed_values(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[int, float]]:
-        """As `values`, with the seconds that they took, by the number of the user's line (see `events.line_number`)."""
+        """Returns `values`, and the seconds that they took by number of the user's line (see `events.line_number`)."""
         timed = _Timed(self._module)
         return _by_kernels(timed.run, args), timed.seconds
 
@@ -53,11 +58,15 @@ def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> S
 
 
 class _Timed(Interpreter):
-    """Runs a graph node by node. Attributes: seconds (by line)."""
+    """Runs a graph node by node and measures the time of each line of user code.
+
+    Attributes:
+        seconds: The time by line number (see `events.line_number`).
+    """
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # what a kernel raises is eager mode's
+        self.extra_traceback = False  # an exception of a kernel must be the same as in eager mode
         self.seconds: dict[int, float] = {}
 
     def run_node(self, node: Node) -> Any:
@@ -72,9 +81,15 @@ class _Timed(Interpreter):
 
 @dataclass(frozen=True)
 class _Alike:
-    """What the first call was like. Attributes: inputs, values (whether others are laid out as those were); results (how each result is the
-    value's memory: None if it is the value itself, else the shape and the strides of a tensor there, which is no view; None if all are
-    the values); are_outputs (whether the results are the outputs)."""
+    """The layouts of the first call, for the fast path of later calls.
+
+    Attributes:
+        inputs: Returns true for input tensors with the layouts of the first call's.
+        values: Returns true for node values with the layouts of the first call's.
+        results: For each result, None if it is the node's value itself, else the shape and strides with which a tensor (not a view)
+            reinterprets the value's memory. None in place of the list if all results are the values themselves.
+        are_outputs: Whether the graph's outputs are exactly the results.
+    """
 
     inputs: Callable[..., bool]
     values: Callable[..., bool]
@@ -87,21 +102,24 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _is_in_place(result: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a result is all of a value's memory, read as it is."""
+    """True if a result has the storage, offset and dtype of a value that is neither conjugated nor negated lazily."""
     if value.is_conj() or value.is_neg() or value.dtype != result.dtype or value.storage_offset() != result.storage_offset():
         return False
     return private.storage_id(result) == private.storage_id(value)
 
 
 class ByTorch:
-    """A graph with concrete sizes that torch's kernels run. It is called as an `Executable` would be, and its outputs have the same
-    strides, share memory in the same way, and have memory of their own where that one's have; what torch's kernels raise is eager mode's.
+    """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`; its outputs have the same strides and
+    aliases, and own their memory where that one's do. Exceptions of torch's kernels are those of eager mode.
 
-    kernels: of the graph, for the nodes and then the numbers that the buffers are for. buffers: for these sizes. device: the graph's.
-    Attributes: name; program (there is none).
+    The overhead of a call should not exceed the few microseconds of a small graph. Between calls, other code evicts this code from the
+    processor's caches, so that each further line costs time.
 
-    A call of a few microseconds' work should not take many more: what one passes through here, another one has pushed out of the
-    processor's caches.
+    Args:
+        name: The graph's name.
+        kernels: The graph's kernels, which return the values of `buffers.nodes` and then of `buffers.numbers`.
+        buffers: The buffers for these sizes.
+        device: The graph's device.
     """
 
     program = None
@@ -115,25 +133,28 @@ class ByTorch:
 
     @staticmethod
     def take(args: list[Any]) -> list[Any]:
-        """All of them: a graph may read what a program does not. Empties args."""
+        """Returns all arguments, since the graph may read inputs that a program would not. Empties args."""
         given = args.copy()
         args.clear()
         return given
 
     def __call__(self, given: list[Any]) -> list[Any]:
-        """given: as `take` gives them. Raises: what torch's kernels raise; nothing is written then."""
+        """Returns the graph's outputs for the arguments from `take`.
+
+        Raises: exceptions of torch's kernels. No input has been written to in that case.
+        """
         if private.is_profiling():
             with torch.profiler.record_function(self.name):
                 return self._run(given)
         return self._run(given)
 
     def again(self, args: list[Any]) -> list[Any] | None:
-        """What a call gives, if the tensors are laid out as those of the first one and nobody looks on; else None, and nothing is done.
-        Raises: as a call. Empties args unless it gives None or raises.
+        """Runs the fast path of a call. Returns None, without doing anything, if the inputs have other layouts than the first call's, or if
+        events or profiling are on. Raises: as a call does. Empties args unless it returns None or raises.
 
-        Then ATen's kernels, and `lone_ops.py` lets no others through, put their results where they did, whatever the values are: what was
-        seen of those (that they are tensors with memory of their own, all of which they use) is not looked at again. Their layouts are,
-        since torch's settings may have changed.
+        `lone_ops.py` admits only ATen's own kernels, which allocate their results in the same way whatever the values are. So the
+        properties of the first call's values (each is a tensor that owns its memory and uses all of it) are not checked again. Their
+        layouts are, since torch's settings may have changed.
         """
         alike = self._alike
         if alike is None or events.is_heard() or private.is_profiling() or not alike.inputs(*args):
@@ -160,7 +181,7 @@ class ByTorch:
         return self._given(values, given)
 
     def _given(self, values: Sequence[Any], given: list[Any]) -> list[Any]:
-        """The outputs, made of the nodes' values. Empties given."""
+        """Returns the graph's outputs, made from the nodes' values. Empties given."""
         count = len(self._buffers.nodes)
         binding = self._binding
         if binding is None:
@@ -184,11 +205,14 @@ class ByTorch:
 
 
 class Pending(ByTorch):
-    """One that waits to be compiled. kernels: for all nodes that any sizes' buffers may be for."""
+    """A graph with concrete sizes that torch's kernels run until its program is compiled.
+
+    Its kernels return the values of all nodes that the buffers of any sizes may need.
+    """
 
     _counter = "meanwhile"
 
     def _values(self, given: list[Any]) -> Sequence[Any]:
-        with background.in_its_place():  # of what another thread compiles
+        with background.in_its_place():  # instead of the program that another thread compiles
             values = dict(zip(self._kernels.nodes, super()._values(given), strict=True))
         return [values[node] for node in (*self._buffers.nodes, *self._buffers.numbers)]

@@ -1,4 +1,4 @@
-"""What an engine is: it makes runners of graphs."""
+"""The interface of an engine, which turns a graph into a runner."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from .executable import Executable
 
 
 class Runner(Protocol):
-    """A graph, callable with the list of its inputs (AOTAutograd's boxed convention: the list is emptied). Thread-safe.
+    """A graph that can be called with the list of its inputs (AOTAutograd's boxed convention: the call empties the list). Thread-safe.
 
-    Attributes: name (the graph's).
+    Attributes:
+        name: The graph's name.
     """
 
     name: str
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """The graph's outputs. Raises: ExecutionError and others of dynaxla's; what a kernel of torch's raises. Nothing is written then."""
+        """Returns the graph's outputs.
+
+        Raises: ExecutionError and other errors of dynaxla; exceptions of a torch kernel. No input has been written to in that case.
+        """
 
     def executables(self) -> list[Executable]:
-        """The compiled programs that it keeps, the one not used for the longest time first."""
+        """Returns the compiled programs that the runner keeps, least recently used first."""
 
 
 class Engine(Protocol):
-    """Thread-safe."""
+    """Turns graphs into runners. Thread-safe."""
 
     def runner(self, graph: AtenGraph) -> Runner:
-        """Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch, CaptureError."""
+        """Returns a runner for the graph.
+
+        Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch, CaptureError.
+        """

@@ -1,8 +1,9 @@
-"""What tracing a graph has told, kept for later processes: they need neither trace it nor lower it.
+"""Stored results of traces, so that later processes need neither trace nor lower the same graph.
 
-A record has the options that XLA gets, the facts that a trace tells besides the program (see `Results`), and a note of the program. Its key
-has all that decides what a trace tells: the graph's text, how its inputs lie in memory, the options, the versions, the sources of dynaxla,
-the processor and its threads, and the settings of JAX. Programs that call torch's kernels have no record: a trace makes these calls.
+A record holds the options for XLA, the facts that tracing yields besides the program (see `Results`), and a note that identifies the
+program. Its key covers everything that the result of a trace depends on: the graph's text, the layouts of its inputs, the options, the
+versions, the sources of dynaxla, the processor and its threads, and JAX's settings. Programs that call torch's kernels have no record,
+because their callbacks are created by the trace.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ Checks = Sequence[tuple[type[Exception], str]]
 
 @dataclass(frozen=True)
 class Record:
-    """Attributes: options (XLA's, by name); checks, numbers, draws (as of `Facts`); orders (of free results: see `Buffers.ordered`); note
-    (of the program: see `programs.note`)."""
+    """The stored result of one trace.
+
+    Attributes:
+        options: XLA's options, by name.
+        checks: See `Facts`.
+        numbers: See `Facts`.
+        draws: See `Facts`.
+        orders: The dimension orders of free results (see `Buffers.ordered`).
+        note: Identifies the program (see `programs.note`).
+    """
 
     options: Mapping[str, Any]
     checks: Checks
@@ -39,7 +48,7 @@ class Record:
     note: bytes
 
     def put(self, store: Keeper, key: str) -> None:
-        """Keep it, if it can be written down."""
+        """Stores the record under the key, if all of it can be serialised."""
         if not all(type(number) in (bool, int, type(None)) for number in self.numbers):
             return
         checks = [(error.__module__, error.__qualname__, message) for error, message in self.checks]
@@ -51,7 +60,7 @@ class Record:
 
     @staticmethod
     def find(store: Keeper, key: str) -> Record | None:
-        """What a store has under a key."""
+        """Returns the record that a store has under a key; None if there is none."""
         data = store.get(key)
         if data is None:
             return None
@@ -63,21 +72,24 @@ class Record:
 
 
 def _error(module: str, name: str) -> Any:
-    """An exception class by its name: one of Python's or of dynaxla's, and None for any other."""
+    """Returns the exception class of this name from builtins or dynaxla.errors; None for other modules."""
     if module not in ("builtins", "dynaxla.errors"):
         return None
     return getattr(importlib.import_module(module), name, None)
 
 
 def key_of(text: str | None, device: jax.Device, facts: Sequence[Any]) -> str | None:
-    """The name of what is told by tracing a graph; None where it is not to be kept.
+    """Returns the key of a graph's record; None if no record may be kept.
 
-    text: the graph's (see `fingerprint`). facts: what the caller knows, as plain data.
+    Args:
+        text: The graph's text (see `fingerprint`); None if it has none.
+        device: The device of the program.
+        facts: Everything else that the result of the trace depends on, as plain data.
     """
     sources, lowerings, ways = machine.sources(), registry.places(), forms.places()
     if text is None or sources is None or lowerings is None or ways is None or not is_own(device):
         return None
-    # As this thread has them: some have a context manager, too.
+    # The values in this thread: some settings can also be changed by a context manager.
     settings = [(name, repr(getattr(jax.config, name, value))) for name, value in sorted(jax.config.values.items())]
     surroundings = (
         machine.processor_facts(), torch.backends.cpu.get_cpu_capability(), threads_of(device), torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""The baseline: what lazy tensors do at every call."""
+"""A baseline for benchmarks: it does the work of lazy tensors at every call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .xla import Program
 
 
 class Retrace:
-    """An engine whose runners trace and lower their graph at every call, and find XLA's work again by the lowered program's hash."""
+    """An engine whose runners trace and lower their graph at every call, and find the compiled program by the lowered program's hash."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -24,7 +24,7 @@ class Retrace:
 
 
 class RetracedProgram(Program):
-    """See `Retrace`."""
+    """The runner of a graph; see `Retrace`."""
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at() or by_torch.is_needed(args):

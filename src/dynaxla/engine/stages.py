@@ -1,4 +1,4 @@
-"""The way of a graph with concrete sizes: what is to be computed, traced, lowered, compiled, and bound to tensors."""
+"""The steps from a graph to an executable: specialise to concrete sizes, trace, lower, compile, and bind to tensors."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, quick_options, with_tiles
 
-# What keeps what later processes read, by folder; None for nothing.
+# Returns the store for a folder name, where later processes find entries; None if nothing is stored.
 Stores = Callable[[str], Keeper | None]
 
 
 @dataclass(frozen=True)
 class Specialised:
-    """A graph with concrete sizes, for which nothing has to be known any more of the inputs that it was made for.
+    """A graph with concrete sizes. It is independent of the inputs that it was specialised for.
 
-    Attributes: function (None if there is nothing to compute); buffers; facts (of a graph without a function); settings (torch's, as they
-    were then); symbols (the graph's sizes); numbers (the inputs that are no tensors, by position);
-    members (the processes whose collectives are XLA's own).
+    Attributes:
+        function: The computation; None if there is nothing to compute.
+        buffers: The memory of the graph's inputs and outputs.
+        facts: The facts of a graph without a function; empty otherwise.
+        settings: torch's settings at the time of specialisation.
+        symbols: The values of the graph's size symbols.
+        numbers: The non-tensor inputs, by position.
+        members: The processes that take part in collectives that XLA itself executes; None without such collectives.
     """
 
     function: Function | None
@@ -61,7 +66,7 @@ class Specialised:
 
 
 class Stages:
-    """A graph, and what there is to know of it whatever its sizes are; each step of its way is a method.
+    """A graph with the facts about it that do not depend on its sizes. Each step from the graph to an executable is a method.
 
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
@@ -71,7 +76,7 @@ class Stages:
         self.options = options
         self.store = store or options.store
         self.phase = graph.phase
-        # With gradients blocks hand on much besides their result: BERT's step takes 1.1 times as long in parts.
+        # With gradients, each block passes on many values besides its result: a training step of BERT takes 1.1 times as long in parts.
         self.has_blocks = blocks and graph.phase == "inference" and options.collectives == "torch"
         self.waits = graph.waits
         self.device = graph_device(graph.module)
@@ -84,7 +89,7 @@ class Stages:
                 f"{self.name} marks a tensor on {self.device}, and only those on the device jax lie on a mesh",
                 hint='dynaxla.enable_device(), and move the model and its inputs there: x.to("jax")',
             )
-        # Those whose collectives are XLA's own.
+        # The process groups whose collectives XLA itself executes.
         self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()
         if self.groups and self.platform != "cpu":
             raise OptionError(
@@ -110,7 +115,7 @@ class Stages:
 
     @functools.cached_property
     def choose(self) -> Choices:
-        """How a form is chosen for a problem."""
+        """Chooses a form for each problem: by measurement with the option `tune`, otherwise by rules."""
         if self.options.tune:
             options = {**default_options(self.platform), **self.options.xla}
             heap_is_kept = self.options.heap == "keep"
@@ -118,7 +123,13 @@ class Stages:
         return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
 
     def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
-        """The graph for inputs like these. settings: torch's, if not its present ones. planned: see `Request`."""
+        """Returns the graph with the concrete sizes of these inputs.
+
+        Args:
+            args: The inputs of a call.
+            settings: torch's settings; the current ones by default.
+            planned: See `Request`.
+        """
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         values = [node.meta["val"] for node in interpreter.placeholders]
         specs = [symbols.spec(value) for value in values if isinstance(value, torch.Tensor)]
@@ -134,7 +145,7 @@ class Stages:
                 interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self._storages
             )
         given = {index: args[index] for index in self.sizes.numbers}
-        # A graph without buffers of its own may still check something, or call a kernel for its effect.
+        # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
         if not buffers.nodes and not interpreter.acts:
             return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
         choose = self.choose if buffers.where is None else generic
@@ -147,14 +158,17 @@ class Stages:
         return Specialised(function, buffers, Facts(), settings, symbols, given, members)
 
     def numbers(self, buffers: Buffers, symbols: SymbolValues, given: Mapping[int, Any]) -> tuple[Any, ...]:
-        """The values of the outputs that are numbers, which are inputs or follow from sizes."""
+        """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes."""
         values = {self.interpreter.placeholders[position]: value for position, value in given.items()}
         return tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
 
     def trace(self, function: Function, buffers: Buffers, *, guarded: bool = True) -> tuple[jax.stages.Traced, Buffers, Facts]:
-        """The function from packed arrays to packed arrays, under jax tracing; the buffers as its results lie.
+        """Traces the function from packed arrays to packed arrays.
 
-        guarded: whether it gives old values of what it writes to if a check fails (see `Buffers.guard`).
+        Args:
+            guarded: If true, the program returns the old values of written inputs when a check fails (see `Buffers.guard`).
+
+        Returns: the traced program, the buffers with the layouts of its results, and its facts.
         """
 
         def program(*arrays: jax.Array) -> Returned:
@@ -176,7 +190,7 @@ class Stages:
         return traced, buffers.ordered(orders), facts
 
     def _traced_for_mesh(self, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
-        """As `traced`, of what XLA's partitioner can cut into parts."""
+        """Traces like `traced`, using only operations that XLA's partitioner can partition."""
         registry.fill()  # not under jax tracing
         run.__name__ = self.name
         with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
@@ -192,10 +206,19 @@ class Stages:
         free: Sequence[int] = (),
         donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
-        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. reorders: whether
-        cpu/transposes.py evaluates it; donated: see `Buffers`.
+        """Traces a function of arrays that evaluates a graph, or a part of it.
 
-        Raises: UnsupportedTensor if a JAX function in it reads a tracer from elsewhere.
+        Args:
+            run: The function.
+            name: The name of the program.
+            avals: The shapes and dtypes of its arguments.
+            interpreter: The graph or the part that the function evaluates.
+            reorders: Whether cpu/transposes.py evaluates the function.
+            free: The indices of results whose dimensions may lie in any order.
+            donated: See `Buffers`.
+
+        Returns: the traced program and the dimension orders of its `free` results.
+        Raises: UnsupportedTensor if a JAX function in the graph reads a tracer of another trace.
         """
         registry.fill()  # not under jax tracing
         run.__name__ = name
@@ -206,7 +229,7 @@ class Stages:
             if self.platform == "cpu" and interpreter.has_halves:
                 run = with_few_roundings(run, self.platform)
             traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
-        if len(traced.jaxpr.in_avals) != len(avals):  # JAX makes operands of tracers that a function reads besides its own
+        if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
             raise UnsupportedTensor(
                 f"{name}: a JAX function of to_torch in it reads a tracer, which has no value: it stands for an array in another function "
                 "that JAX traces or has traced",
@@ -216,7 +239,7 @@ class Stages:
         return traced, orders
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
-        """The traced program as StableHLO."""
+        """Lowers the traced program to StableHLO."""
         with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
             return private.lower(traced)
 
@@ -230,8 +253,19 @@ class Stages:
         among: Sequence[jax.Device] = (),
         device: jax.Device | None = None,
     ) -> programs.XlaProgram:
-        """module: of a part of the graph. where: the mesh that the program is for. among: a device of each process that it is for, and
-        device: this one's. Raises: CompilationError; OutOfMemory."""
+        """Compiles a lowered program, and writes the dump if the options ask for one.
+
+        Args:
+            lowered: The program as StableHLO.
+            traced: The same program as a jaxpr; some XLA options depend on it.
+            settings: torch's settings, which the program follows.
+            module: The part of the graph that the program computes, for the dump; the whole graph by default.
+            where: The mesh on which the program runs, if any.
+            among: One device of each participating process, for a program with XLA's own collectives.
+            device: This process's device; the graph's by default.
+
+        Raises: CompilationError; OutOfMemory.
+        """
         options = self._xla_options(traced, settings, where is not None)
         store, heap_is_kept = self.store("programs"), self.options.heap == "keep"
 
@@ -243,7 +277,7 @@ class Stages:
             try:
                 try:
                     compiled = compile()
-                except jax.errors.JaxRuntimeError as error:  # on a GPU, trying kernels takes memory
+                except jax.errors.JaxRuntimeError as error:  # on a GPU, autotuning takes memory
                     if not is_exhausted(error) or not streams.give_back_memory(self.device):
                         raise
                     compiled = compile()
@@ -259,7 +293,7 @@ class Stages:
         return {**options_for(self.platform, traced.jaxpr, settings, on_mesh), **quick, **self.options.xla}
 
     def _dump_name(self) -> str:
-        """The graph's name; with a number behind it for every executable after the first."""
+        """Returns the graph's name, with a number appended for every executable after the first."""
         number = next(self._dumps)
         return self.name if number == 1 else f"{self.name}_{number}"
 
@@ -271,7 +305,15 @@ class Stages:
         first: programs.XlaProgram | None = None,
         among: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     ) -> Executable:
-        """first: the checks, if they are a program of their own. among: what one with collectives of XLA's own runs in."""
+        """Binds a compiled program to tensors.
+
+        Args:
+            compiled: The program; None if there is nothing to compute.
+            buffers: The graph's buffers, with the layouts of the results.
+            facts: The facts of the trace.
+            first: The program of the checks, if they are a separate program that runs first.
+            among: Makes the context manager in which a program with XLA's own collectives runs.
+        """
         if compiled is not None and self.opens_layouts and (buffers.loose or buffers.free):
             given, returned = compiled.orders()
             check_closed(given, buffers.loose)

@@ -1,4 +1,4 @@
-"""The engine of every day: a graph is lowered once for each combination of input sizes, compiled, and from then on only run."""
+"""The XLA engine: it lowers and compiles a graph once for each combination of input sizes, and afterwards only runs it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from .making import Maker, Runnable
 from .pending import ByTorch, Pending
 from .stages import Specialised, Stores
 
-# Layouts of one call's inputs that are looked at, in case another thread writes to their storages meanwhile.
+# Attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
 _TRIES = 16
 
 
 class Xla:
     """An engine whose runners keep a compiled program for each combination of input sizes.
 
-    blocks: whether equal blocks of an inference graph are compiled once, see blocks.py.
+    Args:
+        options: The options of the compilation.
+        blocks: Whether equal blocks of an inference graph share one program (see blocks.py).
     """
 
     def __init__(self, options: Options, *, blocks: bool = True) -> None:
@@ -49,8 +51,13 @@ class Xla:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What a call was like. Attributes: args (its inputs, tensors without memory in the place of tensors); settings, default_dtype
-    (torch's, as they were then)."""
+    """A description of a call, from which its program can be compiled later.
+
+    Attributes:
+        args: The inputs, with meta tensors in place of tensors.
+        settings: torch's settings at the time of the call.
+        default_dtype: torch's default dtype at the time of the call.
+    """
 
     args: Sequence[Any]
     settings: Settings
@@ -63,14 +70,19 @@ def _like(arg: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What is to be compiled. Attributes: wanted; pending (what runs calls until then; None where somebody else knows how)."""
+    """A program that waits to be compiled in the background.
+
+    Attributes:
+        wanted: The graph to compile.
+        pending: Runs calls until then; None if the caller of `ready` runs them itself.
+    """
 
     wanted: Specialised | Likeness
     pending: Pending | None = None
 
 
 class Program(Maker):
-    """A graph's runner: see `protocol.Runner`.
+    """The runner of a graph (see `protocol.Runner`), with its executables by input sizes.
 
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
@@ -81,17 +93,17 @@ class Program(Maker):
         self._boxed_call = True
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(options.executables)
         self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
-        # Where torch's kernels run the graph for all calls: how they do so most quickly.
+        # The fast path (`ByTorch.again`) if torch's kernels run every call of the graph.
         self._again: Callable[[list[Any]], list[Any] | None] | None = None
         # Whether torch's kernels run calls while XLA compiles.
         self.in_background = options.compile == "background" and is_interchangeable(graph.module)
-        # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
+        # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
         self._tells_strides = self.in_background and graph.phase == "backward"
-        self._waiting: OrderedDict[Any, _Waiting] = OrderedDict()  # what was wanted last comes last
+        self._waiting: OrderedDict[Any, _Waiting] = OrderedDict()  # the most recently requested program is last
         self._pending_lock = forks.lock()
         forks.renew(self)
         if not forks.is_cut_off():
-            _ = self.jax_device  # whether there is one is known now
+            _ = self.jax_device  # raises now if there is none
         self._lock = forks.lock()
         metrics.add("graphs")
 
@@ -117,7 +129,7 @@ class Program(Maker):
         for _ in range(_TRIES):
             try:
                 taken = executable.take(args)
-            except Unlike:  # of the one that is made for them, too, if another thread has written to an input's storage meanwhile
+            except Unlike:  # even from the executable made for these inputs, if another thread has meanwhile written to an input's storage
                 executable = self._alike(key, args, executable)
             else:
                 return executable(taken)
@@ -127,7 +139,7 @@ class Program(Maker):
         )
 
     def _planned(self, kind: Kind, args: list[Any]) -> list[Any]:
-        """A call whose program is compiled to be looked at, and does not run."""
+        """Compiles the program of a call for inspection, without running it. Returns: outputs without values."""
         key = "planned", self._key(args), kind.plans(args)
         with self._lock:
             executable = self._planned_for.get(key)
@@ -138,9 +150,10 @@ class Program(Maker):
         return kind.blank(executable.binding, args, executable.program.lie() if executable.program is not None else ())
 
     def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
-        """A call inside a function that JAX traces: the graph becomes part of that. What it would check of values, nobody can look at.
+        """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace. Checks of values are dropped,
+        because the values are not known during the trace.
 
-        Raises: UnsupportedOp for random numbers; UnsupportedTensor for a tracer whose function has ended.
+        Raises: UnsupportedOp for random numbers; UnsupportedTensor for a tracer whose trace has ended.
         """
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), Settings.current(self.platform)
         if interpreter.draws_random:
@@ -164,11 +177,14 @@ class Program(Maker):
         return binding.outputs(binding.export(results, tensors), tensors)
 
     def _alike(self, key: Any, args: Sequence[Any], unlike: Runnable) -> Runnable:
-        """The executable for inputs that lie in their storages as these do. It is tried first from now on. unlike: has refused them."""
+        """Returns the executable for inputs with these layouts in their storages. Later calls try it first.
+
+        unlike: The executable that has raised `Unlike` for these inputs.
+        """
         assert self._kind is not None
         own = key, self._kind.signature(args)
         executable = self._executables.get(own)
-        if executable is unlike:  # while it was made, another thread wrote to an input's storage
+        if executable is unlike:  # another thread wrote to an input's storage while this executable was built
             with self._lock:
                 executable = self.made(self.specialise(args))
                 self._keep(own, executable)
@@ -178,9 +194,9 @@ class Program(Maker):
         return executable
 
     def ready(self, args: Sequence[Any]) -> Runnable | None:
-        """What a call with inputs like these would run, unless it is torch's kernels until another thread has compiled it.
+        """Returns the executable for inputs like these. If it is still to be compiled in the background, requests that and returns None.
 
-        args: need hold no numbers.
+        args: The inputs of a call. The tensors' values are not read.
         """
         key = self._key(args)
         executable = self._executables.get(key)
@@ -199,15 +215,16 @@ class Program(Maker):
         return executable
 
     def prepare(self) -> None:
-        """Compile for the inputs that the graph was made for, where it says how they lie in memory. Raises: as a call."""
+        """Compiles for the graph's example inputs, if the graph fixes their sizes and strides. It does nothing for dynamic sizes, for
+        backward graphs, and for XLA's own collectives. Raises: as a call does."""
         if not self.sizes.is_static or self.phase == "backward" or self.groups or forks.is_cut_off():
             return
-        with _disable_current_modes():  # those of the capture that this is part of
+        with _disable_current_modes():  # the modes of the surrounding capture
             args = [_like(node.meta["val"]) for node in self.interpreter.placeholders]
             self._built_for(self._key(args), args)
 
     def _key(self, args: Sequence[Any]) -> Any:
-        """What tells apart inputs that need an executable each."""
+        """Returns a hashable key that is equal for inputs that can share an executable."""
         key: Any = () if self.sizes.is_static else self.sizes.key(args)
         if self.groups:
             key = (*key, networks.token(self.groups))
@@ -232,7 +249,7 @@ class Program(Maker):
             self._again = executable.again
 
     def _pending_for(self, key: Any, args: Sequence[Any]) -> Runnable:
-        """What runs this call while another thread compiles. All that is compiled for is known when this has returned."""
+        """Returns the runnable for this call while another thread compiles. Afterwards the inputs are no longer needed for compilation."""
         with self._pending_lock:
             executable = self._executables.get(key)
             if executable is not None:
@@ -261,9 +278,9 @@ class Program(Maker):
             self._waiting.popitem(last=False)
 
     def work(self) -> bool:
-        """Compile for the sizes that were wanted last, of those that wait. Returns: whether others do.
+        """Compiles the most recently requested program of those that wait. Returns: whether others are waiting.
 
-        If that fails, the log says so, and from then on this graph's calls compile: so they raise what there is to raise.
+        A failure is logged. From then on calls of this graph compile in the foreground, so that they raise the error.
         """
         with self._pending_lock:
             if not self._waiting:
@@ -288,13 +305,13 @@ class Program(Maker):
             return self.specialise(likeness.args, likeness.settings)
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:
-        """Without XLA. Raises: ForkError with options.fallback "error", where XLA cannot be used."""
+        """Runs the graph without XLA. Raises: ForkError if options.fallback is "error" and this process cannot use XLA."""
         if self.options.fallback == "error" and forks.is_cut_off():
             raise forks.cut_off()
         return by_torch.run(self.interpreter.module, args)
 
     def after_fork(self) -> None:
-        """Programs of the parent's are not called, and not freed either."""
+        """In a forked child: drops the parent's programs without calling or freeing them."""
         self._again = None
         if len(self._executables):
             forks.leave(self._executables)

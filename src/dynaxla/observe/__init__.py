@@ -1,1 +1,1 @@
-"""Looking inside: counters and times, dumps of programs."""
+"""Observability: counters, times, events, and dumps of programs."""

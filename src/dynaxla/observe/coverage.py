@@ -1,4 +1,4 @@
-"""How the ops of compiled graphs were computed, process-wide: by a lowering, or by torch's own kernel for want of one."""
+"""Process-wide counts of how the ops of compiled graphs were computed: by a lowering, or by torch's own kernel as a fallback."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _logged: set[str] = set()
 
 
 def lowered(op: str) -> None:
-    """Count a lowering that was used."""
+    """Counts a node that was lowered."""
     with _lock:
         _lowered[op] += 1
 
 
 def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallback': 'error'} refuses it") -> None:
-    """Count an op that torch's kernel computes; the first time, log it as a warning."""
+    """Counts a node that torch's kernel computes. Logs a warning the first time for each op."""
     with _lock:
         _fallbacks[op] += 1
         first = op not in _logged
@@ -34,7 +34,7 @@ def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallbac
 
 
 def snapshot() -> dict[str, dict[str, int]]:
-    """By op, how many nodes of the graphs traced since the process began or `reset()` were "lowered", and how many "fallback"."""
+    """Returns, for each op, the numbers of "lowered" and "fallback" nodes in graphs traced since the process began or `reset()`."""
     with _lock:
         return {
             op: {"lowered": _lowered.get(op, 0), "fallback": _fallbacks.get(op, 0)} for op in sorted(_lowered.keys() | _fallbacks.keys())
@@ -42,7 +42,7 @@ def snapshot() -> dict[str, dict[str, int]]:
 
 
 def reset() -> None:
-    """Set all counts to zero."""
+    """Sets all counts to zero."""
     with _lock:
         _lowered.clear()
         _fallbacks.clear()

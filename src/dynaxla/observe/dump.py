@@ -1,7 +1,7 @@
-"""Writes what each compiled graph looked like on its way, and logs it to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
+"""Writes the stages of each compiled graph to files, and logs them to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
 
-The files hold all that XLA tells. The log is for reading: it lacks the tables of files, functions and stack frames that stand before an HLO
-module, longer than the module itself, what each instruction says of them, and the bytes of large constants.
+The files hold XLA's full text. The log is for people: it leaves out the tables of files, functions and stack frames before an HLO module
+(which are longer than the module), the metadata of each instruction, and the bytes of large constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("dynaxla")
 
 
 def prepare(directory: str | os.PathLike[str]) -> Path:
-    """Make the directory. Raises: OSError if it cannot be made or written."""
+    """Creates the directory. Raises: OSError if it cannot be created or written."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
@@ -28,14 +28,14 @@ def prepare(directory: str | os.PathLike[str]) -> Path:
 
 
 def graph_text(module: torch.fx.GraphModule) -> str:
-    """The graph as Python code, with shapes, dtypes, strides and devices."""
+    """Returns the graph as Python code, with shapes, dtypes, strides and devices."""
     return module.print_readable(print_output=False, include_stride=True, include_device=True)
 
 
 def record(
     name: str, module: torch.fx.GraphModule, lowered: jax.stages.Lowered, optimized: Callable[[], str], directory: Path | None
 ) -> None:
-    """Log (at DEBUG) and, with a directory, write NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt (optimized by XLA)."""
+    """Logs (at DEBUG) and, with a directory, writes NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt (optimized by XLA)."""
     if directory is None and not log.isEnabledFor(logging.DEBUG):
         return
     texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": optimized()}
@@ -45,12 +45,12 @@ def record(
             (directory / f"{name}.{kind}").write_text(text)
 
 
-# Each goes on to the next empty line.
+# Each table ends at the next empty line.
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n*", re.MULTILINE)
 _METADATA = re.compile(r', metadata=\{(?:"(?:[^"\\]|\\.)*"|[^"{}])*\}')
 _LARGE_CONSTANT = re.compile(r'(dense<"0x[0-9A-F]{32})[0-9A-F]{64,}(?=">)')
 
 
 def readable(text: str) -> str:
-    """StableHLO or HLO without what is of use to a machine only."""
+    """Returns StableHLO or HLO text without tables, metadata and the bytes of large constants."""
     return _LARGE_CONSTANT.sub(r"\1...", _METADATA.sub("", _TABLES.sub("", text)))

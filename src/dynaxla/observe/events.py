@@ -1,4 +1,4 @@
-"""What happens to graphs on their way, told to those who listen (`dynaxla.explain`). Where nobody does, nothing is looked at or kept."""
+"""Events of compilation and execution, emitted to listeners such as `dynaxla.explain`. Without listeners nothing is collected."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import jax
 
 
 class Captured(NamedTuple):
-    """A backend begins with a graph. Attributes: number; module (TorchDynamo's graph, or a step's); options; is_step; competes (whether
-    other engines may run it)."""
+    """The backend has received a graph.
+
+    Attributes:
+        number: The graph's number.
+        module: The graph of TorchDynamo, or of a step.
+        options: The options of the compilation.
+        is_step: Whether it is the graph of a step.
+        competes: Whether other engines may run it.
+    """
 
     number: int
     module: Any
@@ -22,8 +29,13 @@ class Captured(NamedTuple):
 
 
 class Functional(NamedTuple):
-    """AOTAutograd has made a graph of ATen ops of it. Attributes: number (of the captured graph); graph (`AtenGraph`); ops (by name, before
-    an engine changes the graph)."""
+    """AOTAutograd has turned a captured graph into a graph of ATen ops.
+
+    Attributes:
+        number: The number of the captured graph.
+        graph: The `AtenGraph`.
+        ops: The names of its ops, before an engine changes the graph.
+    """
 
     number: int
     graph: Any
@@ -31,9 +43,12 @@ class Functional(NamedTuple):
 
 
 class Building(NamedTuple):
-    """A program of the graph called `name` is about to be traced, lowered and compiled, for concrete sizes.
+    """A program is about to be traced, lowered and compiled for concrete sizes.
 
-    Attributes: name; interpreter; symbols (the sizes).
+    Attributes:
+        name: The graph's name.
+        interpreter: The graph's interpreter.
+        symbols: The values of its size symbols.
     """
 
     name: str
@@ -42,15 +57,22 @@ class Building(NamedTuple):
 
 
 class Built(NamedTuple):
-    """That is done, or has failed (executable: None)."""
+    """The build announced by the last `Building` event has ended. executable: None if it has failed or built nothing."""
 
     name: str
     executable: Any
 
 
 class Took(NamedTuple):
-    """A form has been taken. Attributes: op; problem (for people); form; others (that would have fitted); is_measurable (whether the option
-    `tune` measures them)."""
+    """A form has been chosen for an op.
+
+    Attributes:
+        op: The op.
+        problem: A description of the problem, for people.
+        form: The name of the chosen form.
+        others: The names of the other forms that fit.
+        is_measurable: Whether the option `tune` measures these forms.
+    """
 
     op: str
     problem: str
@@ -60,14 +82,25 @@ class Took(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """A phase has ended. Attributes: phase (see `metrics.seconds`); seconds (without what other phases took inside of it)."""
+    """A phase has ended.
+
+    Attributes:
+        phase: See `metrics.seconds`.
+        seconds: The duration without nested phases.
+    """
 
     phase: str
     seconds: float
 
 
 class FellBack(NamedTuple):
-    """torch's kernel computes an op. Attributes: op; reason; where (the user's line)."""
+    """torch's kernel computes an op as a fallback.
+
+    Attributes:
+        op: The op.
+        reason: The reason for the fallback.
+        where: The line of user code.
+    """
 
     op: str
     reason: str
@@ -75,7 +108,13 @@ class FellBack(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """An argument of the program that runs next had to be copied. Attributes: place (among its tensors); reason; bytes."""
+    """An argument of the program that runs next had to be copied.
+
+    Attributes:
+        place: The argument's position among the program's tensors.
+        reason: The reason for the copy.
+        bytes: The size of the copy.
+    """
 
     place: int
     reason: str
@@ -83,8 +122,14 @@ class Copied(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A program has run, or torch's kernels in its place. Attributes: executable; seconds; is_first (since it was made); lines (of torch's
-    kernels: seconds by the number of the user's line)."""
+    """A program has run, or torch's kernels in its place.
+
+    Attributes:
+        executable: The executable, or the object that runs torch's kernels.
+        seconds: The duration of the call.
+        is_first: Whether it is the executable's first run.
+        lines: For torch's kernels, the seconds by number of the user's line (see `line_number`).
+    """
 
     executable: Any
     seconds: float
@@ -93,25 +138,31 @@ class Ran(NamedTuple):
 
 
 class WentOn(NamedTuple):
-    """A step goes another way than as one program. Attributes: step; way ("in eager mode"); reason."""
+    """A step does not run as one program.
+
+    Attributes:
+        step: The step.
+        way: How it runs instead, such as "in eager mode".
+        reason: The reason.
+    """
 
     step: str
     way: str
     reason: str
 
 
-# The number of no line.
+# The line number of code without a user frame.
 UNPLACED = -1
 
 _listeners: list[Callable[[Any], None]] = []
-# The user's lines that traced programs name, as File "model.py", line 41, in forward; what names them is their number.
+# The numbers of user frames, in the form `File "model.py", line 41, in forward`. Traced programs refer to a frame by its number.
 _lines: dict[str, int] = {}
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def heard(listener: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, a listener is told of all that happens, in all threads, in the thread in which it happens."""
+    """Calls a listener with every event inside the context. Events come from all threads, each in its own thread."""
     with _lock:
         _listeners.append(listener)
     try:
@@ -122,23 +173,26 @@ def heard(listener: Callable[[Any], None]) -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Whether somebody listens. Then programs know the user's lines, and none is taken from the cache directory, whose do not."""
+    """True if there are listeners. Programs are then traced with the user's lines, and stored programs, which lack them, are not used."""
     return bool(_listeners)
 
 
 def tell(event: Any) -> None:
-    """Tell everybody who listens."""
+    """Emits an event to all listeners."""
     for listener in list(_listeners):
         listener(event)
 
 
 def line_scope(frame: str) -> contextlib.AbstractContextManager[Any]:
-    """Inside, what is traced has a number for the user's line in the name that XLA knows it by. frame: as fx has it; "" for none."""
+    """Returns a JAX name scope with the number of a user frame, for operations that are traced inside it.
+
+    frame: In the form of fx's stack traces; "" for none.
+    """
     return jax.named_scope(f"line[{line_number(frame)}]") if frame else contextlib.nullcontext()
 
 
 def line_number(frame: str) -> int:
-    """The number of the user's line; -1 for none. frame: as fx has it; "" for none."""
+    """Returns the number of a user frame; -1 for none. frame: In the form of fx's stack traces; "" for none."""
     if not frame:
         return UNPLACED
     with _lock:
@@ -146,6 +200,6 @@ def line_number(frame: str) -> int:
 
 
 def lines() -> list[str]:
-    """The frames by their number."""
+    """Returns the frames in the order of their numbers."""
     with _lock:
         return list(_lines)

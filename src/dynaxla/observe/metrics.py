@@ -1,4 +1,4 @@
-"""Counters of what has been done, and the seconds it took, process-wide: by names of ours, and by those that PyTorch/XLA's users know."""
+"""Process-wide counters and times, under dynaxla's own names and under those of PyTorch/XLA."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter
 _counts: Counter[str] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
-# PyTorch/XLA's names of phases, and the last samples of each: when it ended (Unix time), and its seconds.
+# PyTorch/XLA's names of phases; and the latest samples of each phase: the Unix time of its end, and its duration in seconds.
 _METRICS = {"CompileTime": "compile", "ExecuteTime": "execute"}
 _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for phase in _METRICS.values()}
-_thread = threading.local()  # inside: seconds of the phases that have ended within the present one
+_thread = threading.local()  # inside: the seconds of phases that have ended within the current one
 
 
 def add(name: str, amount: int = 1) -> None:
-    """Count something."""
+    """Adds to a counter."""
     with _lock:
         _counts[name] += amount
 
 
 def use_clock(clock: Callable[[], float]) -> None:
-    """From now on phases are timed by another clock than `time.perf_counter`, e.g. `time.process_time`."""
+    """Sets the clock of all phases from now on, in place of `time.perf_counter`; e.g. `time.process_time`."""
     global _clock
     _clock = clock
 
 
 @contextlib.contextmanager
 def timed(phase: str) -> Iterator[None]:
-    """Add the time of the block to `phase`, and one to its count. What other phases take inside of the block is theirs alone."""
+    """Adds the time of the block to a phase, without the time of nested phases, and adds one to the phase's count."""
     start, outer = _clock(), getattr(_thread, "inside", 0.0)
     _thread.inside = 0.0
     try:
@@ -51,14 +51,18 @@ def timed(phase: str) -> Iterator[None]:
 
 
 def now() -> float:
-    """For `ran`."""
+    """Returns the start time for `ran`."""
     return _clock()
 
 
 def ran(start: float, is_first: bool) -> float:
-    """Count a program that has run. start: `now()` before it; is_first: whether it ran for the first time since it was compiled.
+    """Counts a run of a program.
 
-    Returns: the seconds that it took.
+    Args:
+        start: The value of `now()` before the run.
+        is_first: Whether it was the first run since the program was compiled.
+
+    Returns: the duration in seconds.
     """
     seconds = _clock() - start
     _thread.inside = getattr(_thread, "inside", 0.0) + seconds
@@ -71,7 +75,7 @@ def ran(start: float, is_first: bool) -> float:
 
 
 def _note(phase: str, seconds: float) -> None:
-    """Under the lock."""
+    """Adds a sample to a phase. The caller must hold the lock."""
     _seconds[phase] += seconds
     _counts[phase] += 1
     if (samples := _samples.get(phase)) is not None:
@@ -79,34 +83,44 @@ def _note(phase: str, seconds: float) -> None:
 
 
 def snapshot() -> dict[str, int]:
-    """Counts since the process began or `reset()`, by our names:
+    """Returns dynaxla's counters since the process began or `reset()`, by name:
 
-    graphs: ATen graphs received; trace, lower, compile: how often each was done; loads: compilations that were found done, in the cache
-    directory; kept_graphs: graphs that an earlier process had traced, and left there; recalls: programs that one had lowered;
-    lookup: executables found again by their program's
-    hash (dynaxla_retrace), and by recorded ops (lazy mode); evictions: executables dropped from a full cache; calls: compiled programs run;
-    imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
-    copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op, where XLA had no part; meanwhile: calls that
-    torch's kernels ran because XLA had not compiled yet (option compile="background"); late_writes: calls behind which torch wrote to
-    parts of inputs; trials: runs of engines that compete (option engines) beside calls; repeated:
-    calls that a GPU had too little memory for, until torch gave some back;
-    found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before; execute: runs of programs;
-    partitioned: graphs whose collectives XLA's partitioner chooses (option partition="xla"); not_partitioned: TorchDynamo's graphs with
-    DTensors that it was not given, under that option; networks: of processes, among which collectives are XLA's own;
-    device_ops, lazy_ops: ops that the device has run one by one, and recorded; device_fallbacks: those that came from the CPU.
+    graphs: ATen graphs received.
+    trace, lower, compile: runs of each phase.
+    loads: compilations replaced by a load from the cache directory.
+    kept_graphs: graphs that an earlier process had traced and stored in the cache directory.
+    recalls: programs that an earlier process, or this one, had lowered before.
+    lookup: look-ups of executables by the program's hash (dynaxla_retrace), or by recorded ops (lazy mode).
+    evictions: executables dropped from a full cache.
+    calls: runs of compiled programs of graphs.
+    execute: runs of programs.
+    found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before.
+    imports: tensors passed to XLA without a copy, for one call.
+    aliases: tensors passed to XLA without a copy, whose arrays are kept for later calls.
+    input_copies: tensors that had to be copied for XLA.
+    by_torch: graphs (or parts of them) that torch ran op by op.
+    meanwhile: calls that torch's kernels ran while XLA compiled (option compile="background").
+    late_writes: calls after which torch's ops wrote to slices of inputs.
+    trials: additional runs of competing engines (option engines).
+    repeated: calls that ran again after torch had given back GPU memory.
+    partitioned: graphs whose collectives XLA's partitioner chooses (option partition="xla").
+    not_partitioned: TorchDynamo's graphs with DTensors that did not go to the partitioner, under that option.
+    networks: networks of processes in which XLA itself executes collectives.
+    device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
+    device_fallbacks: ops of the device "jax" that ran on the CPU.
     """
     with _lock:
         return dict(_counts)
 
 
 def seconds() -> dict[str, float]:
-    """Seconds by phase (capture, trace, lower, compile, lookup), of wall time unless another clock is used."""
+    """Returns the seconds by phase, such as capture, trace, lower, compile or execute, in wall time unless another clock is set."""
     with _lock:
         return dict(_seconds)
 
 
 def reset() -> None:
-    """Set all counts and times to zero."""
+    """Sets all counts and times to zero."""
     with _lock:
         _counts.clear()
         _seconds.clear()
@@ -114,35 +128,37 @@ def reset() -> None:
             samples.clear()
 
 
-# As PyTorch/XLA has them (torch_xla.debug.metrics).
+# The interface of torch_xla.debug.metrics
 
 
 def counter_names() -> list[str]:
-    """Those of counters that are not zero: PyTorch/XLA's, and ours."""
+    """Returns the names of all counters that are not zero: PyTorch/XLA's and dynaxla's."""
     return sorted(_counters())
 
 
 def counter_value(name: str) -> int | None:
-    """A counter since the process began or `clear()`; None if nothing has been counted.
+    """Returns the value of a counter since the process began or `clear()`; None if nothing has been counted.
 
-    UncachedCompile: programs that XLA has compiled, those of single ops of the device "jax" included; CachedCompile: runs of compiled
-    graphs, and of recorded ops on the device, that were found compiled; `aten::name`: how often torch's own kernel stood in for an op, by
-    op, and for a compiled graph once for each time that it was traced. Names of `snapshot` do, too.
+    UncachedCompile: programs that XLA has compiled, including those of single ops of the device "jax".
+    CachedCompile: runs of compiled graphs, and of recorded ops on the device, whose program had run before.
+    `aten::name`: fallbacks of an op to torch's own kernel; in a compiled graph, one for each node and trace.
+    The names of `snapshot` are valid, too.
     """
     return _counters().get(name)
 
 
 def metric_names() -> list[str]:
-    """Those of metrics that have samples."""
+    """Returns the names of all metrics that have samples."""
     with _lock:
         return [name for name, phase in _METRICS.items() if _counts[phase]]
 
 
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
-    """How many samples a metric has; their sum in seconds; the last 1024 as (Unix time, seconds). None if there are none.
+    """Returns a metric's number of samples, their sum in seconds, and the last 1024 as (Unix time, seconds). None without samples.
 
-    CompileTime: XLA's compilations; ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". A call may
-    come back before its program is done: on a GPU, and on the device where nobody waits for its results.
+    CompileTime: XLA's compilations.
+    ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". A call may return before its program is
+    done: on a GPU, and on the device "jax".
     """
     with _lock:
         phase = _METRICS.get(name, "")
@@ -150,7 +166,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
 
 def report() -> str:
-    """All metrics and counters, to be read."""
+    """Returns all metrics and counters as text for people."""
     lines: list[str] = []
     for name in metric_names():
         if (data := metric_data(name)) is not None:
@@ -162,7 +178,7 @@ def report() -> str:
 
 
 def clear() -> None:
-    """Set all counters and metrics to zero, `aten::name` included."""
+    """Sets all counters and metrics to zero, including `aten::name`."""
     reset()
     coverage.reset()
 

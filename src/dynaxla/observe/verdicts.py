@@ -1,4 +1,4 @@
-"""Which engine runs a graph, and why: what the option `engines` has decided, process-wide, as plain data."""
+"""Process-wide record of the decisions of the option `engines`: the engine that runs each graph, and the reason."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from .dump import log
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which engine serves calls of a graph with sizes of one class.
+    """The choice of an engine for a graph and a class of sizes.
 
-    Attributes: graph (its name, as in dumps, without the phase); phase ("inference" or "training"); sizes (the bounds of the class, powers
-    of two, for each size that may change; () for a graph with fixed sizes); chosen (the engine's name); why; seconds (of
-    the engines that were timed: a call, in training with its backward pass); left_out (the others, and why); kept (whether an earlier
-    process measured it).
+    Attributes:
+        graph: The graph's name, as in dumps, without the phase.
+        phase: "inference" or "training".
+        sizes: The upper bounds of the class, powers of two, one for each dynamic size; () for a graph with static sizes.
+        chosen: The engine's name.
+        why: The reason.
+        seconds: The time of a call, in training with its backward pass, for each engine that was timed.
+        left_out: The engines that were not timed, and the reasons.
+        kept: Whether an earlier process measured it.
     """
 
     graph: str
@@ -38,35 +43,35 @@ class Verdict:
         return f"{self.graph} ({self.phase}){sizes} is run by {self.chosen}: {self.why}{times}{others}"
 
 
-# The last ones.
+# The latest verdicts.
 _verdicts: deque[Verdict] = deque(maxlen=4096)
-# The last graphs that engines compete for, each by its name with what it is.
+# The latest graphs for which engines compete: name and content key.
 _contents: deque[tuple[str, str]] = deque(maxlen=4096)
 _lock = forks.lock()
 
 
 def note(verdict: Verdict) -> None:
-    """Keep a verdict, and log it."""
+    """Records a verdict, and logs it."""
     with _lock:
         _verdicts.append(verdict)
     log.info("%s", verdict)
 
 
 def verdicts() -> list[dict[str, Any]]:
-    """What was decided since the process began or `reset()`, in its order, as plain data: see `Verdict`. A later one about the same graph
-    and the same sizes takes the place of an earlier one."""
+    """Returns the decisions since the process began or `reset()`, in order, as plain data (see `Verdict`). A later decision on the same
+    graph and sizes supersedes an earlier one."""
     with _lock:
         return [dataclasses.asdict(verdict) for verdict in _verdicts]
 
 
 def introduce(graph: str, content: str) -> None:
-    """Engines will compete for a graph. content: the same for graphs for which the same is right and fast."""
+    """Registers a graph for which engines will compete. content: A key that is equal for graphs to which the same verdict applies."""
     with _lock:
         _contents.append((graph, content))
 
 
 def last_about(graph: str) -> tuple[Verdict | None, bool]:
-    """The last verdict about a graph, or else about another one of the same content; and whether it is about the other."""
+    """Returns the latest verdict on a graph, else on another graph of the same content; and whether it is on another graph."""
     with _lock:
         content = dict(_contents).get(graph)
         alike = {name for name, known in _contents if known == content} - {graph}
@@ -78,7 +83,7 @@ def last_about(graph: str) -> tuple[Verdict | None, bool]:
 
 
 def reset() -> None:
-    """Forget all."""
+    """Clears all verdicts and graphs."""
     with _lock:
         _verdicts.clear()
         _contents.clear()

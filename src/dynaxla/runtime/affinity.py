@@ -1,4 +1,4 @@
-"""How many processors the calling thread may run on, as oneDNN takes it to be: it asks once, when a thread first computes with it."""
+"""The number of processors that a thread may run on. oneDNN reads it once per thread, at the thread's first computation with oneDNN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _seen = threading.local()
 
 
 def processors() -> int:
-    """What was true when this thread first compiled or called a program; 0 where it cannot be known."""
+    """Returns the number when this thread first compiled or called a program; 0 if the system does not report it."""
     try:
         return _seen.processors
     except AttributeError:
@@ -18,7 +18,7 @@ def processors() -> int:
 
 
 def all_have(count: int) -> bool:
-    """Whether every thread of the process, those of XLA's pool among them, may run on so many. False where it cannot be known."""
+    """True if every thread of the process, including XLA's pool, may run on exactly `count` processors. False if that cannot be known."""
     if not hasattr(os, "sched_getaffinity") or not os.path.isdir(_THREADS):
         return False
     for thread in os.listdir(_THREADS):

@@ -1,10 +1,11 @@
-"""Work that no call waits for: a thread of its own does it, piece by piece, and ends when nothing is left to do.
+"""Background compilation: one thread does the work piece by piece, and ends when nothing is left to do.
 
-Python's end waits for the thread, so that nothing is taken down while XLA works; it ends with the piece at hand then, and drops the rest.
+Interpreter shutdown waits for the thread, so that nothing is torn down while XLA works. The thread then finishes the current piece and
+drops the rest.
 
-Two threads take turns with Python's code. A thread that has given its turn away, as torch does in every op, gets it back when the other
-one gives it away too, or after 5 milliseconds: beside a thread that traces, a graph of 300 ops would take a second. So while torch's
-kernels run a graph that waits for this thread, it works for a millisecond of Python and rests for four. XLA's own work needs no turn.
+The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and gets it back when the other thread
+releases it, or after 5 ms: next to a thread that traces, a graph of 300 ops would take a second. So while torch's kernels run a graph that
+waits for its compilation, the background thread runs Python code for 1 ms and then sleeps for 4 ms. XLA's own work does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -22,43 +23,43 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-# Seconds.
+# Seconds of Python code and of sleep, in turn.
 _WORK, _REST = 0.001, 0.004
-# A signal that arrives just before the lock is waited for is seen when the wait ends.
+# Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
 _PATIENCE = 0.5
 
 
 class Patient(Protocol):
-    """What has work for the thread. It is not kept alive for that."""
+    """An object with work for the thread, which holds only a weak reference to it."""
 
     def work(self) -> bool:
-        """Do one piece. Returns: whether there is more."""
+        """Does one piece of work. Returns: whether there is more."""
 
 
 class Background:
-    """The thread and what it has to do. Thread-safe."""
+    """The background thread and its queue. Thread-safe."""
 
     def __init__(self) -> None:
         self.after_fork()
         forks.renew(self)
 
     def after_fork(self) -> None:
-        """The parent does what it has begun."""
+        """Resets the state. In a forked child: the parent finishes the work that it has queued."""
         self._changed = threading.Condition(forks.lock())
-        self._wanted: dict[weakref.ref[Patient], None] = {}  # the last one is the first to be served
+        self._wanted: dict[weakref.ref[Patient], None] = {}  # the last one is served first
         self._thread: threading.Thread | None = None
 
     def want(self, patient: Patient) -> None:
-        """Have `patient.work()` called until there is no more. What was wanted last comes first."""
+        """Queues an object, whose `work()` is called until it has no more work. The most recently queued object is served first."""
         with self._changed:
             reference = weakref.ref(patient)
             self._wanted.pop(reference, None)
             self._wanted[reference] = None
-            with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call may find one
+            with contextlib.suppress(RuntimeError):  # the system cannot start a thread now: the next call tries again
                 self._start()
 
     def finish(self) -> None:
-        """Wait until nothing is left to do. Raises: RuntimeError if the system has no thread left."""
+        """Waits until the queue is empty. Raises: RuntimeError if the system cannot start a thread."""
         with self._changed:
             if self._wanted:
                 self._start()
@@ -80,7 +81,7 @@ class Background:
             try:
                 with _taking_turns():
                     more = patient.work()
-            except BaseException:  # the others must not wait for a thread that has ended
+            except BaseException:  # the thread must survive for the other objects in the queue
                 log.exception("a failure in the background")
             with self._changed:
                 if more and weakref.ref(patient) not in self._wanted:
@@ -102,13 +103,13 @@ class Background:
 _background = Background()
 want = _background.want
 
-# An item for each call that runs in the thread's place.
+# An item for each call inside `in_its_place`.
 _calls: list[None] = []
 
 
 @contextlib.contextmanager
 def in_its_place() -> Iterator[None]:
-    """Inside, a call does with torch's kernels what it would do otherwise if the thread were ready."""
+    """Marks a call that runs by torch's kernels because its program is still being compiled. The background thread then yields to it."""
     _calls.append(None)
     try:
         yield
@@ -118,7 +119,8 @@ def in_its_place() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _taking_turns() -> Iterator[None]:
-    """Inside, this thread rests from time to time while there are such calls. Python calls its profile function often enough to do it."""
+    """Makes this thread sleep at intervals inside the context while calls are in `in_its_place`. It sleeps in a profile function, which
+    Python calls often enough."""
     rested = time.perf_counter()
 
     def rest(*_: Any) -> None:
@@ -136,8 +138,8 @@ def _taking_turns() -> Iterator[None]:
 
 
 def finish_compilations() -> None:
-    """Wait until what the option compile="background" has left to compile is compiled: the next calls run XLA's programs.
+    """Waits until all background compilations (option compile="background") are done, so that the next calls run XLA's programs.
 
-    Call each size once before. What has failed is logged, and raised by the next call of that graph.
+    Call each graph once with each combination of sizes before. Failures are logged, and raised by the next call of the graph.
     """
     _background.finish()

@@ -1,4 +1,4 @@
-"""What stores would keep, gathered so that it can travel in a file of somebody else's."""
+"""Store entries collected in memory, so that they can be embedded in a file such as a compiled artifact."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from .store import Keeper
 
 
 class Bundle:
-    """Byte strings by folder and key. entries: those that it has from the start."""
+    """Byte strings by folder and key. entries: The initial entries; the bundle adds to this dict."""
 
     def __init__(self, entries: dict[tuple[str, str], bytes] | None = None) -> None:
         self.entries = entries if entries is not None else {}
 
     def before(self, folder: str, store: Keeper | None) -> Keeper:
-        """What looks here first and then in a store, and keeps in both what it is given or finds there. store: of that folder, if any."""
+        """Returns a store that reads from the bundle first and then from `store`. It writes to both, and copies its findings to the bundle.
+
+        Args:
+            folder: The folder of the entries.
+            store: The store of that folder; None if there is none.
+        """
         return _InFront(self.entries, folder, store)
 
 

@@ -1,4 +1,4 @@
-"""Graphs that torch runs op by op, where XLA has no part: behind a fork (see forks.py), and with tensors that hold no numbers."""
+"""Runs graphs op by op in torch where XLA cannot run them: in a forked child (see forks.py), and on fake tensors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from . import private
 
 log = logging.getLogger("dynaxla")
 
-# Modes under which torch's ops are looked at instead of computed.
+# Dispatch modes that trace torch's ops or compute only their shapes.
 _LOOKING = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 
 def is_looked_at() -> bool:
-    """Whether somebody wants to see the ops (fake tensors, make_fx), not the numbers."""
+    """True if an active dispatch mode traces the ops (fake tensors, functionalization, make_fx) instead of computing values."""
     return bool(private.mode_count()) and any(isinstance(mode, _LOOKING) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_needed(args: Sequence[Any]) -> bool:
-    """Whether these inputs of a graph hold no numbers, or this process cannot use XLA."""
+    """True if an input is a fake tensor, or this process cannot use XLA."""
     return forks.is_cut_off() or any(isinstance(arg, FakeTensor) for arg in args)
 
 
 def run(module: GraphModule, args: list[Any]) -> list[Any]:
-    """What the graph gives for its inputs. Empties args."""
+    """Returns the graph's outputs. Empties args."""
     metrics.add("by_torch")
     if forks.is_cut_off():
         _warn()
@@ -44,7 +44,7 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
 
 
 def kernels() -> contextlib.AbstractContextManager[None]:
-    """Inside, torch's ops run as kernels: below autograd, and behind a fork with one thread."""
+    """Returns a context in which torch's ops run as kernels: below autograd, and in a forked child with one thread."""
     return _kernels_behind_a_fork() if forks.is_cut_off() else private.below_autograd()
 
 
@@ -62,7 +62,7 @@ def _call(module: GraphModule, args: list[Any]) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Inside, torch uses no threads of OpenMP's: those of the parent do not live on either, and torch would wait for them."""
+    """Sets torch to one thread inside the context. OpenMP's threads do not survive a fork, and torch would wait for them forever."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -1,4 +1,4 @@
-"""A bounded mapping that drops what has not been used for the longest time."""
+"""A bounded mapping that drops its least recently used entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class LeastRecentlyUsed(Generic[V]):
-    """Thread-safe. Dropping an entry costs a compilation when it is wanted again, nothing else."""
+    """A bounded, thread-safe mapping. A dropped entry costs a compilation when it is needed again."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -21,15 +21,15 @@ class LeastRecentlyUsed(Generic[V]):
         self._lock = forks.lock()
 
     def get(self, key: Hashable) -> V | None:
-        """The value, which counts as used now; None if there is none."""
+        """Returns the value of a key and marks it as used; None if there is none."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
     def put(self, key: Hashable, value: V) -> None:
-        """Keep a value. Those not used for the longest time are dropped beyond the capacity."""
-        dropped = []  # freed without the lock
+        """Stores a value, and drops the least recently used entries beyond the capacity."""
+        dropped = []  # freed after the lock is released
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
@@ -39,7 +39,7 @@ class LeastRecentlyUsed(Generic[V]):
             metrics.add("evictions", len(dropped))
 
     def values(self) -> list[V]:
-        """The entry not used for the longest time first."""
+        """Returns the values, least recently used first."""
         with self._lock:
             return list(self._entries.values())
 

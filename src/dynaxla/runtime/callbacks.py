@@ -1,4 +1,4 @@
-"""torch's own kernels inside an XLA program: what XLA calls back, and what becomes of an exception there."""
+"""torch's own kernels inside an XLA program: the callbacks, and the transport of their exceptions to the caller."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Strided = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 @dataclass(eq=False)
 class Kernel:
-    """Work of torch's on the buffers of a running program. XLA calls it from whatever thread it likes.
+    """A callback that runs torch ops on the buffers of a running program. XLA calls it from any thread.
 
     Attributes:
-        write: gets the results' buffers and the operands, as tensors; it writes the former and leaves the latter alone.
-        operands: the shape and strides with which each operand's buffer is read.
-        copies: whether the operands are copies in torch's memory, which `write` may keep. XLA's own memory is freed, or holds something
-            else, as soon as the kernel returns.
+        write: Called with the results' buffers and the operands, as tensors. It writes the former and must not write the latter.
+        operands: The shape and strides with which each operand's buffer is read.
+        copies: Whether the operands are copies in torch's memory, which `write` may keep. XLA frees or reuses its own memory as soon as
+            the kernel returns.
     """
 
     write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
@@ -38,7 +38,7 @@ class Kernel:
     copies: bool = False
 
     def __call__(self, context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
-        """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`)."""
+        """Runs the kernel. The arguments are those of `jax.experimental.buffer_callback`."""
         try:
             with private.without_modes(), private.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
                 operands = [transfer.on_buffer(buffer) for buffer in inputs]
@@ -52,12 +52,12 @@ class Kernel:
 
 
 class KernelFailed(Exception):
-    """What XLA gets in place of a kernel's exception. XLA hands on nothing but its text, which says where the exception is kept."""
+    """Raised to XLA in place of a kernel's exception. XLA passes on only its text, which contains the number of the kept exception."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a kernel raised, the traceback that it had then, and the thread in which it ran."""
+    """The exception of a kernel, its traceback at that time, and the id of the kernel's thread."""
 
     error: BaseException
     trace: TracebackType | None
@@ -65,11 +65,11 @@ class _Failure:
 
 
 class _Failures:
-    """Exceptions of kernels, from where they were raised to the call of the program that they belong to.
+    """Keeps exceptions of kernels until the call of their program raises them.
 
-    XLA often runs a kernel in the thread that calls the program: its exception is that call's. For others XLA's message tells the number
-    under which it is kept. Threads that fail at the same time may find numbers of each other in it, if Python gives way to another thread
-    while jaxlib writes one: their own is the last, for the most part.
+    XLA often runs a kernel in the thread that calls the program: an exception of the same thread belongs to that call. For other threads,
+    XLA's message contains the number of the kept exception. If several threads fail at the same time, a message may contain numbers of
+    other threads (if Python switches threads while jaxlib writes a message). The last number is usually the right one.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,8 @@ class _Failures:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Inside, a program runs that may call kernels. Raises what its kernel raised; of two that fail in one call, one.
-
-        The others are dropped when no program runs any more.
+        """Surrounds the call of a program that may call kernels, and raises a kernel's exception in place of XLA's. If several kernels fail
+        in one call, one of their exceptions is raised; the others are dropped when no program runs any more.
         """
         with self._lock:
             self._calls += 1
@@ -101,7 +100,7 @@ class _Failures:
                     self._kept.clear()
 
     def keep(self, error: BaseException) -> str:
-        """Keep an exception. Returns: the text for XLA to hand on, by which it is found again."""
+        """Keeps an exception. Returns: the text that XLA passes on, by which `_take` finds the exception."""
         with self._lock:
             self._last = number = self._last + 1
             self._kept[number] = _Failure(error, error.__traceback__, threading.get_ident())
@@ -110,7 +109,12 @@ class _Failures:
         return f"{type(error).__name__}: {error} [dynaxla: failure {os.getpid()}.{number}]"
 
     def _take(self, text: str, before: int) -> BaseException | None:
-        """The exception of a call that began when `before` had been kept, and that XLA's message is about."""
+        """Removes and returns the exception of a call; None if there is none.
+
+        Args:
+            text: XLA's message.
+            before: The number of the last exception that was kept before the call began.
+        """
         told = [int(number) for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text) if int(process) == os.getpid()]
         if not told:
             return None
@@ -124,21 +128,21 @@ class _Failures:
         return found.error
 
 
-# Programs that run without a pause have no end at which to drop what nobody took.
+# A bound on kept exceptions. If some program is always running, there is no moment at which to drop exceptions that were never raised.
 _MOST_FAILURES = 100
 
 _failures = _Failures()
 call = _failures.call
 
-# Frames of these files hold tensors on XLA's memory, which is gone when the exception is seen.
+# Frames of these files hold tensors on XLA's memory, which is freed by the time the exception is caught.
 _HERE = os.path.dirname(os.path.dirname(__file__))
 _OPS = torch._ops.__file__
 
 
 def _release(trace: TracebackType | None) -> None:
-    """Let an exception's frames forget XLA's memory, so that no debugger reads it."""
+    """Clears the frames of an exception that refer to XLA's memory, so that no debugger reads freed memory."""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith((_HERE, _OPS)):
-            with suppress(RuntimeError):  # an exception that was raised before, with frames that run
+            with suppress(RuntimeError):  # the frame is still running: the exception was raised before
                 trace.tb_frame.clear()
         trace = trace.tb_next

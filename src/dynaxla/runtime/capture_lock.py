@@ -1,6 +1,6 @@
-"""Graphs are captured by one thread at a time: torch's tracers keep their state in globals.
+"""Lets one thread at a time capture graphs, because torch's tracers keep their state in globals.
 
-The lock is TorchDynamo's own: graphs that TorchDynamo captures and others exclude each other. A thread may take it again while it has it.
+The lock is TorchDynamo's own, so captures by TorchDynamo and by dynaxla exclude each other. It is reentrant.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from . import private
 
 
 def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no other thread records or captures a graph."""
+    """Returns a context in which no other thread records or captures a graph."""
     return private.capture_lock
 
 
-_thread = threading.local()  # depth: how many `capturing` this thread is in; kept: what these keep alive
+_thread = threading.local()  # depth: the number of active `capturing` contexts; kept: the objects that they keep alive
 
 
 def is_capturing() -> bool:
-    """Whether this thread is inside of `capturing`: whoever traces now, the graph is for dynaxla."""
+    """True if this thread is inside `capturing`: any graph that is traced now is for dynaxla."""
     return getattr(_thread, "depth", 0) > 0
 
 
 def keep(value: Any) -> None:
-    """Keep alive what a graph names, until this thread has left `capturing`: by then a program of the graph holds it."""
+    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph holds it."""
     _thread.kept.append(value)
 
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Inside, this thread alone captures a graph.
+    """Inside the context, only this thread captures graphs.
 
-    As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads: if it were not, torch would take a call of any
-    compiled function, in whatever thread, for one that is to be traced, and refuse it.
+    As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads. Otherwise torch would treat a call of any compiled
+    function, in any thread, as a call to be traced, and refuse it.
     """
     with private.capture_lock, private.checks_have_an_effect():
         before = private.compiling_flag()

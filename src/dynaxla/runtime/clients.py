@@ -1,4 +1,4 @@
-"""PJRT clients of our own for the CPU: one for each number of threads that torch has had."""
+"""dynaxla's own PJRT clients for the CPU: one for each number of threads that torch has used."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .private import Fast
 
 
 def cpu_device() -> jax.Device:
-    """The CPU device that programs compiled now run on: that of a PJRT client of our own, with as many threads as torch has now.
+    """Returns the CPU device on which programs compiled now run: that of dynaxla's own PJRT client with as many threads as torch has now.
 
-    JAX's own CPU client hands every program to another thread, which costs more than a small program itself, and only a global setting
-    of the user's can tell it not to. Its pool has a thread for every core, whatever torch was told. And as long as nobody starts JAX's
-    clients, JAX does not warn at every fork, as a DataLoader's workers would make it.
+    JAX's own CPU client dispatches every program to another thread, which costs more than a small program itself and can only be disabled
+    by a global setting of the user's. Its pool has one thread per core, whatever torch's setting is. And unless JAX's own clients are
+    started, JAX does not warn at every fork, such as those of a DataLoader's workers.
 
     Raises: ForkError in a child of a process that had used XLA.
     """
@@ -34,7 +34,7 @@ def cpu_device() -> jax.Device:
 
 
 def _own_cpu_device(threads: int) -> jax.Device | None:
-    """The device of our client with so many threads; it is made at the first call. None where jaxlib lacks the means."""
+    """Returns the device of the client with this number of threads, creating it at the first call. None if jaxlib does not support this."""
     own = _own_clients.get(threads)
     if own is None:
         with _making:
@@ -49,21 +49,26 @@ def _own_cpu_device(threads: int) -> jax.Device | None:
 
 @dataclass(frozen=True)
 class _OwnClient:
-    """A PJRT client of our own. Attributes: device (None: jaxlib lacks the means); threads (of its pool)."""
+    """A PJRT client of dynaxla.
+
+    Attributes:
+        device: Its device; None if jaxlib does not support such clients.
+        threads: The number of threads in its pool.
+    """
 
     device: jax.Device | None
     threads: str = ""
 
 
-# By torch's number of threads.
+# Keyed by torch's number of threads.
 _own_clients: dict[int, _OwnClient] = {}
-# Held while a client is made, and while an environment variable is set for that.
+# Held while a client is created, and while an environment variable is set for that.
 _making = forks.lock()
 
 
 def _make_client(threads: int) -> _OwnClient:
-    # A client has no other argument for the size of its pool than this variable, which is read (by C) when it is made. JAX, if it made a
-    # client of its own in another thread meanwhile, would find it too.
+    # The size of a client's pool can only be set by this variable, which C code reads when it creates the client. The lock keeps JAX from
+    # creating its own client in another thread meanwhile, which would also read the variable.
     with private.client_lock, c_environment("PJRT_NPROC", str(threads)) as value:
         client = private.make_cpu_client()
         return _OwnClient(client.local_devices()[0], value) if client is not None else _OwnClient(None)
@@ -71,10 +76,10 @@ def _make_client(threads: int) -> _OwnClient:
 
 @contextlib.contextmanager
 def c_environment(name: str, value: str) -> Iterator[str]:
-    """Set an environment variable for what C reads, unless the user has set it. Gives what the variable says inside.
+    """Sets an environment variable for C code inside the context, unless the user has set it. Yields the variable's value there.
 
-    Other threads do not see it in `os.environ`. Only a program that another thread starts in this moment, without saying what its
-    environment is to be, gets it.
+    Other threads do not see it in `os.environ`. Only a subprocess that another thread starts meanwhile without an explicit environment
+    inherits it.
     """
     if name in os.environ:
         yield os.environ[name]
@@ -88,7 +93,8 @@ def c_environment(name: str, value: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a moment, unless the user has set it. Other threads see it; two do not set variables at once."""
+    """Sets an environment variable inside the context, unless the user has set it. Other threads see it; only one thread sets variables at
+    a time."""
     with _making:
         if name in os.environ:
             yield
@@ -101,7 +107,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def virtual_devices(count: int) -> list[jax.Device]:
-    """Devices for which programs are compiled, and on which none runs. Raises: ForkError; UnsupportedVersion."""
+    """Returns devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
     if forks.is_cut_off():
         raise forks.cut_off()
     with _making:
@@ -117,14 +123,14 @@ def virtual_devices(count: int) -> list[jax.Device]:
     return _virtual_clients[count].local_devices()
 
 
-# By the number of devices.
+# Keyed by the number of devices.
 _virtual_clients: dict[int, Any] = {}
 
 
 def _had_used_xla() -> bool:
-    """In a child: whether there were clients of ours in the parent.
+    """In a forked child: true if the parent had clients of dynaxla.
 
-    Ours, and MLIR's pool, are never freed: that would be to wait for their threads.
+    The child never frees these clients or MLIR's thread pool, because it would wait for threads that it does not have.
     """
     devices = [own.device for own in _own_clients.values() if own.device is not None]
     for client in [*(device.client for device in devices), *_virtual_clients.values()]:
@@ -138,10 +144,10 @@ forks.uses_xla(_had_used_xla)
 
 
 def is_own(device: jax.Device) -> bool:
-    """Whether a device is a client's of ours."""
+    """True if the device belongs to one of dynaxla's own clients."""
     return any(device is own.device for own in list(_own_clients.values()))
 
 
 def threads_of(device: jax.Device) -> str:
-    """How many threads a CPU device's pool has."""
+    """Returns the number of threads in a CPU device's pool, as text."""
     return next((own.threads for own in list(_own_clients.values()) if device is own.device), str(os.cpu_count()))

@@ -1,4 +1,4 @@
-"""This process's TCP connections: which ones have come up, and how to cut them off below whoever waits on them."""
+"""Lists this process's TCP connections, and shuts them down even while other code waits on them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 import stat
 from collections.abc import Collection, Iterator, Mapping
 
-# A connection's two ends, as text; the own one first.
+# A connection's two addresses, as text: this process's first.
 Ends = tuple[str, str]
 
-# Where a system lists a process's open files.
+# The folder in which the system lists a process's open file descriptors.
 _OPEN_FILES = "/dev/fd"
 
 
 def connections() -> dict[int, Ends]:
-    """By the file's number. Nothing where the system does not tell."""
+    """Returns the connections by file descriptor. Empty if the system does not list them."""
     try:
         numbers = list(map(int, os.listdir(_OPEN_FILES)))
     except OSError:
@@ -25,13 +25,13 @@ def connections() -> dict[int, Ends]:
 
 
 def between(found: Mapping[int, Ends], others: Collection[Ends]) -> dict[int, Ends]:
-    """Those whose other ends say the same of themselves."""
+    """Returns the connections in `found` whose peers report the same two addresses. others: The ends that the peers report."""
     theirs = {(there, here) for here, there in others}
     return {number: ends for number, ends in found.items() if ends in theirs}
 
 
 def cut(found: Mapping[int, Ends]) -> None:
-    """End these connections. Whoever waits on one, here or there, gets an error. One that is gone or has become another is let alone."""
+    """Shuts down these connections, so that waits on either end fail. File descriptors that are closed or reused are left alone."""
     for number, ends in found.items():
         with contextlib.suppress(OSError), _opened(number) as opened:
             if _ends(opened) == ends:
@@ -39,7 +39,7 @@ def cut(found: Mapping[int, Ends]) -> None:
 
 
 def _ends_of(number: int) -> Ends | None:
-    with contextlib.suppress(OSError):  # it is closed, or not connected
+    with contextlib.suppress(OSError):  # closed, or not connected
         if stat.S_ISSOCK(os.fstat(number).st_mode):
             with _opened(number) as opened:
                 return _ends(opened) if opened.family in (socket.AF_INET, socket.AF_INET6) else None
@@ -48,7 +48,7 @@ def _ends_of(number: int) -> Ends | None:
 
 @contextlib.contextmanager
 def _opened(number: int) -> Iterator[socket.socket]:
-    """A socket object for an open file of somebody else's, which stays open."""
+    """Yields a socket object for a duplicate of a file descriptor; the original stays open."""
     with socket.socket(fileno=os.dup(number)) as opened:
         yield opened
 

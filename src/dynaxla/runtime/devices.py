@@ -1,4 +1,4 @@
-"""From torch's devices to JAX's."""
+"""Maps torch's devices to JAX's."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import torch
 from ..errors import DeviceMismatch, UnsupportedTensor
 from . import clients
 
-# By a device's type: what gives the JAX device of an index, for tensors that live in XLA.
+# For each torch device type whose tensors live in XLA: a function from a device index to a JAX device.
 _in_xla: dict[str, Callable[[int], jax.Device]] = {}
 
 
 def register(kind: str, jax_device: Callable[[int], jax.Device]) -> None:
-    """From now on tensors on this kind of torch device are arrays on these JAX devices."""
+    """Registers a torch device type whose tensors are arrays. jax_device: Returns the JAX device of a device index."""
     _in_xla[kind] = jax_device
 
 
 def is_in_xla(device: torch.device) -> bool:
-    """Whether tensors on a device are arrays, and have no memory of torch's."""
+    """True if tensors on a device are arrays, without memory of torch's."""
     return device.type in _in_xla
 
 
 def drives(kind: str) -> bool:
-    """Whether there are tensors on such a torch device, by its type, and they are arrays."""
+    """True if tensors on this torch device type are arrays."""
     return kind in _in_xla
 
 
 def platform_of(device: torch.device) -> str:
-    """JAX's name for the platform of a torch device.
+    """Returns JAX's name for the platform of a torch device.
 
     Raises: UnsupportedTensor for a device whose memory JAX cannot share.
     """
@@ -50,7 +50,7 @@ def platform_of(device: torch.device) -> str:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device that is meant, in the one way to write it: a GPU without an index is torch's current one, and there is one CPU."""
+    """Returns the device in canonical form: a GPU without an index is torch's current one, and the CPU has no index."""
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is None and is_in_xla(device):
@@ -61,12 +61,12 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def current_gpu() -> int:
-    """torch's, by its number; 0 while no GPU is in use."""
+    """Returns the index of torch's current GPU; 0 while no GPU is in use."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
 def common_device(devices: Iterable[torch.device]) -> torch.device:
-    """The one device of a program; cpu if it has no tensors.
+    """Returns the one device of a program; cpu if it has no tensors.
 
     Raises: DeviceMismatch if there are several.
     """
@@ -81,13 +81,13 @@ def common_device(devices: Iterable[torch.device]) -> torch.device:
 
 
 def main_device(devices: Iterable[torch.device]) -> torch.device:
-    """The first of a graph's devices that is not the CPU; cpu if there is none. What is on the meta device has no data, and no place."""
+    """Returns the first of a graph's devices, in alphabetical order, that is neither the CPU nor meta; cpu if there is none."""
     others = {with_index(device) for device in devices if device.type not in ("cpu", "meta")}
     return min(others, key=str) if others else torch.device("cpu")
 
 
 def jax_device(device: torch.device) -> jax.Device:
-    """The JAX device that shares this torch device's memory, or has its tensors.
+    """Returns the JAX device that shares this torch device's memory, or holds its tensors.
 
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
@@ -99,9 +99,9 @@ def jax_device(device: torch.device) -> jax.Device:
 
 @functools.cache
 def users_cpu_device() -> jax.Device:
-    """The CPU of JAX's own client, where a user's arrays are; `clients.cpu_device` is another one.
+    """Returns the CPU device of JAX's own client, where a user's arrays are. `clients.cpu_device` is a different device.
 
-    Raises: UnsupportedTensor if JAX was told to do without it.
+    Raises: UnsupportedTensor if JAX is configured without a CPU platform.
     """
     try:
         return _without_preallocation(lambda: jax.local_devices(backend="cpu"))[0]
@@ -129,10 +129,10 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
 
 
 def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.Device]:
-    """Let JAX's GPU client, if `start` makes it, allocate as it needs instead of taking most of the memory at once.
+    """Calls `start` so that JAX's GPU client, if `start` creates it, allocates memory as needed instead of reserving most of it at once.
 
-    JAX reads these variables when it makes the client: one is set for that moment only, and never where the user has set any. The client is
-    JAX's own, for the user's JAX too, and from then on JAX warns at every fork.
+    JAX reads these variables when it creates the client. One is set for that moment only, and never if the user has set any. The client is
+    JAX's own and shared with the user's JAX code; once it exists, JAX warns at every fork.
     """
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):

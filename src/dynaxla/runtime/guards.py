@@ -1,4 +1,4 @@
-"""Whether tensors and dicts are as they were, compared in C where torch has the means; and a guard that TorchDynamo does not set."""
+"""Checks that tensors and dicts are unchanged, in C code if torch provides it; and guards that TorchDynamo itself does not install."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from torch._guards import TracingContext
 
 from .private import Fast
 
-# A function without arguments: a module's name, and the names by which it is found there.
+# A function without arguments: the name of its module, and the attribute path to it.
 Question = tuple[str, tuple[str, ...]]
 T = TypeVar("T")
 
 
 class ArgumentCheck:
-    """Whether tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of those seen at construction.
+    """Checks that tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of those at construction.
 
-    Holds no reference to the tensors.
+    It holds no reference to the tensors.
+
+    Attributes:
+        matches: Called with tensors; returns true if they match.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -38,9 +41,9 @@ class ArgumentCheck:
 
 
 class DictCheck:
-    """Whether nothing has been put into dicts, or taken out, since construction: by the version that CPython or torch keeps of each.
+    """Checks that dicts are unchanged since construction, by the version number that CPython or torch keeps for each.
 
-    Where nobody keeps one, or after something has changed, the answer is no.
+    Without version numbers the dicts count as changed.
     """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
@@ -53,7 +56,7 @@ class DictCheck:
                 item.add_dict_version_guard(each, [""], None)
 
     def are_unchanged(self) -> bool:
-        """True if nothing has been put in or taken out. False does not mean that something has."""
+        """True if no entry was added, removed or replaced. False does not prove a change."""
         return self._tree is not None and bool(self._tree.check(self._dicts))
 
 
@@ -61,22 +64,22 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
-# Whether this torch's guards can call a function (see below).
+# True if the guards of this version of torch can call a function (see `guard_answer`).
 CAN_ASK = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Classes whose instances call `guard_answer` for all that they read when they are called; and the code of these calls.
+# Classes whose instances, when called, call `guard_answer` for all global state that they read; with the code object of `__call__`.
 answering: dict[type, CodeType] = {}
 
 
 def answers_for_itself(kind: type[T]) -> type[T]:
-    """A decorator of such a class."""
+    """Decorator: registers a class in `answering`."""
     answering[kind] = kind.__call__.__code__
     return kind
 
 
 class _Asked(threading.local):
-    """What `guard_answer` is called with in this thread. Attributes: questions (None outside of the function `questions`)."""
+    """The functions that `guard_answer` was called with in this thread; None outside of the context `questions`."""
 
     questions: set[Question] | None = None
 
@@ -86,7 +89,7 @@ _asked = _Asked()
 
 @contextlib.contextmanager
 def questions() -> Iterator[set[Question]]:
-    """Inside, in this thread: the functions that `guard_answer` is called with, on whose answers a capture depends."""
+    """Collects, in this thread, the functions that `guard_answer` is called with inside the context: a capture depends on their results."""
     before, _asked.questions = _asked.questions, set()
     try:
         yield _asked.questions
@@ -95,7 +98,7 @@ def questions() -> Iterator[set[Question]]:
 
 
 def answer(question: Question) -> Any:
-    """What such a function gives now."""
+    """Calls the function of a question and returns its result."""
     module, attributes = question
     found: Any = sys.modules[module]
     for name in attributes:
@@ -104,8 +107,13 @@ def answer(question: Question) -> Any:
 
 
 def guard_answer(module: str, attributes: Sequence[str]) -> None:
-    """Let TorchDynamo compile anew what it captures now when a function without arguments, found in a module by these names, gives
-    something else, and note it inside of `questions`. Elsewhere nothing happens. Only where CAN_ASK."""
+    """Adds a guard on the result of a function without arguments to the current capture by TorchDynamo, which recompiles if the result
+    changes. Inside of `questions` the function is also collected there. Otherwise it has no effect. Requires CAN_ASK.
+
+    Args:
+        module: The name of the function's module.
+        attributes: The attribute path to the function.
+    """
     if _asked.questions is not None:
         _asked.questions.add((module, tuple(attributes)))
     if TracingContext.try_get() is not None:
@@ -116,7 +124,7 @@ def guard_answer(module: str, attributes: Sequence[str]) -> None:
 
 
 def guard_current_gpu() -> None:
-    """Let TorchDynamo compile anew what it captures now when torch has another current GPU: of itself it does not ask. Outside of its
-    captures, and with a torch that has no such guard, nothing happens."""
+    """Adds a guard on torch's current GPU to the current capture by TorchDynamo, which itself does not guard on it. Without such a capture,
+    or if CAN_ASK is false, it has no effect."""
     if CAN_ASK:
         guard_answer("torch", ("cuda", "current_device"))

@@ -1,13 +1,13 @@
-"""The heap of the C library, if that is glibc; elsewhere these functions do nothing.
+"""Settings of the C library's heap, if that is glibc; with other libraries these functions do nothing.
 
-XLA takes memory for what a program computes on the way at every call, and frees it afterwards. glibc returns large pieces to the system at
-once, and the next call pays for every page again: in a training step of mobilenet_v2, a third of its time.
+XLA allocates memory for a program's temporaries at every call, and frees it afterwards. glibc returns large blocks to the system at once,
+and the next call pays for every page fault again: a third of the time of a training step of mobilenet_v2.
 
-The settings are the whole process's, and glibc cannot be asked what they were: nobody can give them back. So they are made only where a
-program needs much, never against variables of glibc's that the user has set, and the option heap="leave" leaves them alone.
+The settings apply to the whole process, and cannot be restored, because glibc has no getter for them. Therefore they are changed only if a
+program needs much memory, never if the user has set glibc's own variables, and never with the option heap="leave".
 
-Aligned memory leaves a few bytes in front of it. glibc keeps small free pieces apart from their neighbours (in "fastbins"), so that what
-was freed is those bytes too short for the next call, which takes new memory instead: the heap grows, full of holes.
+Aligned allocations leave a few bytes in front of them. glibc does not merge small free blocks with their neighbours (it keeps them in
+"fastbins"), so a freed block is a few bytes too short for the next call, which takes new memory instead: the heap grows and fragments.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import functools
 import os
 from typing import Any
 
-# Bytes of a program's temporary memory and results, from which glibc returns them: its own thresholds begin at 128 KiB, and follow what is
-# freed only as far as one piece at a time.
+# Bytes of a program's temporaries and results above which glibc's settings are changed. glibc's own thresholds for returning memory start
+# at 128 KiB, and adapt only to the size of single freed blocks.
 LARGE = 256 << 10
 # Source: mallopt(3).
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
@@ -29,14 +29,17 @@ def _function(name: str) -> Any:
 
 
 def _is_users() -> bool:
-    """Whether the user has set any of glibc's own variables: the heap is theirs then. Source: mallopt(3), "Environment variables"."""
+    """True if the user has set any of glibc's own variables. dynaxla then leaves the heap alone.
+
+    Source: mallopt(3), "Environment variables".
+    """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """From now on freed memory stays with the process, to be used again; unless the user has set variables of glibc's."""
+    """Makes glibc keep freed memory for reuse from now on, unless the user has set glibc's variables."""
     mallopt = _function("mallopt")
     if mallopt is not None and not _is_users():
         mallopt(_M_MXFAST, 0)
@@ -45,7 +48,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """What is free now goes back to the system; unless the user has set variables of glibc's. Source: malloc_trim(3)."""
+    """Returns free memory to the system, unless the user has set glibc's variables. Source: malloc_trim(3)."""
     trim = _function("malloc_trim")
     if trim is not None and not _is_users():
         trim(0)

@@ -1,9 +1,9 @@
-"""Checks of programs that no call waits for: their results come to the host when the device has come to them.
+"""Asynchronous checks of programs on a GPU: no call waits for them.
 
-A program on a GPU gives the number of its first check that failed. It is copied to pinned memory, and an event behind the copy says when
-it is there. Every later call, of whatever program on that device, looks at those that are there, in their order, and raises what the
-first failed one asks for, before it does anything itself. `finish_checks` waits for all; at the end of the process those that nobody has
-seen are logged.
+A program on a GPU returns the index of its first check that failed. This code is copied to pinned memory, and a CUDA event after the copy
+tells when it has arrived. Every later call of any program on the device first looks at the codes that have arrived, in order, and raises
+the error of the first that reports a failure. `finish_checks` waits for all codes. Failures that are never raised are logged when the
+process ends.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _thread = threading.local()  # codes: see `collected`
 
 Checks = Sequence[tuple[type[Exception], str]]
 
-# Reports that may be under way at once on a device. A CUDA stream itself takes about as many kernels before it makes the host wait.
+# The number of codes that may be in flight on a device. A CUDA stream queues about as many kernels before it blocks the host.
 MOST = 1024
 
 
 def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
-    """What to raise for a program's code: the index of its first check that failed, or the number of checks.
+    """Returns the error of a program's code; None if no check failed.
 
-    name: of a program whose call came back long ago.
+    Args:
+        code: The index of the first check that failed, or the number of checks.
+        checks: The exception class and message of each check.
+        name: The program's name if its call has returned already; the error then says so.
     """
     if code >= len(checks):
         return None
@@ -46,13 +49,13 @@ def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
 
 
 def pinned(count: int) -> torch.Tensor:
-    """int32[count], in memory of the host that the device can write to by itself."""
+    """Returns int32[count] in pinned host memory."""
     return torch.empty(count, dtype=torch.int32, pin_memory=True)
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """Inside, the codes that this thread's programs give and that nobody waits for, each with the one that says that all checks hold."""
+    """Collects, inside the context, the codes of this thread's programs (on the device), each with the code of no failed check."""
     outer = getattr(_thread, "codes", None)
     _thread.codes = []
     try:
@@ -62,9 +65,9 @@ def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
 
 
 def any_failed(codes: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor | None:
-    """1 if one of these says that a check has failed, else 0: float32[], on their device. None if there are none.
+    """Returns 1 if one of the codes reports a failed check, else 0: float32[], on their device. None if there are no codes.
 
-    Optimizers' fused steps take such a number as `found_inf`.
+    The fused steps of optimizers take this value as `found_inf`.
     """
     if not codes:
         return None
@@ -74,7 +77,14 @@ def any_failed(codes: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor | None
 
 @dataclass(frozen=True)
 class _Report:
-    """A code on its way. Attributes: event (done when it is there); slot (where); checks, name (of its program)."""
+    """A code in flight.
+
+    Attributes:
+        event: Completes when the code has arrived.
+        slot: The index of the code in pinned memory.
+        checks: The program's checks.
+        name: The program's name.
+    """
 
     event: Any
     slot: int
@@ -83,7 +93,7 @@ class _Report:
 
 
 class Reports:
-    """The codes of one CUDA device that are under way. Thread-safe. A failure is raised once, in whichever thread meets it."""
+    """The codes in flight on one CUDA device. Thread-safe. A failure is raised once, in the first thread that looks."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -95,9 +105,9 @@ class Reports:
         forks.renew(self)
 
     def add(self, code: torch.Tensor, checks: Checks, name: str) -> None:
-        """Have a program's code (int32[], on the device) looked at later. With MOST under way it waits for the first of them.
+        """Queues a program's code (int32[], on the device) for later. If MOST codes are in flight, waits for the first of them.
 
-        Raises: what that one asks for.
+        Raises: the error of an earlier code.
         """
         with self._lock:
             while not self._free:
@@ -111,13 +121,13 @@ class Reports:
             codes.append((code, len(checks)))
 
     def look(self) -> None:
-        """Raises: what the first failed one of the codes that are there asks for."""
+        """Raises the error of the first code that has arrived and reports a failure."""
         if self._under_way:
             with self._lock:
                 self._look()
 
     def finish(self) -> None:
-        """See `finish_checks`."""
+        """Waits for all codes of the device; see `finish_checks`."""
         with self._lock:
             for report in list(self._under_way):
                 report.event.synchronize()
@@ -132,13 +142,13 @@ class Reports:
                 raise error
 
     def after_fork(self) -> None:
-        """The parent looks at its own."""
+        """In a forked child: drops the parent's codes without freeing them."""
         forks.leave(self._under_way)
         forks.leave(self._free)
         self._under_way = deque()
 
     def at_exit(self) -> None:
-        """Log what nobody has seen. An exception would have no place to go to."""
+        """Logs failures that no call has raised: at exit there is no caller to raise them to."""
         before = -1
         while len(self._under_way) != before:
             before = len(self._under_way)
@@ -153,7 +163,7 @@ _making = forks.lock()
 
 
 def of(device: torch.device) -> Reports:
-    """Those of a device."""
+    """Returns the reports of a device, and creates them at the first call."""
     with _making:
         if device not in _reports:
             _reports[device] = Reports(device)
@@ -162,16 +172,16 @@ def of(device: torch.device) -> Reports:
 
 
 def look(device: torch.device) -> None:
-    """Raises: what the first failed one of a device's codes asks for, of those that are there."""
+    """Raises the error of a device's first code that has arrived and reports a failure."""
     if (reports := _reports.get(device)) is not None:
         reports.look()
 
 
 def finish_checks() -> None:
-    """Wait until the GPUs have come to all programs with checks that have been called (such as that of an index's range).
+    """Waits until the GPUs have run all called programs that have checks, such as range checks of indices.
 
-    Raises: what the first failed check asks for. What other calls' checks have found is raised by the next call, of this function or of a
-    program. On the CPU there is nothing to wait for: a call raises by itself.
+    Raises: the error of the first failed check. Errors of other calls are raised by the next call, of this function or of a program. On the
+    CPU there is nothing to wait for, because each call raises its own errors.
     """
     for reports in list(_reports.values()):
         reports.finish()

@@ -1,8 +1,8 @@
-"""How strided torch tensors map to the row-major arrays that cross the border to XLA.
+"""Maps strided torch tensors to the row-major arrays that are passed to and from XLA.
 
-Every array that enters or leaves a program is row-major. A transposed or channels-last tensor crosses as the row-major array of its
-memory order, and the program begins (or ends) with the transpose that XLA then folds away. A broadcast dimension (stride 0) crosses
-with size 1. So a crossing never copies, unless the tensor's elements lie apart in memory.
+All arguments and results of a program are row-major. A transposed or channels-last tensor is passed as the row-major array of its memory
+order, and the program begins (or ends) with a transpose, which XLA folds into other operations. A broadcast dimension (stride 0) is passed
+with size 1. So no tensor is copied, unless its elements are not dense in memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import jax
 import torch
 from jax import lax
 
-# Tensors of these classes are what they seem; a subclass's may do anything with an op. (What nn.Buffer makes is of the first.)
+# The classes of ordinary tensors. Other subclasses may override any op. (nn.Buffer creates objects of the first class.)
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a contiguous tensor."""
+    """Returns the strides, in elements, of a contiguous tensor."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
@@ -32,10 +32,10 @@ class Layout:
     """The memory order of a strided tensor.
 
     Attributes:
-        shape: the tensor's shape.
-        packed_shape: the row-major shape of its distinct elements: dimensions in memory order, broadcast ones with size 1.
-        permutation: packed dimension i is tensor dimension permutation[i].
-        dense: whether the distinct elements fill their memory without gaps or overlaps.
+        shape: The tensor's shape.
+        packed_shape: The row-major shape of its distinct elements: dimensions in memory order, broadcast dimensions with size 1.
+        permutation: Packed dimension i is tensor dimension permutation[i].
+        dense: Whether the distinct elements fill their memory without gaps or overlaps.
     """
 
     shape: tuple[int, ...]
@@ -46,11 +46,11 @@ class Layout:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def of(shape: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
-        """The layout of a tensor with this shape and these strides."""
+        """Returns the layout of a tensor with this shape and these strides."""
         packed = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
         order = tuple(range(len(shape)))
         if not _is_row_major(packed, stride):
-            # A dimension of size 1 has no place of its own in memory: let it stand where its neighbour to the right stands.
+            # The stride of a dimension of size 1 is meaningless: sort it by the stride of its right neighbour.
             place = list(stride)
             for dim in range(len(shape) - 2, -1, -1):
                 if packed[dim] == 1:
@@ -62,17 +62,17 @@ class Layout:
 
     @staticmethod
     def ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> Layout:
-        """A dense layout: dimension i in memory is dimension order[i] of the tensor."""
+        """Returns a dense layout: dimension i in memory is dimension order[i] of the tensor."""
         return Layout(shape, tuple(shape[dim] for dim in order), order, True)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the elements fill their memory, none of them more than once in the tensor."""
+        """True if the layout is dense and has no broadcast dimension."""
         return self.dense and math.prod(self.packed_shape) == math.prod(self.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of a tensor with this layout, in elements, if it is dense."""
+        """The strides, in elements, of a tensor with this layout. Only for dense layouts."""
         packed = row_major(self.packed_shape)
         strides = [0] * len(self.shape)
         for place, dim in enumerate(self.permutation):
@@ -81,17 +81,17 @@ class Layout:
 
     @functools.cached_property
     def is_row_major(self) -> bool:
-        """Whether packing changes nothing at all."""
+        """True if packing changes nothing: the tensor is contiguous."""
         return self.dense and self.packed_shape == self.shape and self.permutation == tuple(range(len(self.shape)))
 
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's distinct elements as a contiguous tensor: an alias where the memory allows it, a copy otherwise."""
+        """Returns the tensor's distinct elements as a contiguous tensor: an alias if the layout is dense, a copy otherwise."""
         stride = tensor.stride()
         packed = torch.as_strided(tensor.detach(), self.packed_shape, [stride[dim] for dim in self.permutation])
         return packed.contiguous()
 
     def unpack(self, array: jax.Array) -> jax.Array:
-        """In a program: from the packed array to the tensor's logical shape."""
+        """Under jit: turns a packed array into one of the tensor's logical shape."""
         if self.permutation != tuple(range(len(self.shape))):
             inverse = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
             array = lax.transpose(array, inverse)
@@ -100,7 +100,7 @@ class Layout:
         return array
 
     def pack(self, array: jax.Array) -> jax.Array:
-        """In a program: from the tensor's logical shape to the packed array."""
+        """Under jit: turns an array of the tensor's logical shape into the packed array."""
         limits = [self.packed_shape[self.permutation.index(dim)] for dim in range(len(self.shape))]
         if tuple(limits) != array.shape:
             array = lax.slice(array, [0] * len(limits), limits)
@@ -119,7 +119,7 @@ def _is_row_major(shape: list[int] | tuple[int, ...], stride: tuple[int, ...]) -
 
 
 def storage_extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """How many elements of storage a tensor spans, from its first to its last."""
+    """Returns the number of storage elements from a tensor's first element to its last."""
     if math.prod(shape) == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

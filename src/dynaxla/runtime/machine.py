@@ -1,4 +1,4 @@
-"""What programs and measurements depend on besides the graph: versions, and this machine."""
+"""Facts besides the graph that programs and measurements depend on: versions, and the machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .clients import threads_of
 
 
 def versions() -> tuple[str, ...]:
-    """Of all that makes a program: dynaxla, whose forms it has, torch, whose kernels it may call, jax and jaxlib."""
+    """Returns the versions of dynaxla (whose lowerings are in a program), torch (whose kernels a program may call), jax and jaxlib."""
     return importlib.import_module("dynaxla").__version__, torch.__version__, jax.__version__, private.jaxlib_version()
 
 
 @functools.cache
 def sources() -> str | None:
-    """A hash of dynaxla's own sources; None where they are not at hand as files, or have been changed since they were imported."""
+    """Returns a hash of dynaxla's own sources; None if they are not readable files, or have changed since this module was imported."""
     root = Path(__file__).parents[1]
     found = hashlib.blake2b(digest_size=32)
     try:
@@ -41,21 +41,21 @@ _IMPORTED = time.time()
 
 
 def machine_name(device: jax.Device) -> str:
-    """What speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
+    """Returns a name of the facts that speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
     return f"{processor_name()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"
 
 
 def processor_name() -> str:
-    """As the processor calls itself."""
+    """Returns the processor's model name."""
     name = next((line.partition(":")[2].strip() for line in processor_facts().splitlines() if line.startswith("model name")), processor())
     return name or machine()
 
 
 @functools.cache
 def processor_facts() -> str:
-    """What this machine's instructions are known by."""
+    """Returns text that identifies the processor and its instruction set."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         kept = [line for line in file if line.startswith(("vendor_id", "model name", "flags", "Features", "CPU part"))]
         return "".join(sorted(set(kept)))
@@ -63,15 +63,15 @@ def processor_facts() -> str:
 
 
 def is_intels() -> bool:
-    """Whether this machine's processor is Intel's."""
+    """True if the processor is made by Intel."""
     return "GenuineIntel" in processor_facts()
 
 
 def has_wide_vectors() -> bool:
-    """Whether this machine's processor computes with vectors of 512 bits."""
+    """True if the processor has vectors of 512 bits (AVX-512)."""
     return "avx512f" in processor_facts()
 
 
 def has_avx2_alone() -> bool:
-    """Whether this machine's processor is an x86 that computes with vectors of 256 bits at most."""
+    """True if the processor is an x86 with AVX2 and without AVX-512."""
     return "avx2" in processor_facts() and not has_wide_vectors()

@@ -1,4 +1,4 @@
-"""Arrays on several devices: on which mesh they lie, and how others come to it."""
+"""Arrays on several devices: their mesh, and copies of other arrays to it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from ..errors import DeviceMismatch, UnsupportedTensor
 
-# Where a program runs: on one device, or on all of a mesh (then it is the sharding of what is whole on each of them).
+# Where a program runs: on one device, or on all devices of a mesh (given as the mesh's replicated sharding).
 Where: TypeAlias = jax.Device | NamedSharding
 
 _exist: list[bool] = []
 
 
 def may_exist() -> None:
-    """From now on arrays may lie on several devices: whoever runs a program asks."""
+    """Declares that arrays may lie on several devices from now on, so that callers of programs check for it."""
     _exist[:] = [True]
 
 
 def exist() -> bool:
-    """Whether there may be any."""
+    """True if arrays on several devices may exist."""
     return bool(_exist)
 
 
@@ -37,13 +37,13 @@ _planning = _Planning()
 
 
 def is_planning() -> bool:
-    """Whether this thread compiles programs to look at them, and runs none."""
+    """True if this thread compiles programs for inspection only, and runs none."""
     return _planning.on
 
 
 @contextlib.contextmanager
 def planning() -> Iterator[None]:
-    """Inside, this thread's programs of tensors on the device are compiled, for virtual meshes, too, and do not run."""
+    """Inside the context, programs of tensors on the device jax are compiled but not run in this thread, also for virtual meshes."""
     before, _planning.on = _planning.on, True
     try:
         yield
@@ -52,7 +52,7 @@ def planning() -> Iterator[None]:
 
 
 def sharding_of(array: jax.Array | None) -> NamedSharding | None:
-    """How an array lies on several devices; None for one device. Raises: UnsupportedTensor for a sharding without a mesh."""
+    """Returns an array's sharding over several devices; None for one device. Raises: UnsupportedTensor for a sharding without a mesh."""
     if array is None:
         return None
     sharding = array.sharding
@@ -67,9 +67,9 @@ def sharding_of(array: jax.Array | None) -> NamedSharding | None:
 
 
 def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
-    """What is whole on each device of the one mesh on which arrays lie; None if each lies on one device.
+    """Returns the replicated sharding of the one mesh on which the arrays lie; None if each array lies on one device.
 
-    Raises: DeviceMismatch for two meshes over different devices, or over the same ones in another order.
+    Raises: DeviceMismatch for two meshes with different devices, or with the same devices in another order.
     """
     found: Mesh | None = None
     for sharding in shardings:
@@ -87,7 +87,7 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
 
 @functools.lru_cache(maxsize=64)
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of what is whole on each device of a mesh."""
+    """Returns a mesh's replicated sharding."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -102,17 +102,17 @@ def _numbers(mesh: Mesh) -> tuple[int, ...]:
 
 
 def as_sharding(where: Where) -> Sharding:
-    """Of what is whole there."""
+    """Returns the sharding of an array that is complete on each device there."""
     return where if isinstance(where, NamedSharding) else SingleDeviceSharding(where)
 
 
 def key_of(where: Where) -> object:
-    """Hashable: what tells programs for one place from those for another."""
+    """Returns a hashable key, equal for equal places."""
     return where if isinstance(where, NamedSharding) else where.id
 
 
 def moved(array: jax.Array, where: Where) -> jax.Array:
-    """A copy that lies elsewhere, which shares memory with nobody: a shard that stays where it is would be the array's own else, and a
-    program that writes to one in place would take the other's memory."""
+    """Returns a copy of an array in another place. It shares no memory with the array: `device_put` alone would alias shards that stay on
+    their device, and a program that writes in place to one array would change the other."""
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(jax.device_put(array, may_alias=False), where)

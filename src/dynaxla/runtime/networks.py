@@ -1,9 +1,10 @@
-"""Clients of XLA's over several processes, and which processes a program is for.
+"""XLA clients that span several processes, and the set of processes that take part in a program.
 
-A program with collectives over some groups is for the smallest group of torch's that has all their ranks: its *members*. Their clients find
-each other by that group's store, connect the cliques of all groups among them (XLA connects a clique when it first needs it, by a service
-that is gone by then), and take leave of the service. From then on nothing but gloo's connections holds them together: whoever ends, ends.
-A group that is made later needs clients of its own.
+The *members* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of them.
+The members' clients find each other through that group's store, connect the cliques of all process groups among the members, and then leave
+jaxlib's coordination service. The cliques must be connected early: XLA would connect a clique at its first use, by the service, which no
+longer exists then. Afterwards only gloo's connections remain, so a process that ends does not end the others. A process group that is
+created later needs new clients.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from .clients import c_environment
 from .connections import Ends, between, connections, cut
 from .same_collectives import Agreement
 
-# Seconds that processes, when all have come, need at most to connect.
+# Timeout for connecting, in seconds, once all processes have arrived.
 _CONNECTING = 120
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A client over processes. Attributes: devices (one of each process, by its place); place (of this process); cliques (the sets of
-    places that are connected); others (of those, by all processes, what no group of torch's is)."""
+    """An XLA client that spans several processes. The *place* of a process is its index among the members.
+
+    Attributes:
+        devices: One device of each process, by place.
+        place: This process's place.
+        cliques: The connected tuples of places, among them this process's.
+        others: The connected sets of places, on all processes, that are not process groups of torch.
+    """
 
     devices: Sequence[jax.Device]
     place: int
@@ -45,23 +52,26 @@ class Network:
     _connections: Mapping[int, Ends]
 
     def cut(self) -> None:
-        """End the connections, so that no process waits for another one any more."""
+        """Closes the connections, so that no process waits for another any more."""
         cut(self._connections)
 
     @property
     def device(self) -> jax.Device:
-        """This process's."""
+        """This process's device."""
         return self.devices[self.place]
 
 
 @dataclass(eq=False)
 class Members:
-    """The processes that a program with collectives is for.
+    """The processes that take part in a program with collectives.
 
-    Attributes: ranks (torch's, of all members, by place); cliques (by a group's name: the places of its ranks, in its order); agreement (on
-    the collectives of XLA's own, as they were traced last); calls (what XLA makes of these, in their order);
-    holds (whether the program has to say that it wants them, also where no result of it depends on the last of them); others (sets of
-    places that are to be connected besides, on all processes alike).
+    Attributes:
+        ranks: torch's ranks of all members, by place.
+        cliques: For each process group's name, the places of its ranks, in the group's order.
+        agreement: The processes' agreement on the collectives of the latest trace.
+        calls: The HLO collectives that the latest trace has emitted, in order.
+        holds: Whether the program must keep its collectives alive even if no result depends on the last of them.
+        others: Further sets of places to connect, equal on all processes.
     """
 
     ranks: tuple[int, ...]
@@ -74,22 +84,28 @@ class Members:
 
     @staticmethod
     def of(names: Sequence[str]) -> Members:
-        """Those of a program whose collectives are over these groups. Raises: ValueError of torch for a group that is gone."""
+        """Returns the members of a program with collectives over these process groups.
+
+        Raises: ValueError (torch's) for a group that no longer exists.
+        """
         ranks = {name: _ranks(private.process_group(name)) for name in names}
         wanted = set().union(*ranks.values())
         candidates = [group for group in private_processes.named_groups().values() if wanted <= set(_ranks(group))]
-        group = min(candidates, key=lambda group: len(_ranks(group)))  # the first of them, so on all processes the same
+        group = min(candidates, key=lambda group: len(_ranks(group)))  # the first of the smallest, the same on all processes
         members = _ranks(group)
         return Members(members, {name: tuple(map(members.index, of)) for name, of in ranks.items()}, group)
 
     def begin(self) -> None:
-        """A program is traced anew."""
+        """Resets the collectives before a new trace."""
         self.agreement = Agreement()
         self.calls.clear()
 
     def cover(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:
-        """All places, in groups: first that of this name; what the others do in a program of theirs is nothing to this one. evenly: in
-        groups of one size; None if there are none."""
+        """Returns replica groups that cover all places. The first is the process group's. The others only complete the cover: XLA wants
+        every place in a group, and this process takes no part in them.
+
+        evenly: If true, all groups must have the same size; None if that is impossible.
+        """
         clique = self.cliques[name]
         rest = [place for place in range(len(self.ranks)) if place not in clique]
         size = len(clique)
@@ -99,7 +115,8 @@ class Members:
         return clique, *(tuple(rest[start : start + size]) for start in range(0, len(rest), size))
 
     def connected(self) -> Network:
-        """The network for the program that was traced last, when its processes agree on the collectives. Made at the first call.
+        """Returns the network for the program of the latest trace, once the processes agree on its collectives. It is created at the first
+        call.
 
         Raises: CollectiveMismatch; CollectiveFailed.
         """
@@ -115,7 +132,7 @@ class Members:
 
 
 def token(names: Sequence[str]) -> tuple[int, ...]:
-    """What tells groups from later ones of the same names."""
+    """Returns a number for each process group, which differs from that of a later group with the same name."""
     found = []
     for name in names:
         group = private.process_group(name)
@@ -125,11 +142,11 @@ def token(names: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-# By the group, which other groups may take the name of when it is gone.
+# Keyed by the group object, because a later group may reuse its name.
 _networks: weakref.WeakKeyDictionary[Any, list[Network]] = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _counter = itertools.count()
-# Of all networks, what is never freed: XLA's cliques are known by it.
+# Clients and agents of all networks. They are never freed, because XLA's cliques refer to them.
 _kept: list[Any] = []
 
 
@@ -138,7 +155,16 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[frozenset[int]]) -> Network:
-    """number: how many networks these processes have made before. others: see `Members`."""
+    """Creates a client over the processes of a group.
+
+    Args:
+        group: The process group through whose store the processes meet.
+        ranks: Its ranks, by place.
+        number: The number of networks that these processes have created before.
+        others: See `Members`.
+
+    Raises: CollectiveFailed.
+    """
     place, store, timeout = ranks.index(torch.distributed.get_rank()), private.store_of(group), private.timeout_of(group)
     if store is None:
         raise CollectiveFailed(
@@ -155,7 +181,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
             meeting.say("address", address)
         address = meeting.hear("address", 0)
         threads = str(torch.get_num_threads())
-        # As far as processes are on machines of one network, no proxy is between them.
+        # The processes' machines share a network, so gRPC must not use a proxy.
         with c_environment("no_grpc_proxy", address.rpartition(":")[0]), c_environment("PJRT_NPROC", threads):
             agent = private_processes.make_agent(address, place, _CONNECTING)
             agent.connect()
@@ -180,13 +206,13 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
 
 
 def _cliques(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The places of all groups among these ranks that this process is a part of, in the order in which the groups were made."""
+    """Returns the places of all process groups within these ranks that contain this process, in the order of their creation."""
     groups = map(_ranks, private_processes.named_groups().values())
     return list(dict.fromkeys(tuple(map(ranks.index, group)) for group in groups if set(group) <= set(ranks)))
 
 
 def _meet(devices: Sequence[jax.Device], place: int, cliques: Sequence[tuple[int, ...]]) -> None:
-    """Have XLA connect these cliques: by a program that has a collective over each, one after the other."""
+    """Makes XLA connect these cliques, by running a program with one collective over each in turn."""
 
     def program(x: jax.Array) -> jax.Array:
         for clique in cliques:
@@ -200,7 +226,10 @@ def _meet(devices: Sequence[jax.Device], place: int, cliques: Sequence[tuple[int
 
 
 def _service(host: str, count: int) -> tuple[Any, str]:
-    """A service, and its address. Another process may take a port that was free a moment ago."""
+    """Starts a coordination service. It tries several ports, because another process may take a free port before the service does.
+
+    Returns: the service and its address.
+    """
     for trial in range(8):
         with socket.socket() as found:
             found.bind((host, 0))
@@ -214,12 +243,13 @@ def _service(host: str, count: int) -> tuple[Any, str]:
 
 
 def _host(store: Any) -> dict[str, str]:
-    """How others reach this process: by the address from which it reaches the store, if that tells its own."""
+    """Returns this machine's name, and the address at which other processes reach this one: its own address on the route to the store if
+    the store has an address, else the machine's name."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     reached = socket.gethostname()
     if hasattr(store, "host"):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as looking:  # which sends nothing
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as looking:  # connecting a UDP socket sends no packet
             try:
                 looking.connect((store.host, store.port))
                 reached = looking.getsockname()[0]
@@ -229,7 +259,7 @@ def _host(store: Any) -> dict[str, str]:
 
 
 class _Meeting:
-    """What processes say to each other by a store, each thing once."""
+    """Exchanges values among processes through a store. Each process sets each key once."""
 
     def __init__(self, store: Any, ranks: tuple[int, ...], place: int, prefix: str, seconds: float) -> None:
         self._store, self._ranks, self._place, self._prefix, self._seconds = store, ranks, place, prefix, seconds
@@ -241,12 +271,12 @@ class _Meeting:
         return self._heard(what, [place])[0]
 
     def all(self, what: str, value: Any) -> list[Any]:
-        """What all have said, by place; this one says this."""
+        """Sends this process's value, and returns the values of all processes by place."""
         self.say(what, value)
         return self._heard(what, range(len(self._ranks)))
 
     def _heard(self, what: str, places: Sequence[int]) -> list[Any]:
-        """Raises: CollectiveFailed, naming who has not come in time."""
+        """Waits for the values of these places, and returns them. Raises: CollectiveFailed with the ranks that did not send one in time."""
         end, pause = time.monotonic() + self._seconds, 0.001
         missing = list(places)
         while True:
@@ -269,7 +299,7 @@ class _Meeting:
 
 
 def _had_networks() -> bool:
-    """In a child: whether the parent had networks, which are not freed there."""
+    """In a forked child: true if the parent had networks. The child does not free them."""
     for thing in _kept:
         forks.leave(thing)
     return bool(_kept)

@@ -1,7 +1,8 @@
-"""The insides of FSDP2 (`torch.distributed.fsdp.fully_shard`), all of which are private to torch: which parameters go together, how each of
-them is cut, and the hooks that gather and free them.
+"""Private interfaces of FSDP2 (`torch.distributed.fsdp.fully_shard`): parameter groups, the sharding of each parameter, and the hooks that
+unshard and reshard them.
 
-A *state* is torch's of one `fully_shard` call, a *group* of those of its parameters that lie on one mesh, a *parameter* one of these.
+A *state* is torch's FSDPState of one `fully_shard` call, a *group* is its FSDPParamGroup of the parameters on one mesh, and a *parameter*
+is an FSDPParam.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Parameter = Any
 
 log = logging.getLogger("dynaxla")
 
-# All that this module names in a state, a group and a parameter that every release has set by the time of a first step.
+# The attributes of states, groups and parameters that this module uses. In every release they exist by the first step.
 _IN_STATE = (
     "_fsdp_param_groups", "_is_root", "_modules", "_lazy_init", "_pre_forward_hook_handle", "_post_forward_hook_handle", "_pre_forward",
     "_post_forward", "_device", "_cast_forward_inputs", "_cast_output_dtype",
@@ -40,7 +41,7 @@ _IN_PARAMETER = (
     "reduce_dtype", "_unsharded_dtensor_spec", "_setattr_on_modules", "unsharded_param", "unsharded_accumulated_grad",
     "_get_grad_inner_tensor", "to_sharded_dtensor",
 )  # fmt: skip
-# More names, for torch 2.15 (see `_waits_in_whole`).
+# More attributes that torch 2.15 needs (see `_waits_in_whole`).
 _IN_GROUP_WITH_WHOLE = ("_post_backward_pending", "_partial_reduce_output_layout")
 _IN_PARAMETER_WITH_WHOLE = ("unsharded_grad_dtype", "sharded_grad_dtype")
 _FUNCTIONS = (
@@ -51,7 +52,7 @@ _FUNCTIONS = (
     "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_gradient_divide_factors",
     "torch.distributed.utils._to_kwargs",
 )
-# The ones that are assigned to.
+# The attributes that this module assigns to.
 _WRITTEN = (
     "_pre_forward", "_post_forward", "unshard", "wait_for_unshard", "reshard", "post_backward", "_partial_reduce_output",
     "_partial_reduce_output_layout", "_post_backward_pending",
@@ -60,7 +61,7 @@ _NOTHING = object()
 
 
 def missing_in(modules: Iterable[Any]) -> str:
-    """The first name that this module needs and this torch's FSDP2 lacks, "" if there is none. Logged once."""
+    """Returns the first name that this module needs and this torch's FSDP2 lacks; "" if there is none. Each name is logged once."""
     modules = list(modules)
     return _missing_function() or next(filter(None, map(_missing_in_module, modules)), "") if modules else ""
 
@@ -89,12 +90,13 @@ def _missing_in_module(module: Any) -> str:
 
 
 def _lacks(item: Any, names: Sequence[str]) -> str:
-    """The first of these names that neither an object nor its class has, "" if there is none."""
+    """Returns the first of these names that neither an object nor its class has; "" if there is none."""
     return next((f"{type(item).__name__}.{name}" for name in names if not _has(item, name)), "")
 
 
 def _has(item: Any, name: str) -> bool:
-    """True for attributes that a class only declares, too: some are set by a first forward pass, before which some properties raise."""
+    """True if an object has the attribute, or its class declares it. Some attributes are set by the first forward pass, and some properties
+    raise before it."""
     found = inspect.getattr_static(item, name, _NOTHING)
     if name in _WRITTEN and isinstance(found, property):
         return found.fset is not None
@@ -102,7 +104,8 @@ def _has(item: Any, name: str) -> bool:
 
 
 def _waits_in_whole(parameter: Parameter) -> bool:
-    """True if gradients wait in `.grad` of torch's whole parameter (torch 2.15); in earlier releases an attribute beside it holds them."""
+    """True if unreduced gradients are kept in `.grad` of the unsharded parameter (torch 2.15). Earlier releases keep them in
+    `unsharded_accumulated_grad`."""
     return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)
 
 
@@ -114,24 +117,25 @@ def _reported(missing: str) -> str:
 
 
 def modules_among(objects: Iterable[Any]) -> list[torch.nn.Module]:
-    """The modules that `fully_shard` has been called with, each once."""
+    """Returns the modules among these objects to which `fully_shard` was applied, each once."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [] if kind is None else list({id(item): item for item in objects if isinstance(item, kind)}.values())
 
 
 def states_of(modules: Iterable[Any]) -> list[State]:
-    """Their states, each once."""
+    """Returns the modules' states, each once."""
     return list({id(state): state for state in (module._get_fsdp_state() for module in modules)}.values())
 
 
 def groups_of(state: State) -> Sequence[Group]:
-    """Its groups, in the order in which they are gathered."""
+    """Returns the groups of a state, in the order in which they are unsharded."""
     found: Sequence[Group] = state._fsdp_param_groups
     return found
 
 
 def prepare(modules: Sequence[Any]) -> None:
-    """Have torch do what it does before a first forward pass, and free the parameters that an earlier pass has left gathered."""
+    """Runs torch's lazy initialisation, which is due before a first forward pass, and reshards parameters that an earlier pass has left
+    unsharded."""
     if missing_in(modules):
         return
     states = states_of(modules)
@@ -143,29 +147,28 @@ def prepare(modules: Sequence[Any]) -> None:
     for state in states:
         for group in groups_of(state):
             if _lacks_wholes(group) and not why_not_gathered(state):
-                group.unshard()  # once; a collective, to which all processes come with their first step
+                group.unshard()  # once; a collective, which all processes reach in their first step
                 group.wait_for_unshard()
             free(group)
 
 
 def _lacks_wholes(group: Group) -> bool:
-    """True if gradients are to wait in whole parameters of torch's that torch has not made: it does as it first gathers the group."""
+    """True if gradients are kept in unsharded parameters that do not exist yet: torch creates them when it first unshards the group."""
     return any(_waits_in_whole(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
 
 
 def free(group: Group) -> None:
-    """Its modules have their own parts of parameters, as between two steps; gradients that wait for more of them stand where torch looks
-    first."""
+    """Reshards a group, as between two steps. Unreduced gradients move to the place where torch looks for them first."""
     for parameter in group.fsdp_params:
         whole = getattr(parameter, "unsharded_param", None)
         if not _waits_in_whole(parameter) and whole is not None and whole.grad is not None:
             add_waiting(parameter, whole.grad)
             whole.grad = None
-    group._to_sharded()  # nothing if they have
+    group._to_sharded()  # no effect if the group is sharded already
 
 
 def why_not_gathered(state: State) -> str:
-    """What a state asks for that functional collectives do not do; "" for nothing."""
+    """Returns a feature that the state uses and that functional collectives do not support; "" if there is none."""
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
@@ -196,8 +199,13 @@ def why_not_gathered(state: State) -> str:
 
 @contextlib.contextmanager
 def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, these run in the places of a state's hooks: (module, args, kwargs) gives what a module is called with, (module, args, output)
-    what it gives."""
+    """Replaces a state's hooks inside the context.
+
+    Args:
+        state: The state.
+        pre_forward: Called with (module, args, kwargs); returns the arguments with which the module is called.
+        post_forward: Called with (module, args, output); returns the output.
+    """
     handles = state._pre_forward_hook_handle, state._post_forward_hook_handle
     numbers = {handle.id for item in handles for handle in getattr(item, "handles", (item,))}
     replaced: list[tuple[Any, int, Any]] = []
@@ -206,7 +214,7 @@ def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: C
             for number in numbers & hooks.keys():
                 replaced.append((hooks, number, hooks[number]))
                 hooks[number] = own
-    state._pre_forward, state._post_forward = pre_forward, post_forward  # where a method has been made to gather, too
+    state._pre_forward, state._post_forward = pre_forward, post_forward  # for `register_fsdp_forward_method`
     try:
         yield
     finally:
@@ -219,8 +227,14 @@ def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: C
 def without_memory(
     group: Group, gather: Callable[[], object], drop: Callable[[], object], end_backward: Callable[[], object]
 ) -> Iterator[None]:
-    """Inside, these are called where somebody asks for a group's parameters (`module.unshard()`), to let them go, and for the exchange of
-    gradients that wait (`module.finalize_backward()` of torch 2.15)."""
+    """Replaces a group's methods inside the context.
+
+    Args:
+        group: The group.
+        gather: Called when a user requests the group's unsharded parameters (`module.unshard()`).
+        drop: Called when they are to be resharded.
+        end_backward: Called to reduce the gradients that have not been reduced (`module.finalize_backward()` of torch 2.15).
+    """
     group.unshard, group.wait_for_unshard, group.reshard, group.post_backward = (lambda async_op=False: None), gather, drop, end_backward
     try:
         yield
@@ -229,13 +243,13 @@ def without_memory(
 
 
 def modules_of(state: State) -> Sequence[torch.nn.Module]:
-    """Those that the state was made for: all of them together run once, or one."""
+    """Returns the modules that the state covers: one module, or a list of modules that together form one forward pass."""
     found: Sequence[torch.nn.Module] = state._modules
     return found
 
 
 def to_device(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What a root module is called with, where its parameters are."""
+    """Returns the arguments of a root module, moved to the device of its parameters."""
     if state._device.type == "cpu" or not (args or kwargs):
         return args, kwargs
     given, named = torch.distributed.utils._to_kwargs(args, kwargs, state._device, False)
@@ -243,65 +257,66 @@ def to_device(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def cast_inputs(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What a module is called with, as its mixed precision wants it."""
+    """Returns the arguments of a module, cast as its mixed-precision policy says."""
     found: tuple[Any, Any] = state._cast_forward_inputs(args, kwargs)
     return found
 
 
 def cast_output(state: State, output: Any) -> Any:
-    """What a module gives, as its mixed precision wants it."""
+    """Returns the output of a module, cast as its mixed-precision policy says."""
     return state._cast_output_dtype(output)
 
 
 def tensors_with_gradient(output: Any) -> list[torch.Tensor]:
-    """The tensors in a module's output that a backward pass begins at."""
+    """Returns the tensors in a module's output that require a gradient."""
     from torch.distributed.fsdp._common_utils import collect_grad_tensors
 
     return list(collect_grad_tensors(output))
 
 
-# Of a group.
+# Groups
 
 
 def is_freed_after_forward(group: Group) -> bool:
-    """Whether whole parameters are not kept for the backward pass."""
+    """True if the group is resharded after the forward pass instead of being kept for the backward pass."""
     return group.post_forward_mesh_info is not None
 
 
 def shard_group(group: Group) -> Any:
-    """The processes that have its parameters in parts."""
+    """Returns the process group over which the group's parameters are sharded."""
     return group.mesh_info.shard_process_group
 
 
 def reduce_group(group: Group) -> Any:
-    """The processes that sum its gradients in parts."""
+    """Returns the process group of the reduce-scatter of the group's gradients."""
     return group._reduce_scatter_process_group
 
 
 def replica_group(group: Group) -> Any | None:
-    """The processes that have the same parts; None if no others do."""
+    """Returns the process group over which the same shards are replicated; None without replication."""
     return getattr(group.mesh_info, "replicate_process_group", None)
 
 
 def in_order_of_sum(group: Group) -> Sequence[Parameter]:
-    """Its parameters, in the order in which their gradients are summed: those of one dtype together."""
+    """Returns the group's parameters in the order in which their gradients are reduced: grouped by dtype."""
     dtypes = [dtype_of_gradient(parameter) for parameter in group.fsdp_params]
     return sorted(group.fsdp_params, key=lambda parameter: dtypes.index(dtype_of_gradient(parameter)))
 
 
 def note_waiting(group: Group, is_waiting: bool) -> None:
-    """A backward pass has ended for its parameters. is_waiting: their gradients have not been summed."""
+    """Records that a backward pass has ended for the group. is_waiting: Whether the gradients have not been reduced."""
     if getattr(group, "_post_backward_pending", is_waiting) != is_waiting:
         group._post_backward_pending = is_waiting
 
 
 def has_partial_sum(group: Group, parameter: Parameter) -> bool:
-    """True if torch keeps this parameter's place in `partial_sum`, and would sum zeros for a gradient that it lacks."""
+    """True if `partial_sum` has a slot for this parameter; torch then sums zeros for a missing gradient."""
     return group._partial_reduce_output is not None and parameter in getattr(group, "_partial_reduce_output_layout", ())
 
 
 def partial_sum(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor | None:
-    """Gradients of these parameters, flat and with padding, that other replicas have yet to add theirs to."""
+    """Returns the gradients of these parameters, flat and padded, that were reduce-scattered but not yet all-reduced over replicas; None if
+    there are none."""
     found: torch.Tensor | None = group._partial_reduce_output
     layout = getattr(group, "_partial_reduce_output_layout", None)
     if found is None or layout is None or layout == _layout(parameters):
@@ -311,7 +326,7 @@ def partial_sum(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor |
 
 
 def keep_partial_sum(group: Group, parameters: Sequence[Parameter], value: torch.Tensor | None) -> None:
-    """See `partial_sum`."""
+    """Stores the value of `partial_sum`."""
     group._partial_reduce_output = value
     layout = _layout(parameters)
     if value is not None and getattr(group, "_partial_reduce_output_layout", layout) != layout:
@@ -319,7 +334,7 @@ def keep_partial_sum(group: Group, parameters: Sequence[Parameter], value: torch
 
 
 def _layout(parameters: Sequence[Parameter]) -> dict[Parameter, tuple[int, int]]:
-    """Where each one's gradient begins in a flat sum, and how long it is."""
+    """Returns the offset and the length of each parameter's gradient in a flat sum."""
     found, offset = {}, 0
     for parameter in parameters:
         size = parameter.padded_sharded_param_size.numel()
@@ -329,8 +344,8 @@ def _layout(parameters: Sequence[Parameter]) -> dict[Parameter, tuple[int, int]]
 
 
 def scaling(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
-    """What gradients are divided by before they are summed and after, and by which ops of functional collectives they are summed: in parts,
-    and over replicas."""
+    """Returns how gradients are reduced: the divisor before the reduction, the divisor after it, and the reduce ops ("avg" or "sum") of the
+    reduce-scatter and of the all-reduce over replicas."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
     factor = group.gradient_divide_factor
@@ -344,51 +359,52 @@ def scaling(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
     return before or 1.0, after or 1.0, scattered, summed
 
 
-# Of a parameter.
+# Parameters
 
 
 def sharded(parameter: Parameter) -> torch.nn.Parameter:
-    """The parameter as optimizers see it."""
+    """Returns the sharded parameter, which optimizers update."""
     found: torch.nn.Parameter = parameter.sharded_param
     return found
 
 
 def own_part(parameter: Parameter) -> torch.Tensor:
-    """What of it lies on this process, itself."""
+    """Returns this process's shard itself, not a view of it."""
     found: torch.Tensor = parameter.sharded_param._local_tensor
     return found
 
 
 def part_sizes(parameter: Parameter) -> tuple[torch.Size, torch.Size, torch.Size, int]:
-    """The sizes of this process's part, of a part with padding (the same on all), of the whole, and the dimension that is cut."""
+    """Returns the sizes of this process's shard, of a padded shard (the same on all processes) and of the unsharded parameter, and the
+    sharded dimension."""
     return parameter.sharded_size, parameter.padded_sharded_param_size, parameter._orig_size, parameter.fsdp_placement.dim
 
 
 def dtype_of_use(parameter: Parameter) -> torch.dtype:
-    """In which it is gathered and computed with."""
+    """Returns the dtype in which the parameter is all-gathered and used."""
     found: torch.dtype = parameter.param_dtype or parameter.orig_dtype
     return found
 
 
 def dtype_of_gradient(parameter: Parameter) -> torch.dtype:
-    """The dtype of `.grad` of the sharded parameter."""
+    """Returns the dtype of `.grad` of the sharded parameter."""
     found: torch.dtype = parameter.sharded_grad_dtype if _waits_in_whole(parameter) else parameter.orig_dtype
     return found
 
 
 def dtype_of_waiting(parameter: Parameter) -> torch.dtype | None:
-    """The dtype of gradients of the whole until they are summed; None: the one that they are computed in."""
+    """Returns the dtype of unreduced gradients; None for the dtype in which they are computed."""
     found: torch.dtype | None = parameter.unsharded_grad_dtype if _waits_in_whole(parameter) else parameter.reduce_dtype
     return found
 
 
 def mixes_dtypes(parameter: Parameter) -> bool:
-    """True if torch sums its gradients together with those of another dtype, in a dtype for both."""
+    """True if torch reduces the gradients of several dtypes together, in one common dtype."""
     return _waits_in_whole(parameter)
 
 
 def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
-    """What modules compute with: a DTensor where the parameter is one besides (tensor parallelism)."""
+    """Returns the unsharded parameter for modules. With tensor parallelism it is a DTensor of the local tensor."""
     if parameter._unsharded_dtensor_spec is None:
         return local
     spec = parameter._unsharded_dtensor_spec
@@ -398,7 +414,7 @@ def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
 
 
 def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:
-    """A DTensor of this process's part. spec: where it lies, and what the whole is like."""
+    """Returns a DTensor of this process's shard. spec: Its DTensorSpec."""
     from torch.distributed.tensor import DTensor
 
     found: torch.Tensor = DTensor(local, spec, requires_grad=False)
@@ -406,34 +422,34 @@ def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 def unwrap(tensor: Any) -> tuple[torch.Tensor, Any]:
-    """This process's part of a tensor and where it lies; None for the latter if the tensor is no DTensor."""
+    """Returns a DTensor's local tensor and DTensorSpec; for any other tensor, the tensor itself and None."""
     return (tensor._local_tensor, tensor._spec) if hasattr(tensor, "_spec") else (tensor, None)
 
 
 def put(parameter: Parameter, tensor: torch.Tensor) -> None:
-    """Have all modules that share the parameter find this in its place."""
-    tensor._is_param = True  # what `isinstance(x, torch.nn.Parameter)` goes by
+    """Puts a tensor in place of the parameter in all modules that share it."""
+    tensor._is_param = True  # makes `isinstance(tensor, torch.nn.Parameter)` true
     parameter._setattr_on_modules(tensor)
 
 
 def take_away(parameter: Parameter) -> None:
-    """Have all modules that share the parameter find the sharded one."""
+    """Puts the sharded parameter back into all modules that share it."""
     parameter._setattr_on_modules(parameter.sharded_param)
 
 
 def waiting(parameter: Parameter) -> torch.Tensor | None:
-    """The sum of gradients of earlier backward passes that processes have not exchanged yet, of the whole."""
+    """Returns the unreduced gradient of the unsharded parameter, summed over earlier backward passes; None if there is none."""
     found: torch.Tensor | None = parameter.unsharded_accumulated_grad
     return found
 
 
 def forget_waiting(parameter: Parameter) -> None:
-    """See `waiting`."""
+    """Clears the unreduced gradient; see `waiting`."""
     _set_waiting(parameter, None)
 
 
 def add_waiting(parameter: Parameter, gradient: torch.Tensor) -> None:
-    """Add to the gradients that processes have not exchanged yet."""
+    """Adds to the unreduced gradient; see `waiting`."""
     before, dtype = waiting(parameter), dtype_of_waiting(parameter)
     gradient = gradient if dtype is None else gradient.to(dtype)
     _set_waiting(parameter, gradient if before is None else before + gradient)
@@ -447,13 +463,13 @@ def _set_waiting(parameter: Parameter, gradient: torch.Tensor | None) -> None:
 
 
 def gradient_part(parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
-    """This process's part of a gradient of the whole, laid as the parameter is."""
+    """Returns the local tensor of a gradient of the unsharded parameter, with the parameter's own placements (tensor parallelism)."""
     found: torch.Tensor = parameter._get_grad_inner_tensor(gradient)
     return found
 
 
 def add_gradient(parameter: Parameter, part: torch.Tensor) -> None:
-    """Add this process's part of a gradient to `.grad`, and call the hooks that wait for that."""
+    """Adds this process's shard of a gradient to `.grad`, and calls the post-accumulate-grad hooks."""
     if parameter.sharded_param.grad is None:
         parameter.sharded_param.grad = parameter.to_sharded_dtensor(part)
     else:

@@ -1,7 +1,7 @@
-"""The private entry points behind XLA's own collectives of several processes; see `private.py` for what is private.
+"""The private entry points for XLA's own collectives among processes; `private.py` defines the term.
 
-A client of XLA's over processes needs a service of jaxlib's until all have found each other, and none afterwards: its connections are
-gloo's. A process that loses such a service while it is in use is ended by jaxlib.
+An XLA client that spans processes needs jaxlib's coordination service only until the processes have found each other: afterwards it
+communicates by gloo. jaxlib ends a process that loses its connection to the service while the service is in use.
 """
 
 from __future__ import annotations
@@ -27,25 +27,39 @@ _make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_coll
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
-# Seconds that nobody waits: jaxlib ends a process that it does not hear of for so long.
+# A heartbeat timeout in seconds that is never reached: jaxlib ends a process without a heartbeat for this long.
 _NEVER = 10**8
 
 
 def make_service(address: str, count: int) -> Any:
-    """What so many processes meet at. Raises: jax.errors.JaxRuntimeError, if the address is taken."""
+    """Starts a coordination service for `count` processes. Raises: jax.errors.JaxRuntimeError if the address is taken."""
     return _make_service(address, count, heartbeat_timeout=_NEVER)
 
 
 def make_agent(address: str, place: int, seconds: float) -> Any:
-    """A process's side of a service, by its place among the processes; seconds: how long it looks for the service."""
+    """Returns a client of a coordination service.
+
+    Args:
+        address: The service's address.
+        place: This process's index among the processes.
+        seconds: The timeout for reaching the service.
+    """
     return _make_agent(
         address, place, init_timeout=max(1, int(seconds)), heartbeat_timeout=_NEVER, shutdown_on_destruction=False, use_compression=True
     )
 
 
 def make_client(agent: Any, place: int, count: int, host: str) -> Any:
-    """A client for one CPU device of each of so many processes, whose programs run in the thread that calls them. host: of this process, as
-    the others reach it. Raises: UnsupportedVersion."""
+    """Returns a PJRT client over one CPU device of each process. Its programs run in the calling thread.
+
+    Args:
+        agent: This process's client of the coordination service.
+        place: This process's index among the processes.
+        count: The number of processes.
+        host: The address at which the other processes reach this one.
+
+    Raises: UnsupportedVersion.
+    """
     if Fast.make_cpu_client is None:
         raise private._unsupported("jaxlib.xla_client.make_cpu_client")
     if _assignment is None:
@@ -57,14 +71,15 @@ def make_client(agent: Any, place: int, count: int, host: str) -> Any:
 
 
 def spread(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
-    """Have a program compiled for one process run on each of these devices, one of each process, in shapes of its own."""
+    """Sets compile options so that a program runs as a replica on each of these devices, one per process, with per-process shapes."""
     compile_options.num_replicas = compile_options.executable_build_options.num_replicas = len(devices)
     compile_options.device_assignment = _assignment.create(np.array([[device.id] for device in devices], np.int32))
     return compile_options
 
 
 def divide(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
-    """Have XLA's partitioner cut a program into parts, one for each of these devices. Where results have no sharding it chooses one."""
+    """Sets compile options so that XLA's SPMD partitioner (Shardy) splits a program over these devices. It chooses the shardings of results
+    that have none."""
     build = compile_options.executable_build_options
     compile_options.num_partitions = build.num_partitions = len(devices)
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
@@ -74,26 +89,29 @@ def divide(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
 
 
 def shardings_of(executable: Any, mesh: jax.sharding.Mesh) -> list[tuple[tuple[int, ...], NamedSharding]]:
-    """How the results of such a program lie. mesh: whose devices have the parts, in its order. The shapes are not known here: ()."""
+    """Returns a shape and a sharding for each result of a program compiled with `divide`. The shapes are unknown here and therefore ().
+
+    mesh: The mesh of the program's devices, in their order.
+    """
     if _parse_sharding is None:
         raise private._unsupported("jax._src.sharding_impls.parse_flatten_op_sharding")
     return [((), NamedSharding(mesh, _parse_sharding(found, mesh)[0])) for found in executable.get_output_shardings() or ()]
 
 
 def device_list(devices: Sequence[jax.Device]) -> Any:
-    """What such a program is compiled for."""
+    """Returns jaxlib's device list for compiling a program over several processes."""
     return private._DeviceList(tuple(devices))
 
 
 def named_groups() -> dict[str, Any]:
-    """The groups of processes that this one is a part of, by their names, in the order in which they were made."""
+    """Returns the process groups that contain this process, by name, in the order of their creation."""
     if not torch.distributed.is_initialized():
         return {}
     world = torch.distributed.distributed_c10d._world
     return {name: group for group, name in world.pg_names.items() if group in world.pg_map}
 
 
-# XLA's collectives among replicas, each of which is a process.
+# XLA's collectives among replicas. Each replica is a process.
 
 Groups = tuple[tuple[int, ...], ...]
 _REDUCTIONS = {"sum": "AddOp", "product": "MulOp", "max": "MaxOp", "min": "MinOp"}
@@ -146,25 +164,26 @@ _replica = _primitive("replica", lambda: jax.core.ShapedArray((), np.uint32), _l
 
 
 def all_reduce(x: jax.Array, groups: Groups, reduction: str) -> jax.Array:
-    """In a program: the sum, product, max or min of x over the processes of each group. groups: places among all processes."""
+    """Under jit: returns the sum, product, max or min of x over the processes of each group. groups: Indices of processes."""
     return _all_reduce.bind(x, groups=groups, reduction=reduction)
 
 
 def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
-    """In a program: the x of all processes of a group, one after the other along the first dimension. Groups have one size."""
+    """Under jit: concatenates x of all processes of a group along the first dimension. All groups have the same size."""
     return _all_gather.bind(x, groups=groups)
 
 
 def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
-    """In a program: of each process of the group its part for this one, in order. Parts are of one size, along the first dimension."""
+    """Under jit: splits x along the first dimension into equal parts, one for each process of the group, and concatenates the received
+    parts."""
     return _all_to_all.bind(x, groups=groups)
 
 
 def place() -> jax.Array:
-    """In a program: this process's place among all."""
+    """Under jit: returns this process's index among all, uint32[]."""
     return _replica.bind()
 
 
 def never() -> jax.Array:
-    """In a program: false, which XLA does not know."""
+    """Under jit: returns false in a form that XLA cannot constant-fold."""
     return jax.lax.eq(_replica.bind(), np.uint32(2**32 - 1))

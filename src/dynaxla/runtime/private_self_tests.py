@@ -1,7 +1,7 @@
-"""Self-tests of the private entry points that have a public way: each is called once in a process, with small values, before it is used.
+"""Self-tests of the private entry points that have a public alternative: each is called once in a process, with small values, before use.
 
-An entry point that raises, or gives something else than its public way, is removed from `private.Fast`; the public way then runs, and
-`dynaxla doctor` gives the reason.
+An entry point that raises, or returns another result than its public alternative, is removed from `private.Fast`. The public alternative
+then runs, and `dynaxla doctor` reports the reason.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _traceback_scope(device: jax.Device) -> bool:
         return True
 
 
-# The entry points that are tested together, and used together. The entry points for programs are tested at their first use
-# (programs.py): that needs a program.
+# The entry points that are tested and used together. Entry points for programs are tested at their first use (programs.py), because the
+# test needs a program.
 _TESTS: dict[tuple[str, ...], Callable[[jax.Device], bool]] = {
     ("to_buffer", "torch_to_capsule"): _import,
     ("to_capsule", "torch_from_capsule"): _export,
@@ -97,13 +97,13 @@ _has_run = False
 
 
 def run(device: jax.Device) -> None:
-    """Test the entry points that this installation has, once in a process.
+    """Tests the entry points that this installation has, once in a process.
 
     Args:
-        device: a CPU device of XLA.
+        device: A CPU device of XLA.
     """
     global _has_run
-    if _has_run or private.functorch_level() is not None:  # a transform would wrap what the tests make
+    if _has_run or private.functorch_level() is not None:  # a transform would wrap the tests' tensors
         return
     _has_run = True
     with private.without_modes(), private.below_autograd():

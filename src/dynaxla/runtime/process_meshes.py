@@ -1,4 +1,4 @@
-"""torch's meshes of processes, as XLA's partitioner and its clients know them."""
+"""torch's device meshes of processes, in the form that XLA's partitioner and clients need."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from . import clients, private_processes
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """Attributes: mesh (torch's); sizes; axes (their names in programs); ranks (torch's, in the mesh's order); group (the name of a group
-    of these ranks)."""
+    """A mesh of processes.
+
+    Attributes:
+        mesh: torch's DeviceMesh.
+        sizes: The sizes of its axes.
+        axes: The names of its axes in programs.
+        ranks: torch's ranks, in the mesh's order.
+        group: The name of a process group with exactly these ranks.
+    """
 
     mesh: Any
     sizes: tuple[int, ...]
@@ -27,7 +34,7 @@ class ProcessMesh:
 
     @staticmethod
     def of(mesh: Any) -> ProcessMesh:
-        """Raises: ValueError, with the reason, for a mesh that is none of XLA's."""
+        """Returns the mesh of a DeviceMesh. Raises: ValueError, with the reason, for a mesh that XLA's partitioner cannot use."""
         sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
         if mesh.device_type != "cpu":
             raise ValueError(f"its mesh is one of {mesh.device_type}")
@@ -41,11 +48,11 @@ class ProcessMesh:
 
     @property
     def size(self) -> int:
-        """Of processes."""
+        """The number of processes."""
         return math.prod(self.sizes)
 
     @functools.cached_property
     def everywhere(self) -> NamedSharding:
-        """The sharding of what is whole on each process. Its devices are virtual: programs are compiled for it, and run on others."""
+        """The replicated sharding. Its devices are virtual: programs are lowered for them, and run on other devices."""
         devices = np.array(clients.virtual_devices(self.size)).reshape(self.sizes)
         return NamedSharding(Mesh(devices, self.axes, axis_types=(AxisType.Auto,) * len(self.axes)), PartitionSpec())

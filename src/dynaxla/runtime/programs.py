@@ -1,4 +1,4 @@
-"""Compiling programs with XLA, and calling them."""
+"""Compiles programs with XLA, and calls them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .store import Keeper
 
 
 def below_caller() -> contextlib.AbstractContextManager[Any]:
-    """Inside, what JAX makes (executables, arrays) remembers none of the frames outside.
+    """Returns a context in which objects that JAX creates (executables, arrays) do not record the frames outside of it.
 
-    Each keeps the code of the frames that it was made under. Among them is the code that TorchDynamo generated, and as long as that lives,
-    TorchDynamo keeps the program: neither would ever be freed.
+    Otherwise each object keeps the code objects of its creating frames alive. These include the code that TorchDynamo generated, which in
+    turn keeps the program alive: neither would ever be freed.
     """
     return Fast.traceback_scope() if Fast.traceback_scope is not None else contextlib.nullcontext()
 
 
-# By an array's index.
+# Dimension orders in memory, by an array's index.
 Orders = Mapping[int, tuple[int, ...]]
 
 
@@ -42,13 +42,19 @@ Orders = Mapping[int, tuple[int, ...]]
 class XlaProgram:
     """A compiled program.
 
-    Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right); text
-    (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
-    calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
-    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in
-    one piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs);
-    memory (gives what it needs on each device, as XLA says it; None of a program that is made of several); costs (gives what XLA counts
-    in it by name, such as "flops", on each device); lie (gives the shapes and shardings of its results).
+    Attributes:
+        call: Runs the program on arrays and returns arrays. It checks nothing: shapes, dtypes and devices must be right.
+        text: Returns the optimized HLO.
+        is_large: Whether a call needs so much heap memory that glibc was told to keep freed memory.
+        calls_back: Whether it may call torch's kernels.
+        orders: Returns the dimension orders in memory of its arguments and of its results: dimension i in memory is dimension order[i] of
+            the array. Empty for dynaxla's own clients, where all arrays are row-major.
+        execute: Runs the program in a single C call, if possible, and returns a value for `results`.
+        results: Returns the arrays of an execution by `execute`.
+        mesh: The mesh, if it runs on several devices.
+        memory: Returns XLA's memory statistics for each device; None for a program that consists of several.
+        lie: Returns the shapes and shardings of its results.
+        costs: Returns XLA's cost analysis for each device, by name, such as "flops".
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -72,11 +78,17 @@ def compile_lowered(
     keep_heap: bool = True,
     among: Sequence[jax.Device] = (),
 ) -> XlaProgram:
-    """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
+    """Compiles a lowered program with XLA, or loads it from the store.
 
-    options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file. keep_heap: whether glibc may be
-    told to keep memory for a program that needs much. among: a device of each process, for a program with collectives of XLA's own.
-    Raises: jax.errors.JaxRuntimeError; NotImplementedError for what JAX's own compiler does not do here.
+    Args:
+        lowered: The program. It must keep unused arguments (`keep_unused=True`).
+        device: The device on which it runs.
+        options: XLA's options, by name.
+        store: A store of compiled programs. It is used for programs of `cpu_device()` that XLA can serialise.
+        keep_heap: Whether glibc may be told to keep freed memory if the program needs much.
+        among: One device of each process, for a program with XLA's own collectives.
+
+    Raises: jax.errors.JaxRuntimeError; NotImplementedError for features that JAX's own compiler lacks on this platform.
     """
     affinity.processors()
     if not is_own(device) and not among:
@@ -89,7 +101,7 @@ def compile_lowered(
     key = _store_key(module, device, options) if store is not None and not callbacks and not among else ""
     executable = None
     if store is not None and key and (data := store.get(key)) is not None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is no program, or one for another machine
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # not a program, or one for another machine
             executable = client.deserialize_executable(data, devices, compile_options)
             metrics.add("loads")
     if executable is None:
@@ -107,8 +119,18 @@ def compile_parts(
     mesh: Mesh,
     keep_heap: bool = True,
 ) -> XlaProgram:
-    """Let XLA's partitioner cut a lowered program into parts for these devices, one of each process, in the mesh's order. What is given
-    runs this process's. mesh: that it was lowered for. Other arguments, and what is raised: as of `compile_lowered`."""
+    """Compiles a lowered program with XLA's SPMD partitioner. The result runs this process's partition.
+
+    Args:
+        lowered: The program.
+        device: This process's device.
+        among: One device of each process, in the mesh's order.
+        options: XLA's options, by name.
+        mesh: The mesh for which the program was lowered.
+        keep_heap: See `compile_lowered`.
+
+    Raises: as `compile_lowered` does.
+    """
     affinity.processors()
     compile_options, _ = private.compile_options(device, options)
     compile_options, devices = private_processes.divide(compile_options, among), private_processes.device_list(among)
@@ -129,15 +151,18 @@ def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
     return XlaProgram(_call_alike(executable), text, is_large, calls_back, memory=lambda: needed)
 
 
-# The names of functions that are not XLA's own.
+# Matches the targets of custom calls in StableHLO text.
 _CALLED = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
-# What a note begins with: the name under which a store has the compiled program, or the program as it was lowered.
+# The prefixes of notes, which hold the compiled program's key in a store, or the lowered program itself.
 _STORED, _LOWERED = b"stored:", b"lowered:"
 
 
 def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
-    """What `from_note` makes the program of that `compile_lowered` has just made with a store; None for one that calls back, or is not for
-    a client of ours, or calls functions that have to be made ready first: LAPACK's are when JAX lowers a program."""
+    """Returns a note from which `from_note` gets the program that `compile_lowered` has just compiled with a store.
+
+    None for a program with host callbacks, for one on a client of JAX's own, and for one with custom calls that must be initialised first,
+    such as LAPACK's: JAX initialises them when it lowers a program.
+    """
     if not is_own(device) or private.host_callbacks(lowered):
         return None
     module = lowered.compiler_ir("stablehlo")
@@ -147,17 +172,17 @@ def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, 
     if key := _store_key(module, device, options):
         return _STORED + key.encode()
     code = io.BytesIO()
-    module.operation.write_bytecode(code)  # with the lines of Python that it came from: XLA names what it makes after them
+    module.operation.write_bytecode(code)  # with Python source locations, after which XLA names its instructions
     return _LOWERED + code.getvalue()
 
 
 def is_stored(data: bytes) -> bool:
-    """Whether a note is of a program that a store has compiled."""
+    """True if the note refers to a compiled program in a store."""
     return data.startswith(_STORED)
 
 
 def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Keeper, keep_heap: bool = True) -> XlaProgram | None:
-    """The program of a note; None where the store has lost it. Arguments: as of `compile_lowered`.
+    """Returns the program of a note; None if the store no longer has it. For the other arguments see `compile_lowered`.
 
     Raises: jax.errors.JaxRuntimeError.
     """
@@ -175,7 +200,7 @@ def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store
 
 
 def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], is_cpu: bool) -> XlaProgram:
-    """For a device of one of JAX's own clients."""
+    """Compiles a program for a device of one of JAX's own clients."""
     calls_back = bool(private.host_callbacks(lowered))
     compiled = lowered.compile(compiler_options=dict(options) or None)
     executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
@@ -213,48 +238,49 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     def wait(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return jax.block_until_ready(run(arrays))
 
-    # JAX's own client for the CPU runs a program in another thread; what a kernel of torch's raises there belongs to this call.
+    # JAX's own CPU client runs a program in another thread. This call waits, so that it can raise the exception of a torch kernel there.
     if calls_back and is_cpu:
         return XlaProgram(wait, text, **facts)
     return XlaProgram(run, text, execute=execute, results=results, **facts)
 
 
-# By device, what tells of each of its last programs that it is done, also where nobody holds the results. XLA begins no more than 32
-# before the first of them is done (openxla/xla, max_inflight_computations).
+# By device, the completion tokens of its latest programs, whether or not their results are still referenced. XLA runs at most 32 programs
+# ahead (openxla/xla, max_inflight_computations).
 _under_way: dict[jax.Device, deque[Any]] = {}
 _MOST_UNDER_WAY = 64
 
 
 def wait_for(device: jax.Device) -> None:
-    """Until all programs that have been given to a device of JAX's own client are done, whether or not their results are held.
+    """Waits until all programs that were dispatched to a device of JAX's own client are done, whether or not their results are referenced.
 
-    Raises: what a program has failed with.
+    Raises: the error of a program that has failed.
     """
     under_way = _under_way.get(device, deque())
     for token in list(under_way):
         try:
             token.block_until_ready()
         finally:
-            with contextlib.suppress(ValueError):  # another thread has waited, too
+            with contextlib.suppress(ValueError):  # another thread has removed it
                 under_way.remove(token)
 
 
 def _orders(formats: Any) -> Orders:
-    """formats: a tree of what JAX knows of arrays in memory."""
+    """Returns the dimension orders of the arrays in a pytree of JAX formats."""
     return {index: tuple(found.layout.major_to_minor) for index, found in enumerate(jax.tree.leaves(formats))}
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
-    """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file,
-    or whose compilation is to be seen (xla_dump_to).
+    """Returns the key of a compiled program in a store: a hash of the program, the options and the machine. Returns "" for a program that
+    cannot be serialised, or whose compilation the user wants to dump (xla_dump_to).
 
-    oneDNN's calls cannot: jaxlib's serialization does not know them, and does not say so (std::bad_alloc, if one is lucky).
+    Programs with oneDNN calls cannot be serialised: jaxlib's serialization does not support them, and fails without an error message
+    (std::bad_alloc at best).
     """
     if any("dump" in name for name in (*options, os.environ.get("XLA_FLAGS", ""))):
         return ""
     copy = module.operation.clone()
     with module.context:
-        copy.attributes["sym_name"] = type(copy.attributes["sym_name"]).get("program")  # graphs are numbered as they come
+        copy.attributes["sym_name"] = type(copy.attributes["sym_name"]).get("program")  # graph names contain a running number
     code = _bytecode(copy, module.context)
     if code is None or b"__onednn$" in code:
         return ""
@@ -263,14 +289,15 @@ def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> s
 
 
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
-    """A hash of the lowered program, whatever line of Python each of its operations came from."""
+    """Returns a hash of the lowered program that does not depend on its Python source locations."""
     module = lowered.compiler_ir("stablehlo")
     code = _bytecode(module.operation, module.context)
     return hashlib.blake2b(str(module).encode() if code is None else code).digest()
 
 
 def _bytecode(operation: Any, context: Any) -> bytes | None:
-    """A module as bytes, without the lines of Python that it came from (which the module loses). None where jaxlib lacks the means."""
+    """Returns a module as bytecode without source locations, which are also stripped from the module itself. None if jaxlib does not
+    support it."""
     if Fast.pass_manager is None:
         return None
     try:
@@ -285,7 +312,7 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
 
 
 def _results(done: Any) -> Sequence[jax.Array]:
-    """The arrays that an execution gives."""
+    """Returns the arrays of an execution on one device."""
     return [shards[0] for shards in done.disassemble_into_single_device_arrays()]
 
 
@@ -300,7 +327,7 @@ def _lie(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ...], Sharding]
 
 
 def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:
-    """What makes arrays of an execution's results on several devices."""
+    """Returns a function that makes arrays of the results of an execution on several devices."""
     make = Fast.result_handler
     assert make is not None
     results = zip(jax.tree.leaves(compiled.out_info), jax.tree.leaves(compiled.output_shardings), strict=True)
@@ -309,7 +336,7 @@ def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]
 
 
 def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
-    """Functions that make arrays like these, one for each. None where this jaxlib has none, or none that makes such arrays."""
+    """Returns jaxlib's handlers that make arrays with the types and shardings of these. None if jaxlib has no working handlers."""
     make = Fast.result_handler
     if make is None:
         return None

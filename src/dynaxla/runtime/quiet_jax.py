@@ -1,4 +1,4 @@
-"""Imports JAX, and leaves NumPy's random numbers as they were: JAX 0.10 draws from the global generator while it is imported."""
+"""Imports JAX without changing the state of NumPy's global random generator, from which JAX 0.10 draws during its import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between which devices a program's collectives work, read from XLA's own text of it."""
+"""Reads the device groups of a program's collectives from its HLO text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MESH = re.compile(
 
 
 def all_groups_in(text: str) -> set[frozenset[int]]:
-    """Those of all collectives in a program, without those of all devices. Raises: ValueError, as `groups_in`."""
+    """Returns the groups of all collectives in a program, except groups of all devices. Raises: ValueError, as `groups_in` does."""
     calls = [match[0] for match in _CALL.finditer(text)]
     return set().union(*(groups_in(call) or () for call in calls if "source_target_pairs=" not in call))
 
 
 def groups_in(text: str) -> set[frozenset[int]] | None:
-    """Which devices work together; None for all. Raises: ValueError for text that says it in an unknown way."""
+    """Returns the device groups of one collective; None for one group of all devices. Raises: ValueError for an unknown syntax."""
     if of_mesh := _MESH.search(text):
         return _groups_of_mesh(of_mesh["sizes"], of_mesh["order"] or "", of_mesh["axes"])
     if listed := _LISTED.search(text):
@@ -39,9 +39,12 @@ def groups_in(text: str) -> set[frozenset[int]] | None:
 
 
 def _groups_of_mesh(sizes: str, order: str, axes: str) -> set[frozenset[int]]:
-    """As `groups_in`, of a mesh such as "'a'=2,'b'=4" and axes such as "'b'" or "'b':(1)2", which is the first half of it.
+    """Returns the groups that axes of a mesh define.
 
-    order: of the devices, as numbers or as in "[4,2]T(1,0)"; "" if they are counted.
+    Args:
+        sizes: The mesh, such as "'a'=2,'b'=4".
+        order: The order of the devices: their numbers, or an iota such as "[4,2]T(1,0)"; "" for ascending order.
+        axes: The axes of a group, such as "'b'", or "'b':(1)2", which is the major sub-axis of size 2.
     """
     chosen = [(name, int(before or 1), int(size or 0)) for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)]
     shape: list[int] = []

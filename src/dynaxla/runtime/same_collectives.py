@@ -1,16 +1,16 @@
-"""Processes that call collectives in programs compare which ones, before a program's first run: else they would wait for each other for
-ever, or add up what does not belong together.
+"""Compares the collectives of programs among processes before a program's first run. Without this check, processes with different
+collectives would deadlock, or combine unrelated tensors.
 
-What is compared is the order of the collectives over each group, not programs: one process may have them in two programs (it has looked at
-a value in between), another in one. A process counts the collectives that its programs have called over a group. In a program's first run
-it posts in the group's store, under that count, which ones come next, and waits until every other process of the group has said the same.
-A process whose program has run before posts nothing and compares nothing. But where its collective does not return within `_SOON`, a thread
-looks into the store, and answers processes that ask. A collective of a step in eager mode is a program of its own here (`call_alone`); on a
-GPU, where the host does not wait for it, it is posted without being asked for.
+The processes compare the sequence of collectives over each process group, not whole programs: one process may have them in two programs
+(because it read a value in between), another in one. Each process counts the collectives that its programs have called over a group. In a
+program's first run it posts the program's next collectives to the group's store, under that count, and waits until every other process of
+the group has posted the same ones. A process whose program has run before posts and compares nothing. But if its collective does not return
+within `_SOON`, a thread looks into the store and answers processes that ask. A collective of a step in eager mode counts as a program with
+one collective (`call_alone`). On a GPU, where the host does not wait for it, it is posted without being asked for.
 
-A program whose collectives are XLA's own compares them before it is compiled.
+A program whose collectives XLA itself executes compares them before it is compiled.
 
-Collectives of programs that have all run before, and collectives outside of programs and steps, are not compared.
+Collectives are not compared if all programs that contain them have run before, or if they are called outside of programs and steps.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from ..observe import metrics
 from . import private
 from .cache import LeastRecentlyUsed
 
-# Seconds: how long a collective takes before its process looks whether another one asks; how long one whose collective has failed listens
-# for the others.
+# Seconds: how long a collective takes before its process looks for questions of other processes; and how long a process whose collective
+# has failed waits for posts of the others.
 _SOON, _LAST = 0.1, 1.0
-# How many of the last collectives of a group a process can still tell of: those that it need not wait in, as the source of a broadcast.
+# The number of recent collectives of a group that a process can still report. A process can run ahead by collectives in which it need not
+# wait, as the source of a broadcast.
 _MOST_RECENT = 256
-# How many collectives an exception names, one of which has failed.
+# The most collectives that an exception names if one of several has failed.
 _MOST_NAMED = 3
 
 
@@ -49,9 +50,14 @@ _MOST_NAMED = 3
 class Collective:
     """A collective of a program.
 
-    Attributes: group (its name); kind (of op); settings (what besides the tensors all processes must say alike); tensors (like
-    "f32[4, 8]"); splits (of all_to_all: how much goes to each process, and comes from each); where (the user's line, if known); by
-    (who calls it, if it is not torch).
+    Attributes:
+        group: The name of its process group.
+        kind: The kind of op.
+        settings: Further arguments that must be equal on all processes.
+        tensors: The dtypes and shapes of its tensors, such as "f32[4, 8]".
+        splits: For all_to_all, the sizes sent to each process and the sizes received from each.
+        where: The line of user code, if known.
+        by: The caller, if it is not torch.
     """
 
     group: str
@@ -63,7 +69,7 @@ class Collective:
     by: str = ""
 
     def fits(self, other: Collective, me: int, them: int) -> bool:
-        """Whether this one of process `me` of the group and that one of process `them` can be one collective."""
+        """True if this collective of the group's process `me` and `other` of its process `them` match."""
         if (self.kind, self.settings, self.by) != (other.kind, other.settings, other.by):
             return False
         if not self.splits or not other.splits:
@@ -79,28 +85,32 @@ class Collective:
 
 
 def _rows(text: str) -> str:
-    """What a tensor is like, but for its first dimension."""
+    """Returns the description of a tensor without its first dimension."""
     head, _, sizes = text.partition("[")
     return f"{head}[{sizes.partition(',')[2]}"
 
 
 class Agreement:
-    """The collectives of a program, in their order. Whether the group's processes agree on them is asked in the program's first run."""
+    """The collectives of a program, in order. The processes of each group compare them in the program's first run."""
 
     def __init__(self) -> None:
         self.collectives: list[Collective] = []
         self._is_settled = False
 
     def add(self, collective: Collective) -> int:
-        """Note the next one, while the program is traced. Returns: its index."""
+        """Appends a collective while the program is traced. Returns: its index."""
         self.collectives.append(collective)
         return len(self.collectives) - 1
 
     def run(self, index: int, start: Callable[[Any], Any], looks: bool) -> None:
-        """Call a collective, and wait for it. start: gets the group, and gives the work. looks: whether waiting is for the result, as on
-        the CPU, so that others can be answered meanwhile.
+        """Calls a collective, and waits for it.
 
-        Raises: CollectiveMismatch; CollectiveFailed; what `start` raises.
+        Args:
+            index: The collective's index.
+            start: Starts the collective on the process group; returns its Work.
+            looks: Whether the wait lasts until the result is there, as on the CPU, so that other processes can be answered meanwhile.
+
+        Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
         """
         collective = self.collectives[index]
         group = private.process_group(collective.group)
@@ -112,7 +122,7 @@ class Agreement:
         channel.begin(collective)
         work = start(group)
         try:
-            # gloo's reduce_scatter takes no timeout: a thread answers, not this one between two waits.
+            # Another thread answers, because this one cannot wait in intervals: gloo's reduce_scatter takes no timeout.
             with contextlib.ExitStack() as waiting:
                 if looks and channel.others:
                     waiting.enter_context(_watch.during(functools.partial(_answer, channel, self._from(index + 1, collective.group))))
@@ -121,13 +131,13 @@ class Agreement:
             raise channel.failed([collective], error, self._from(index + 1, collective.group)) from error
         except BaseException:  # Ctrl-C
             with contextlib.suppress(RuntimeError):
-                work.wait()  # until nothing writes to the program's memory any more
+                work.wait()  # until the collective no longer writes to the program's memory
             raise
 
-    # Of a program that calls none of them itself
+    # For programs whose collectives XLA itself executes
 
     def settle(self) -> None:
-        """Compare all of them, if that has not been done. Raises: CollectiveMismatch; CollectiveFailed."""
+        """Compares all collectives of the program, unless that is done. Raises: CollectiveMismatch; CollectiveFailed."""
         for name in self._groups() if not self._is_settled else ():
             group = private.process_group(name)
             _channel_of(group).agree(self._from(0, name), True, private.timeout_of(group))
@@ -135,9 +145,10 @@ class Agreement:
 
     @contextlib.contextmanager
     def under_way(self, cut: Callable[[], None]) -> Iterator[None]:
-        """Inside, XLA calls all of them. cut: has those that are under way fail, on all processes.
+        """Surrounds a run of the program, in which XLA calls all of its collectives.
 
-        Raises: CollectiveMismatch or CollectiveFailed, where one fails.
+        cut: Makes the running collectives fail, on all processes.
+        Raises: CollectiveMismatch or CollectiveFailed if a collective fails.
         """
         groups = {name: private.process_group(name) for name in self._groups()}
         channels = {name: _channel_of(group) for name, group in groups.items()}
@@ -178,9 +189,9 @@ class Agreement:
 
 
 def call_alone(collective: Collective, start: Callable[[Any], Any], looks: bool) -> None:
-    """Call a collective in eager mode, and wait for it, so that another process may have it in a program.
+    """Calls a collective in eager mode, and waits for it. Another process may have the same collective in a program.
 
-    start, looks: as for `Agreement.run`. Raises: CollectiveMismatch; CollectiveFailed; what `start` raises.
+    For `start` and `looks` see `Agreement.run`. Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
     """
     channel = _channel_of(private.process_group(collective.group))
     if not looks:
@@ -200,15 +211,15 @@ def _answer(channel: _Channel, coming: Sequence[Collective]) -> None:
 
 
 class _Channel:
-    """The state of this process in a group.
+    """The state of this process in a process group. The *place* of a process is its rank within the group.
 
     Attributes:
-        others: the places in the group of the other processes, if they can be asked.
-        alone: the collectives that have been called in eager mode, each as a program of one collective.
+        others: The places of the other processes; empty if the group has no store.
+        alone: The collectives that were called in eager mode, each as a program with one collective.
     """
 
     def __init__(self, group: Any) -> None:
-        """It must not hold the group."""
+        """Creates the state. It must not keep a reference to the group, which is its key in a WeakKeyDictionary."""
         self._ranks = torch.distributed.get_process_group_ranks(group)
         self._me = int(group.rank())
         self._store = private.store_of(group)
@@ -216,7 +227,7 @@ class _Channel:
         self._count = 0
         self._recent: deque[Collective] = deque(maxlen=_MOST_RECENT)
         self._round = 0
-        # By place: from which count on, and what, a process has said.
+        # By place, the latest post of a process: the count of its first collective, and its collectives.
         self._said: dict[int, tuple[int, list[Collective]]] = {}
         self._answered: set[int] = set()
         self._looks = 0
@@ -225,16 +236,16 @@ class _Channel:
 
     @property
     def differs(self) -> bool:
-        """Whether another process has been seen to call something else."""
+        """True if another process has posted different collectives."""
         return self._difference is not None
 
     def begin(self, collective: Collective) -> None:
-        """The next collective starts."""
+        """Records that a collective starts."""
         self._count += 1
         self._recent.append(collective)
 
     def post_next(self, collective: Collective) -> None:
-        """Post the next collective without being asked: on a GPU the host does not wait for it, and could not answer later."""
+        """Posts the next collective without being asked. On a GPU the host does not wait for it, and so could not answer later."""
         if not self.others:
             return
         with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
@@ -243,9 +254,14 @@ class _Channel:
         self._answered.discard(self._count - _MOST_RECENT)
 
     def agree(self, coming: Sequence[Collective], is_first: bool, seconds: float) -> None:
-        """Wait until all others have said that they call the collectives that come now.
+        """Waits until all other processes have posted the same next collectives.
 
-        is_first: of its program. seconds: how long. Raises: CollectiveMismatch; CollectiveFailed if one does not come.
+        Args:
+            coming: The next collectives of this process.
+            is_first: Whether the first of them is the first of its program over this group.
+            seconds: The timeout.
+
+        Raises: CollectiveMismatch; CollectiveFailed if a process does not post in time.
         """
         unheard = [place for place in self.others if not self._covers(place)]
         if not self.others or not (is_first or unheard):
@@ -279,7 +295,7 @@ class _Channel:
                 return
             if time.monotonic() > end:
                 break
-            self.answer(coming)  # others may ask about what this process has done
+            self.answer(coming)  # others may ask about earlier collectives of this process
             if self._difference is not None:
                 raise self._difference
             time.sleep(pause)
@@ -292,7 +308,7 @@ class _Channel:
         )
 
     def answer(self, coming: Sequence[Collective]) -> None:
-        """Tell those who ask which collectives this process has called, and which come in its program.
+        """Posts the collectives that this process has called, and those that come next in its program, for processes that ask for them.
 
         Raises: RuntimeError of the store.
         """
@@ -318,7 +334,13 @@ class _Channel:
             self._looks = looks
 
     def failed(self, begun: Sequence[Collective], error: Exception, coming: Sequence[Collective] = ()) -> Exception:
-        """The exception for one of the last collectives, which has failed, when the others have had time to say what they call."""
+        """Returns the exception for a failed collective, after the other processes have had time to post theirs.
+
+        Args:
+            begun: The latest collectives, one of which has failed.
+            error: The original error.
+            coming: The collectives that come next.
+        """
         place, stretch = self._count - len(begun), [*begun, *coming]
         unheard = list(self.others)
         with contextlib.suppress(RuntimeError):
@@ -340,14 +362,14 @@ class _Channel:
             "checkpoint if you need one, and start all processes anew, since the group cannot be used any more",
         )
 
-    # What is said
+    # Posts
 
     def _covers(self, place: int) -> bool:
         start, said = self._said.get(place, (0, ()))
         return start <= self._count < start + len(said)
 
     def _stretch(self, start: int, coming: Sequence[Collective]) -> list[Collective]:
-        """What this process calls from a count on, as far as it knows."""
+        """Returns the known collectives of this process from a count on."""
         first = self._count - len(self._recent)
         return [*self._recent, *coming][start - first :] if start >= first else []
 
@@ -364,7 +386,7 @@ class _Channel:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def _listen(self, place: int, start: int, stretch: Sequence[Collective]) -> bool:
-        """Whether a process has said what it calls from a count on. Raises: CollectiveMismatch if it is something else."""
+        """True if a process has posted its collectives from a count on. Raises: CollectiveMismatch if they differ from `stretch`."""
         found = self._read(f"{self._round}/{start}/{place}")
         if found is None:
             return False
@@ -389,7 +411,7 @@ class _Channel:
         )
 
     def _start_anew(self) -> None:
-        """Behind a difference, which all have seen, what was said does not count."""
+        """Discards all posts after a mismatch, which all processes have seen."""
         self._round += 1
         self._said.clear()
         self._answered.clear()
@@ -409,7 +431,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-# By the group: a later one may have the same name.
+# Keyed by the group object, because a later group may have the same name.
 _channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary()
 
 
@@ -421,7 +443,7 @@ def _channel_of(group: Any) -> _Channel:
 
 
 class _Waiting:
-    """How long this process has done hardly anything: a program that computes is not one that waits."""
+    """Measures how long this process has been idle, by its CPU time: a program that computes is not waiting."""
 
     def __init__(self) -> None:
         self._since = self._before = time.monotonic()
@@ -435,24 +457,24 @@ class _Waiting:
         return now - self._since
 
 
-# The part of a processor that a process uses at least which computes.
+# The fraction of one processor above which a process counts as computing.
 _BUSY = 0.05
 
 
 class _Watch:
-    """A thread that looks every `_SOON` at programs that have not ended since its last look. While none runs it rests."""
+    """A thread that wakes every `_SOON` seconds and calls the `look` functions of long-running programs. It rests while no program runs."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._under_way: dict[int, Callable[[], None]] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        # Held during a look: what is inside has not ended then.
+        # Held during a look, so that the block in `during` does not end meanwhile.
         self._lock = forks.lock()
 
     @contextlib.contextmanager
     def during(self, look: Callable[[], None]) -> Iterator[None]:
-        """look: is called, in another thread, while what is inside takes long."""
+        """Calls `look` in another thread, repeatedly, while the block takes long."""
         number = next(self._numbers)
         self._under_way[number] = look
         if self._thread is None or not self._thread.is_alive():
@@ -485,7 +507,8 @@ class _Watch:
                     self._wake.wait()
 
 
-# Of the looks at a program that takes long, which ones there are after the first few; after how many without a program there is rest.
+# A long-running program is looked at after 2, 4, 8, ... wake-ups and after each multiple of this number. After as many wake-ups without a
+# program the thread sleeps.
 _RARELY = 20
 
 _watch = _Watch()

@@ -1,4 +1,4 @@
-"""Seeds for programs that draw random numbers, taken from torch's default generators so that `torch.manual_seed` rules."""
+"""Seeds for programs that draw random numbers. They come from torch's default generators, so that `torch.manual_seed` determines them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def seed(device: torch.device) -> torch.Tensor:
-    """A seed, int32[2], another one at every call. It advances torch's default generator of the device.
+    """Returns a new seed, int32[2], at every call. It advances torch's default generator of the device.
 
-    On a GPU a kernel on torch's current stream makes it: the host never has it, and waits for nothing.
+    On a GPU a kernel on torch's current stream computes it: the host neither reads it nor waits.
     """
     return torch.empty(2, dtype=torch.int32, device=device).random_(-(2**31), 2**31)

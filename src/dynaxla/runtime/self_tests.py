@@ -1,5 +1,5 @@
-"""Self-tests of this installation in child processes: whether a private way computes what it should here, where a wrong answer, or the end
-of the process, would be the first sign that it does not."""
+"""Self-tests of private entry points in child processes, for features whose failure could crash the process or return wrong results
+silently."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .store import Keeper
 
 log = logging.getLogger("dynaxla")
 
-# A self-test takes three seconds of a core; a machine may be busy.
+# A self-test takes three seconds of one core; the timeout allows for a busy machine.
 _TIMEOUT_SECONDS = 120
-# Settings of the user's XLA would decide for later processes, too.
+# Environment variables that are removed for the child: the stored results must not depend on the user's settings of XLA and JAX.
 _LEFT_OUT = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
 
 
 def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: Keeper | None) -> Mapping[str, str] | None:
-    """The results of a self-test, from the store or from a child process that runs it now.
+    """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:
-        script: a Python file that imports nothing of dynaxla. For each argument it prints one line, "SUBJECT right" or "SUBJECT" and a
-            reason, at once.
-        subjects: the script's arguments.
-        facts: all that decides the results besides the script: versions, the processor.
-        store: keeps the results for later processes.
+        script: A Python file that imports nothing of dynaxla. For each argument it prints one line immediately: "SUBJECT right", or
+            "SUBJECT" and a reason.
+        subjects: The script's arguments.
+        facts: Everything besides the script that the results depend on: versions, the processor.
+        store: Stores the results for later processes.
 
     Returns:
-        "" for each subject that is right, the reason for each other one. None if the results are not known: nothing can be kept, so that
-        each process would have to run the self-test, or no child process can be started.
+        For each subject "" if it is right, else the reason. None if the self-test is not run: there is no store (so that each process
+        would have to run it), or no child process can be started.
     """
     if store is None:
         return None
@@ -56,12 +56,12 @@ def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: 
 
 
 def _run(script: Path, subjects: Sequence[str]) -> str | None:
-    """The lines that the script prints; None if no process of this Python can run it."""
+    """Returns the lines that the script prints; None if no child process of this Python can run it."""
     environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     environment["JAX_PLATFORMS"] = "cpu"
     command = [sys.executable, "-P", str(script), *subjects]
     try:
-        if not sys.executable or "python" not in Path(sys.executable).name.lower():  # embedded: it is another program
+        if not sys.executable or "python" not in Path(sys.executable).name.lower():  # an embedded interpreter: another program
             return None
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, env=environment, check=False

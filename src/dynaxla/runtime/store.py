@@ -1,8 +1,8 @@
-"""Files that outlive the process: executables, and measurements of forms.
+"""Files that outlive the process, such as executables, records of traces, and measurements of forms.
 
-Each is one file, written aside and then renamed, so that readers (other threads and processes too) see it whole or not at all. A file
-begins with a hash of its key and of the rest; one that was damaged, or that has another one's name, is treated as missing. Executables are
-machine code: a directory that a user other than root and the process's own can write is refused, and nothing is ever unpickled.
+Each entry is one file. It is written under a temporary name and then renamed, so that readers (in other threads and processes, too) see it
+complete or not at all. A file begins with a hash of its key and its data; a file with a wrong hash is treated as missing. Executables are
+machine code: a directory that users other than root and the process's own can write is refused, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,50 +25,54 @@ from ..errors import OptionError
 log = logging.getLogger("dynaxla")
 
 _DIGEST_SIZE = 32
-# The user who owns the files of a container's image. Whoever has that name may run any code here.
+# The user id of root, who owns the files of a container image, and who may run any code here anyway.
 _ROOT = 0
-# Beyond so many bytes in a folder, what was not used for the longest time is removed, down to half of it.
+# Capacity of a folder in bytes. Above it, the least recently used files are removed until half of it is left.
 _CAPACITY = 4 << 30
-# How often a process looks for that while it writes as much.
+# A process checks the size of a folder each time it has written a sixteenth of the capacity.
 _LOOKS = 16
-# The end of the name of a file that is being written, and after how many seconds nobody is at it any more.
+# The suffix of a file that is being written, and the age in seconds after which such a file counts as abandoned.
 _PART, _ABANDONED = ".part", 3600.0
 
 
 class Keeper(Protocol):
-    """Byte strings by key."""
+    """A mapping from keys to byte strings."""
 
     def get(self, key: str) -> bytes | None:
-        """What is kept under the key."""
+        """Returns the data of a key; None if there is none."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep data under the key, in place of what was there."""
+        """Stores data under a key and replaces earlier data."""
 
 
-# Errors of a folder that may be read all the same.
+# Errors from creating a folder after which its parent may still be readable.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Store:
-    """Byte strings by key in a folder, which is made if need be.
+    """A mapping from keys to byte strings in a folder, which is created if it is missing.
 
-    A folder that cannot be written, as in a container with a read-only image, is read: nothing new is kept, and a warning says so once.
+    A folder without write permission, as in a container with a read-only image, is only read, and a warning is logged once.
 
-    Raises: OptionError for a folder that can be neither made nor read, or whose files another user may have written.
+    Args:
+        folder: The folder.
+        capacity: The capacity in bytes; see `_CAPACITY`.
+
+    Raises: OptionError for a folder that can be neither created nor read, or whose files another user may have written.
     """
 
     def __init__(self, folder: Path, capacity: int = _CAPACITY) -> None:
         self.folder = folder
         self.capacity = capacity
-        self._unseen = 0  # bytes that are to be written before it is looked for room
+        self._unseen = 0  # bytes to write until the next check of the folder's size
         self._has_failed = False
         self._is_read_only = False
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = folder.stat()
-        except (OSError, ValueError) as error:  # ValueError: no name of a file
+        except (OSError, ValueError) as error:  # ValueError: not a valid file name
             if getattr(error, "errno", None) in _READ_ONLY and folder.parent.is_dir():
-                self._set_read_only()  # a cache directory without this part
+                self._set_read_only()  # a read-only cache directory without this folder
                 return
             reason = getattr(error, "strerror", None) or error
             raise OptionError(f"the cache directory {folder} cannot be used: {reason}", hint=_HINT) from error
@@ -90,7 +94,7 @@ class Store:
         _warn_of_read_only(self.folder.parent)
 
     def get(self, key: str) -> bytes | None:
-        """What is kept under the key, if it is there and whole."""
+        """Returns the data of a key; None if it is missing or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -99,13 +103,15 @@ class Store:
         digest, data = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
         if digest != _digest(key, data):
             return None
-        with contextlib.suppress(OSError):  # gone in the meantime; it was read all the same
+        with contextlib.suppress(OSError):  # removed meanwhile, but already read
             os.utime(path)
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep data under the key, in place of what was there. Where that fails, as on a full disk, a warning is logged, once: the work
-        that was to be kept is done, and only a later process will have to do it again. Nothing is done in a read-only folder."""
+        """Stores data under a key and replaces earlier data. Does nothing if the folder is read-only.
+
+        A failure, as on a full disk, is logged as a warning once: it only means that a later process repeats the work.
+        """
         if self._is_read_only:
             return
         try:
@@ -129,11 +135,11 @@ class Store:
             raise
 
     def __iter__(self) -> Iterator[str]:
-        """The keys."""
+        """Iterates over the keys in alphabetical order."""
         return iter(sorted(path.name for path in self._files()))
 
     def clear(self) -> None:
-        """Delete all files of the store."""
+        """Deletes all files of the store."""
         for path in self._files():
             path.unlink(missing_ok=True)
 
@@ -143,15 +149,15 @@ class Store:
     def _files(self) -> Iterator[Path]:
         try:
             paths = list(self.folder.iterdir())
-        except FileNotFoundError:  # it could not be made
+        except FileNotFoundError:  # the folder could not be created
             paths = []
         return (path for path in paths if not path.name.startswith("."))
 
     def _make_room(self) -> None:
-        """Remove what is beyond the capacity, and what processes have left behind that were killed while they wrote."""
+        """Removes the least recently used files beyond the capacity, and partial files of processes that were killed while writing."""
         self._unseen = self.capacity // _LOOKS
         for path in self.folder.glob(f".*{_PART}"):
-            with contextlib.suppress(OSError):  # its process has written it to the end
+            with contextlib.suppress(OSError):  # its process has finished and renamed it
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
         found = []

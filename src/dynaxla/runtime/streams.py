@@ -1,19 +1,21 @@
-"""The order of torch's and XLA's work on a CUDA device, without a wait of the host. All that dynaxla does with CUDA's streams is here, but
+"""Orders torch's and XLA's work on a CUDA device without blocking the host. This module holds all of dynaxla's use of CUDA streams, except
 for kernels that a program calls back (`transfer.on_stream`).
 
-XLA runs every program on one stream of the device, its compute stream, which it hands to nobody. What orders it is this:
+XLA runs every program on one stream of the device, its compute stream, which it does not expose. XLA orders that stream as follows:
 
-- an array that is imported with a stream gets an event, recorded on that stream at the import. Only streams that the device itself gives
-  for that (`get_stream_for_external_ready_events`, four in turn) are taken;
-- before a program starts, the compute stream waits for the events of all its arguments, read or not;
-- the results of a program share one event, recorded on the compute stream behind the program. An export lets a stream wait for it.
+- An array that is imported with a stream gets an event, recorded on that stream at the import. XLA accepts only streams that the device
+  itself provides for this purpose (`get_stream_for_external_ready_events`, four in turn).
+- Before a program starts, the compute stream waits for the events of all its arguments, including unused ones.
+- The results of a program share one event, recorded on the compute stream after the program. An export makes a stream wait for it.
 
-So a program whose first argument is imported last, with a stream that waits for torch's, runs after all that torch has queued; its other
-arguments need no events, and aliases may be kept. And torch's stream, at the export of any one result, waits for all of the program: it may
-write what the program reads, or free it. XLA frees and allocates for its compute stream alone. Memory of a result that torch has freed is
-written by a later program at the earliest, and that one waits for every stream of torch's that results were given to.
+So if the first argument of a program is imported last, with a stream that waits for torch's stream, then the program runs after all work
+that torch has queued. The other arguments need no events, and their aliases may be cached. At the export of any one result, torch's stream
+waits for the whole program, so torch may afterwards write or free the memory that the program reads. XLA frees and allocates memory only in
+the order of its compute stream: once torch has freed a result, only a later program can write to its memory, and that program waits for
+every torch stream that has received results.
+
 Source: openxla/xla at the commit of jaxlib 0.10.2, xla/pjrt/pjrt_stream_executor_client.cc (CreateViewOfDeviceBuffer, EnqueueExecution,
-ExecuteHelper; moved to xla/pjrt/se/ since) and local_device_state.cc. Seen on an H200 with jaxlib 0.11.2 (docs/gpus.md).
+ExecuteHelper; moved to xla/pjrt/se/ since) and local_device_state.cc. Verified on an H200 with jaxlib 0.11.2 (docs/gpus.md).
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ class Streams:
         self._torch_device, self._device = torch_device, device
         self._readers: dict[int, torch.cuda.Stream] = {}
         self._torchs: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current, by handle
-        self._external: dict[int, torch.cuda.Stream] = {}  # XLA's own, by handle
-        self._thread = threading.local()  # event: recorded anew at each call; a wait for it keeps what it was recorded for
+        self._external: dict[int, torch.cuda.Stream] = {}  # XLA's streams, by handle
+        # Has the attribute `event`, recorded again at each call: a wait that is already queued refers to the earlier recording.
+        self._thread = threading.local()
 
     def before(self) -> int:
-        """A stream of XLA's that waits for what torch's current stream has queued, and for what others may do with earlier results. An
-        array that is imported with it is ready then."""
+        """Returns an XLA stream with which to import an argument. It waits for the work that torch's current stream has queued, and for
+        that of all streams that have received results."""
         current = self._current()
         handle = self._device.get_stream_for_external_ready_events()
         stream = self._external.get(handle)
@@ -56,10 +59,11 @@ class Streams:
         return handle
 
     def after(self) -> int:
-        """torch's current stream, for exports to let it wait for the program. As DLPack writes it: CUDA's default stream is 1.
+        """Returns torch's current stream, with which to export a result so that the stream waits for the program. The handle is DLPack's:
+        CUDA's default stream is 1.
 
-        A stream that is not torch's own (`torch.cuda.ExternalStream`) may be destroyed at any time, so later programs do not wait for it:
-        whoever uses one must let torch's stream wait for it before results are freed.
+        A stream that is not torch's own (`torch.cuda.ExternalStream`) may be destroyed at any time, so later programs do not wait for it.
+        A user of such a stream must make torch's stream wait for it before results are freed.
         """
         current = self._current()
         handle: int = current.cuda_stream
@@ -68,7 +72,7 @@ class Streams:
         return handle or 1
 
     def _current(self) -> torch.cuda.Stream:
-        """torch's current stream."""
+        """Returns torch's current stream."""
         handle = private.current_raw_stream(self._torch_device.index)
         stream = self._torchs.get(handle)
         if stream is None:
@@ -78,15 +82,16 @@ class Streams:
         return stream
 
     def settle(self) -> None:
-        """Wait until the device does nothing any more: a call that has failed may have started a part of its work."""
-        with contextlib.suppress(RuntimeError):  # what is wrong with the device, the call's own exception says
+        """Waits until the device is idle, after a failed call that may have started a part of its work."""
+        with contextlib.suppress(RuntimeError):  # the failed call's own exception reports the error
             torch.cuda.synchronize(self._torch_device)
 
 
 def give_back_memory(device: torch.device) -> bool:
-    """Gives the GPU memory that torch caches unused back to CUDA, from which XLA allocates. Nothing but memory is affected.
+    """Releases the unused GPU memory in torch's cache to CUDA, from which XLA allocates.
 
-    Returns True if torch had such memory. XLA waits for 10 seconds before it reports that memory is out, so nothing is tried again in vain.
+    Returns: True if torch had such memory. Only then should a failed call be repeated: XLA waits for 10 seconds before it reports that
+    memory is exhausted.
     """
     if device.type != "cuda" or torch.cuda.memory_reserved(device) == torch.cuda.memory_allocated(device):
         return False
@@ -95,7 +100,7 @@ def give_back_memory(device: torch.device) -> bool:
 
 
 def check_not_captured() -> None:
-    """Raises: UnsupportedOp if torch records a CUDA graph in this thread: the work of XLA's stream would not be in it."""
+    """Raises UnsupportedOp if torch captures a CUDA graph in this thread: the capture would miss the work on XLA's stream."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedOp(
             "a program of dynaxla is called while torch records a CUDA graph, which cannot hold what XLA launches",
@@ -105,5 +110,5 @@ def check_not_captured() -> None:
 
 @functools.cache
 def of(torch_device: torch.device, device: jax.Device) -> Streams:
-    """Returns the streams of a device. torch_device (with its index), device: torch's and JAX's names for it."""
+    """Returns the streams of a device, given as torch's device with its index and as JAX's device."""
     return Streams(torch_device, device)

@@ -1,4 +1,4 @@
-"""Which line of the user's own code is running."""
+"""Finds the line of user code that is running."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from types import FrameType
 import jax
 import torch
 
-# Files of torch, JAX and dynaxla, and code that is in no file: fx's, and the interpreter's. Then those of Python's own library.
+# Prefixes of the files of dynaxla, torch and JAX, and the file names of generated code: torch.fx's and the interpreter's frozen modules.
 _OTHERS = (
     *(os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), torch.__file__, jax.__file__)),
     *("<eval_with_key>", "<frozen "),
 )
+# The folder of Python's standard library, and the folders of installed packages inside it.
 _LIBRARY, _INSTALLED = os.path.dirname(os.__file__) + os.sep, ("site-packages", "dist-packages")
 
 
 def innermost() -> tuple[str, int, str] | None:
-    """The file, line and function of the innermost frame that is not torch's, JAX's, dynaxla's or Python's; None if there is none."""
+    """Returns the file, line and function of the innermost user frame (see `is_users`); None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(file := frame.f_code.co_filename):
@@ -28,12 +29,12 @@ def innermost() -> tuple[str, int, str] | None:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is none of torch's, JAX's, dynaxla's or Python's."""
+    """True if a file belongs to none of torch, JAX, dynaxla and Python's standard library."""
     is_library = file.startswith(_LIBRARY) and not file.startswith(_INSTALLED, len(_LIBRARY))
     return not is_library and not file.startswith(_OTHERS)
 
 
 def line() -> str:
-    """The same as `model.py:41, in forward`; "" if there is none."""
+    """Returns the innermost user frame in the form `model.py:41, in forward`; "" if there is none."""
     found = innermost()
     return f"{os.path.basename(found[0])}:{found[1]}, in {found[2]}" if found is not None else ""

@@ -66,7 +66,9 @@ def set_device(device: Which) -> None:
 def device(which: Which) -> Iterator[None]:
     """Sets the device that functions of this module use when they are called without a device.
 
-    It does not change the meaning of "jax" without an index for torch, which stays "jax:0". Raises: RuntimeError if there is no such device.
+    It does not change the meaning of "jax" without an index for torch, which stays "jax:0".
+
+    Raises: RuntimeError if there is no such device.
     """
     before, index = current_device(), _index(which)
     _current.index = index

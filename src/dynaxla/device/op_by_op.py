@@ -315,7 +315,7 @@ def find(
 ) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
     """Returns the program of an op, and the numbers that it takes as inputs with their dtypes.
 
-    In place of the program it returns a `Resized` if the targets must be resized first, or the reason (str) why XLA does not compute the op.
+    In place of the program it returns a `Resized` if the targets must be resized first, or the reason (str) why XLA cannot compute the op.
 
     Args:
         cache: where programs are looked up and stored.

@@ -42,7 +42,7 @@ def _finish(arrays: list[jax.Array], index: int) -> None:
 
 
 def _is_computed(array: jax.Array) -> bool:
-    """True if an array is computed, or was donated by another thread, which makes it deleted. jaxlib crashes if a deleted array is asked."""
+    """True if an array is computed, or is deleted since another thread has donated it. jaxlib crashes if a deleted array is asked."""
     try:
         return array.is_deleted() or array.is_ready()
     except RuntimeError:

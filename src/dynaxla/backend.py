@@ -346,7 +346,7 @@ def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.d
 
 
 def _names_current_gpu(module: GraphModule) -> bool:
-    """True if a node of the graph names the device "cuda" without an index, which means the current GPU."""
+    """True if a node of the graph names the device "cuda" without an index, which means the current GPU, or calls `.cuda()`."""
     leaves = pytree.tree_leaves([(node.args, dict(node.kwargs)) for node in module.graph.nodes])
     return any(leaf in ("cuda", torch.device("cuda")) for leaf in leaves if isinstance(leaf, (str, torch.device))) or any(
         node.op == "call_method" and node.target == "cuda" for node in module.graph.nodes

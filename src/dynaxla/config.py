@@ -134,7 +134,7 @@ class Options:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """The options that a compiled program depends on, hashable if their values are.
+        """The values of the options that a compiled program depends on.
 
         Left out are the time of compilation, the directories, the number of executables, glibc's settings, and the other engines.
         """

@@ -1,4 +1,4 @@
-"""`dynaxla doctor`."""
+"""`dynaxla doctor`: checks the environment."""
 
 from __future__ import annotations
 

@@ -416,9 +416,18 @@ class StorageBinding:
         mesh: NamedSharding | None,
         names_mesh: bool,
     ) -> None:
-        """See `StorageBuffers` for the arguments that are not listed.
+        """Binds the buffers of a graph to its compiled program.
 
         Args:
+            inputs: the inputs that the program takes.
+            positions: of the tensors of a call among the graph's inputs: first those that the program takes, then those that only outputs
+                alias.
+            slots: the indices of the inputs for whose storages the program returns new arrays.
+            donate: the old arrays of these storages are donated.
+            made: shape, strides and dtype of each new tensor that the program returns.
+            outputs: assembles the graph's outputs from the new tensors and the tensors of the call.
+            place: the device.
+            draws_random: the program takes a seed.
             mesh: the mesh on which the program runs, or None.
             names_mesh: the graph itself names the mesh, so the program runs on it even if all inputs are on one device.
         """

@@ -107,7 +107,7 @@ def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
 
 
 def shares_elements(place: Place) -> bool:
-    """True if two of the tensor's elements lie in the same memory."""
+    """True if two of the tensor's elements may lie in the same memory."""
     layout = place.layout
     return layout.packed_shape != tuple(place.shape[dim] for dim in layout.permutation) or (
         math.prod(place.shape) > 1 and _box(layout, place) is None and len(np.unique(_indices(layout, place))) < math.prod(place.shape)

@@ -1,6 +1,6 @@
 """dynaxla: XLA as a compiler for PyTorch. `torch.compile(model, backend="dynaxla")`.
 
-The names below are imported when the first of them is used: torch and JAX take seconds, and `dynaxla --help` needs neither.
+The names below are imported at their first use: importing torch and JAX takes seconds, and `dynaxla --help` needs neither.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# It must know of every fork, and needs neither torch nor JAX.
+# Imported at once, since it must see every fork; it needs neither torch nor JAX.
 importlib.import_module(".forks", __name__)
 
-# The public names by the module that has them. A test compares them with the list above.
+# The public names by module. A test compares them with the imports above.
 _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_auto", "dynaxla_retrace"),
     "device": ("enable_device", "lazy", "set_mode", "sync"),
@@ -76,14 +76,14 @@ _PUBLIC = {
     "training": ("compile_step",),
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]
-# Modules that need no torch, and whose names come without the others'.
+# Modules that need no torch. Their names are imported without those of the other modules.
 _ALONE = ("errors", "exported.model")
-# What these modules import in their turn can be reached without an import of its own too, e.g. dynaxla.observe.metrics.
+# Subpackages that are attributes of dynaxla without an import of their own, e.g. dynaxla.observe.metrics.
 _REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
 
 
 def __getattr__(name: str) -> Any:
-    """A public name at its first use, or a module; from then on it is an ordinary attribute."""
+    """Import a public name or a module at its first use. Afterwards it is an ordinary attribute."""
     if name in _REACHED or name in _PUBLIC or name in __all__:
         alone = [module for module in _ALONE if name in _PUBLIC[module]]
         for module in alone or _PUBLIC:

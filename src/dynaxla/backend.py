@@ -1,7 +1,7 @@
-"""The backends of `torch.compile`, found by name through the entry-point group `torch_dynamo_backends`.
+"""The backends of `torch.compile`, which torch finds by name through the entry-point group `torch_dynamo_backends`.
 
-A graph's life: TorchDynamo's FX graph -> AOTAutograd's functional ATen graphs -> (at the first call with given sizes) StableHLO -> an
-XLA executable; every later call is that executable's.
+The life of a graph: TorchDynamo's FX graph -> AOTAutograd's functional ATen graphs -> (at the first call with given sizes) StableHLO -> an
+XLA executable, which serves every later call with these sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-import torch._inductor.utils  # torch imports it at a first capture; two threads that do so at once meet half of it
+import torch._inductor.utils  # torch imports it during the first capture, where a second thread could see it half imported
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
@@ -50,7 +50,7 @@ _graph_numbers = itertools.count()
 def dynaxla(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Trace once: the graph is lowered and compiled for each combination of input sizes, then only run.
+    """Compiles a graph that is traced once: it is lowered and compiled for each combination of input sizes, and then only run.
 
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
@@ -71,14 +71,16 @@ def dynaxla(
 def dynaxla_auto(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """`dynaxla` with the option `engines`, which is ["dynaxla", "inductor", "eager"] unless options say otherwise."""
+    """Compiles a graph as `dynaxla` does, with engines=["dynaxla", "inductor", "eager"] unless options say otherwise."""
     return dynaxla(module, example_inputs, mode=mode, options={"engines": ["dynaxla", "inductor", "eager"], **(options or {})})
 
 
 def dynaxla_retrace(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Trace again at every call, as lazy tensors do, and find the executable by the program's hash: the baseline.
+    """Compiles a graph that is traced again at every call, as with lazy tensors; the program's hash finds the executable.
+
+    This is a baseline to measure against.
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
@@ -93,9 +95,9 @@ def dynaxla_retrace(
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """A graph of ATen ops, which may write to its inputs, as a program. Call it under `torch.no_grad()`.
+    """Compiles a graph of ATen ops that may write to its inputs. Call it under `torch.no_grad()`.
 
-    Raises: as `dynaxla`; CaptureError for a graph with collectives, or with other work in the background.
+    Raises: the errors of `dynaxla`; CaptureError for a graph with collectives or with other asynchronous work.
     """
     return _compile(module, example_inputs, options, collectives=False)
 
@@ -109,23 +111,26 @@ def _compile(
     collectives: bool = True,
     seen: Seen | None = None,
 ) -> Callable[..., Any]:
-    """capture -> engine, which makes a function of the graph, and buffers for its tensors.
+    """Captures a graph with AOTAutograd and gives the ATen graphs to the engine, which returns a runner for each.
 
-    seen: is told what there is to know of the graph, and whoever gave it guards overlaps.
+    Args:
+        retrace: the engine traces at every call.
+        collectives: the graph may have collectives.
+        seen: filled in with facts about the graph. A caller that passes it must guard `seen.overlaps` itself.
     """
     private.warn_of_newer_releases()
     pickled = False
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         _check_may_be_pickled(module, options, retrace)
-        pickled = torch._functorch.config.bundled_autograd_cache  # else torch looks for a result, but keeps none but Inductor's
+        pickled = torch._functorch.config.bundled_autograd_cache  # without it torch looks up results, but keeps only Inductor's
     check_forced(options.forms)
-    options.store("programs")  # a directory that cannot be used is refused now
+    options.store("programs")  # raises now if the directory cannot be used
     if options.dump is not None:
         dump.prepare(options.dump)
     inline_writing_regions(module)
     tensors: Sequence[torch.Tensor] = [example for example in example_inputs if isinstance(example, torch.Tensor)]
     for tensor in tensors:
-        if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps
+        if not is_traceable_wrapper_subclass(tensor):  # for a subclass, the graph has the wrapped tensors
             check_tensor(tensor, "an input")
     main_device = _main_device(module, tensors)
     platform = devices.platform_of(main_device)
@@ -176,7 +181,7 @@ def _compile(
             overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
             run = kept.around(runner)
             return guard(run, overlaps) if overlaps.may_change else run
-        registry.fill()  # now, and not within what AOTAutograd has set
+        registry.fill()  # before AOTAutograd sets its dispatch modes
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
         @unwatched()
@@ -196,10 +201,10 @@ def _compile(
             alone = None
             if phase == "inference" and metadata is not None and not pickled:
                 alone = writes_alone(metadata, aten_graph, module, example_inputs)
-            # Before an engine changes the graph.
+            # Here, since an engine may change the graph.
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
             program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
-            if phase != "backward":  # which is compiled after example_inputs are released
+            if phase != "backward":  # the backward graph is compiled after example_inputs are released
                 written, parameters = _written(metadata, example_inputs)
                 if seen is not None:
                     seen.written = written
@@ -225,7 +230,7 @@ def _compile(
             raise LostWrite("its backward pass writes to an input that its forward pass returns a view of") from None
 
     def capture() -> Callable[..., Any]:
-        # torch finds no key for what it pickles in a graph that calls functions of others.
+        # For pickled results torch needs a cache key, and it finds none for a graph that calls functions from outside of torch.
         with LostWrites(), contextlib.nullcontext() if pickled else kept_whole(module):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
@@ -238,8 +243,8 @@ def _compile(
     try:
         with capture_lock.capturing(), metrics.timed("capture"):
             compiled = capture()
-        # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
-        if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
+        # TorchDynamo disables itself around a backend's function; the wrapper with which AOTAutograd's helper does so too costs every call.
+        if pickled:  # a loaded function has no wrapper of ours: the artifact checks overlaps of its inputs itself
             return getattr(compiled, "_torchdynamo_orig_callable", compiled)
         (compiled,) = unwrapped or [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
         return guard(compiled, writing[-1]) if writing else compiled
@@ -250,15 +255,15 @@ def _compile(
             seen.obstacle = f"torch runs it, since {lost.what}"
         return functools.partial(_by_torch, module, options, lost.what)
     except DynaxlaError as error:
-        error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
+        error.first_useful_frame = inspect.currentframe()  # torch.compile removes its own frames above this one from the traceback
         raise
     finally:
-        # AOTAutograd keeps the backward pass's compiler, and with it this function's variables, for as long as the compiled function lives.
+        # AOTAutograd keeps the backward compiler, and with it the variables of this function, as long as the compiled function lives.
         example_inputs = tensors = ()
 
 
 def _refuse(options: Options, pickled: bool) -> None:
-    """Raises: OptionError for what there is for torch's own memory alone."""
+    """Raises OptionError for options that need tensors in torch's own memory."""
     if options.freeze:
         raise OptionError("option freeze for tensors on the device jax", hint="leave it out: there it is for torch's own tensors alone")
     if options.compile == "background":
@@ -272,11 +277,11 @@ def _refuse(options: Options, pickled: bool) -> None:
 
 
 def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) -> None:
-    """Where torch pickles what AOTAutograd gives: under aot_compile, and with force_autograd_cache.
+    """Checks that torch can pickle AOTAutograd's result, which it does under aot_compile and with force_autograd_cache.
 
-    What decides that, besides the graph, becomes part of the module, and so of torch's key.
+    Stores the facts on which the result depends besides the graph in an attribute of the module, so that torch's cache key has them.
 
-    Raises: UnsupportedVersion for a torch that pickles Inductor's results alone; OptionError.
+    Raises: UnsupportedVersion for a torch that pickles only Inductor's results; OptionError.
     """
     if not artifact.IS_POSSIBLE:
         raise UnsupportedVersion(
@@ -293,12 +298,12 @@ def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) 
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
-# Why torch runs a graph whose inputs overlap.
+# The reason to let torch run a graph whose inputs overlap.
 _OVERLAP = "it writes to an input that shares memory with another one or within itself, and AOTAutograd did not see that"
 
 
 def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> Any:
-    """TorchDynamo's graph, run by torch. what: why. Raises: UnsupportedTensor with options.fallback "error"."""
+    """Runs TorchDynamo's graph in eager mode. `what` is the reason. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
         raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone what is written to, or allow the fallback")
     coverage.fell_back("a graph", what, "")
@@ -306,9 +311,14 @@ def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> A
 
 
 def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
-    """The positions of TorchDynamo's inputs that a graph writes to, and of those that are parameters or buffers.
+    """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
 
-    Where AOTAutograd has other inputs than TorchDynamo, it is all or none that are written to. metadata: None if nobody has it.
+    If AOTAutograd has other inputs than TorchDynamo, a graph with any write counts as writing to all inputs. Both sets are empty for a
+    graph without writes.
+
+    Args:
+        metadata: AOTAutograd's `ViewAndMutationMeta`, or None if there is none.
+        inputs: TorchDynamo's example inputs.
     """
     if metadata is None or not any(info.mutates_data for info in metadata.input_info):
         return set(), set()
@@ -318,25 +328,25 @@ def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
 
 
 def _static_inputs() -> Sequence[int]:
-    """Positions of parameters and buffers among the graph's inputs."""
+    """Returns the positions of parameters and buffers among the graph's inputs."""
     metadata = _metadata()
     return metadata.static_input_indices if metadata is not None else ()
 
 
 def _metadata() -> Any:
-    """What AOTAutograd knows of the graph's inputs and outputs; None outside of TorchDynamo."""
+    """Returns AOTAutograd's `ViewAndMutationMeta` of the graph that it compiles now; None outside of TorchDynamo."""
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
 
 def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.device:
-    """That of most of a graph's work: the accelerator's, if there is one."""
+    """Returns the device that does most of a graph's work: the accelerator if the graph uses one."""
     values = [node.meta.get("example_value", node.meta.get("val")) for node in module.graph.nodes]
     return devices.main_device(tensor.device for tensor in pytree.tree_leaves((inputs, values)) if isinstance(tensor, torch.Tensor))
 
 
 def _names_current_gpu(module: GraphModule) -> bool:
-    """Whether a graph makes or moves something on "cuda", whichever GPU that is."""
+    """True if a node of the graph names the device "cuda" without an index, which means the current GPU, or calls `.cuda()`."""
     leaves = pytree.tree_leaves([(node.args, dict(node.kwargs)) for node in module.graph.nodes])
     return any(leaf in ("cuda", torch.device("cuda")) for leaf in leaves if isinstance(leaf, (str, torch.device))) or any(
         node.op == "call_method" and node.target == "cuda" for node in module.graph.nodes

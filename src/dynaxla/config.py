@@ -1,4 +1,4 @@
-"""The options of the backends. Nothing else reads options or environment variables."""
+"""The options of the backends. No other module parses options or reads dynaxla's environment variables."""
 
 from __future__ import annotations
 
@@ -23,45 +23,47 @@ class Options:
     """Options of `torch.compile(..., backend="dynaxla", options={...})`.
 
     Attributes:
-        dump: a directory for each compiled graph's ATen, StableHLO and optimized HLO. Default: the variable DYNAXLA_DUMP, or none.
-        engines: backends of torch.compile, "dynaxla" among them, e.g. ["dynaxla", "inductor", "eager"]: for each graph the fastest of those
-            that do what eager mode does; see docs/engines.md. (): dynaxla alone.
-        executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
-            time is dropped, and compiled again when it is needed.
-        compile: when XLA compiles a graph for new sizes: "now", before the call goes on; "background", in another thread, while torch's own
-            kernels run the graph: numbers are those of torch's kernels until a program is ready, and then XLA's. A graph that draws random
-            numbers is compiled now, since they would be others; see lowering/interchange.py for what else is. Steps are compiled in the
-            same way. See `dynaxla.finish_compilations`.
-        fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
-            logged); "error", UnsupportedOp.
-        forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
-            see dynaxla.lowering.forms. Default: the variable DYNAXLA_FORMS, e.g. "convolution=xla,contraction=onednn", or none.
-        freeze: for inference: what parameters and buffers alone decide (batch norms folded into convolutions, weights cast by autocast or
-            packed for oneDNN's kernels) is computed once, and again after one of them has changed, as far as PyTorch can see: see
-            `FrozenProgram` for what it cannot.
-        tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
-            expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
-        donate: on the device "jax", inputs that a graph writes to (parameters, buffers, caches) are given to its program, which writes in
-            place in XLA's memory, unless something else refers to them. False: the program makes them anew, and the old ones stay until it
-            has succeeded. Tensors in torch's own memory are never given away.
-        exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.
-            Without it a seed is drawn, and the program makes its own numbers of it.
-        collectives: of several processes, on the CPU: "torch": a program calls the collectives of torch.distributed; "xla": they are XLA's
-            own, among clients of XLA's over the processes; see docs/many-processes.md.
-        partition: of graphs with DTensors: who chooses the collectives: "torch": DTensor does, as in eager mode, op by op; "xla": XLA gets
-            the graph of whole tensors with their placements, and its partitioner chooses. Collectives are XLA's own then, as with
-            collectives="xla". Graphs that it cannot be given go the way of "torch", which is counted ("not_partitioned") and logged, or
-            refused with fallback="error"; see docs/many-processes.md.
-        cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
-            of oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default:
-            the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
-        sizes: "exact": an executable for each combination of input sizes; "buckets": sizes that change are rounded up to powers of two and
-            the numbers halfway between them, inputs are padded, and one executable serves all sizes of a bucket. Graphs with an op for
-            which dynaxla does not know how are compiled for exact sizes, and the log says so. "auto": the first four combinations that a
-            graph meets have exact executables, which are faster, and all others buckets. A training step (`compile_step`) has exact ones.
-        heap: "keep": once a program needs much memory, glibc is told, for the whole process, to keep what is freed; see runtime/heap.py.
-            "leave": glibc's settings stay as they are. Default: the variable DYNAXLA_HEAP, or "keep".
-        xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
+        dump: a directory for the ATen graph, the StableHLO and the optimized HLO of each compiled graph. Default: the environment variable
+            DYNAXLA_DUMP, or none.
+        engines: backends of torch.compile, which must include "dynaxla", e.g. ["dynaxla", "inductor", "eager"]. Each graph is run by the
+            fastest backend whose results agree with eager mode; see docs/engines.md. (): dynaxla alone.
+        executables: the number of executables (one per combination of input sizes) that a graph keeps. Beyond it the least recently used
+            executable is dropped, and compiled again when it is needed.
+        compile: when XLA compiles a graph for new sizes. "now": before the call continues. "background": in another thread, while torch's
+            own kernels run the graph, so that results come from torch's kernels until the program is ready, and from XLA afterwards. A
+            graph that draws random numbers is always compiled now, since XLA would draw other numbers; lowering/interchange.py names the
+            other exceptions. Steps are compiled in the same way. See `dynaxla.finish_compilations`.
+        fallback: the treatment of an op without a lowering. "kernel": the program calls torch's own kernel on the program's buffers, which
+            is counted and logged. "error": raises UnsupportedOp.
+        forms: by op, the implementation to use wherever it supports the op's arguments, instead of the one expected to be the fastest, e.g.
+            {"convolution": "xla"}; see dynaxla.lowering.forms. Default: the environment variable DYNAXLA_FORMS, e.g.
+            "convolution=xla,contraction=onednn", or none.
+        freeze: for inference: values that depend on parameters and buffers alone (batch norms folded into convolutions, weights cast by
+            autocast or packed for oneDNN's kernels) are computed once, and again after one of those tensors changes. `FrozenProgram` names
+            the changes that PyTorch cannot detect.
+        tune: measure, for each shape of an op with several implementations, all that support it, and use the fastest instead of the one
+            expected to be the fastest. The first call takes longer; measurements are kept in the cache directory. See `dynaxla tune`.
+        donate: on the device "jax": inputs that a graph writes to (parameters, buffers, caches) are donated to its program, which writes in
+            place in XLA's memory, unless something else refers to them. False: the program allocates new arrays, and the old ones stay
+            alive until it has succeeded. Tensors in torch's own memory are never donated.
+        exact_rng: random numbers are those of eager mode: torch's own generator draws them before the program runs. Otherwise the generator
+            draws only a seed, from which the program generates its own numbers.
+        collectives: with several processes, on the CPU. "torch": a program calls the collectives of torch.distributed. "xla": a program
+            uses XLA's own collectives, among XLA clients that span the processes; see docs/many-processes.md.
+        partition: for graphs with DTensors: the component that chooses the collectives. "torch": DTensor does, op by op as in eager mode.
+            "xla": XLA's partitioner does, for the graph of global tensors with their placements; the collectives are XLA's own then, as
+            with collectives="xla". Graphs that XLA cannot partition are compiled as with "torch", which is counted ("not_partitioned") and
+            logged, or raise an error with fallback="error"; see docs/many-processes.md.
+        cache: a directory that later processes reuse. It holds compiled programs (on the CPU; without calls of torch's kernels or of
+            oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default: the
+            environment variable DYNAXLA_CACHE, or the folder dynaxla in the user's cache directory.
+        sizes: "exact": one executable for each combination of input sizes. "buckets": sizes that change are rounded up to powers of two or
+            to the numbers halfway between them, inputs are padded, and one executable serves all sizes of a bucket; graphs with an op that
+            dynaxla cannot pad are compiled for exact sizes, and the log says so. "auto": the first four combinations of sizes of a graph
+            have exact executables, which are faster, and all others use buckets. A training step (`compile_step`) has exact executables.
+        heap: "keep": once a program needs much memory, dynaxla sets glibc, for the whole process, to keep freed memory; see
+            runtime/heap.py. "leave": glibc's settings are not changed. Default: the environment variable DYNAXLA_HEAP, or "keep".
+        xla: XLA's own options by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
@@ -83,10 +85,14 @@ class Options:
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """mode: one of torch.compile's presets. Those that ask for autotuning mean `tune`, unless options say otherwise; "reduce-overhead"
-        means the default, and the log says so once.
+        """Returns the options that a user passed to torch.compile, after checking them.
 
-        Raises: OptionError for an unknown option or mode, or a wrong type.
+        Args:
+            options: the values by name, or None.
+            mode: one of torch.compile's presets, or None. The presets with autotuning set `tune`, unless options say otherwise;
+                "reduce-overhead" is the default, and the log says so once.
+
+        Raises: OptionError for an unknown option or mode, or for a wrong value.
         """
         given = {**_preset(mode), **(options or {})}
         known = {item.name: item for item in fields(Options)}
@@ -113,10 +119,12 @@ class Options:
         return Options(**given)
 
     def store(self, folder: str) -> Store | None:
-        """The part of the cache directory that is called `folder`; None if there is to be none, or no directory of the user's, and for
-        programs while somebody wants to know of what lines they are made.
+        """Returns the store in the folder of the cache directory with this name.
 
-        Raises: OptionError for a directory that was asked for, but cannot be used.
+        None if the cache is off, or if the user has no cache directory. While there are event listeners, None also for all folders but
+        "tuning" and "self_tests", since cached programs have no line numbers of the user's code.
+
+        Raises: OptionError for a directory that the user chose but that cannot be used.
         """
         if events.is_heard() and folder not in ("tuning", "self_tests"):
             return None
@@ -126,7 +134,10 @@ class Options:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What a program depends on: all but when it is compiled, where it is kept and written, how many are, and what else may run."""
+        """The values of the options that a compiled program depends on.
+
+        Left out are the time of compilation, the directories, the number of executables, glibc's settings, and the other engines.
+        """
         return tuple(
             sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
             for item in fields(self)
@@ -135,19 +146,19 @@ class Options:
 
     @property
     def dump_directory(self) -> Path | None:
-        """Where graphs are written; None for nowhere."""
+        """The directory to write graphs to, or None."""
         return Path(self.dump) if self.dump is not None else None
 
 
 @functools.cache
 def open_store(folder: Path) -> Store:
-    """The store in a folder; one object for each folder."""
+    """Returns the store in a folder: one object for each folder."""
     return Store(folder)
 
 
 @functools.cache
 def _default_store(folder: str) -> Store | None:
-    """Where there is no such directory, as in some containers, work goes on without it."""
+    """Returns a store in the user's cache directory, or None where there is no such directory, as in some containers."""
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return open_store(caches / "dynaxla" / folder)
@@ -161,10 +172,10 @@ _NOT_IN_BACKGROUND = {
     "tune": "measures, and calls that run beside it would be measured too: leave one of both out",
 }
 
-# What XLA's partitioner cannot have beside it.
+# Options that partition="xla" cannot be combined with, and their rejected values.
 _NOT_PARTITIONED = {"collectives": "torch", "compile": "background", "freeze": True, "tune": True}
 
-# torch.compile's presets, in words of our own options.
+# The presets of torch.compile, as dynaxla's options.
 _PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {},
@@ -174,7 +185,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _preset(mode: str | None) -> dict[str, Any]:
-    """The options that a mode stands for. Raises: OptionError for one that torch.compile does not have either."""
+    """Returns the options of a preset of torch.compile. Raises: OptionError for an unknown preset."""
     if mode is None:
         return {}
     if mode not in _PRESETS:
@@ -190,7 +201,7 @@ def _say_what_reduces_overhead() -> None:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """What "a=b,c=d" says. Raises: OptionError."""
+    """Parses "a=b,c=d". Raises: OptionError."""
     pairs = [item.partition("=") for item in text.split(",") if item.strip()]
     if not all(equals for _, equals, _ in pairs):
         raise OptionError(f"DYNAXLA_FORMS={text!r}", hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"')
@@ -198,7 +209,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _heap(setting: str) -> str:
-    """Raises: OptionError."""
+    """Checks the value of DYNAXLA_HEAP and returns it. Raises: OptionError."""
     if setting not in ("keep", "leave"):
         raise OptionError(f"DYNAXLA_HEAP={setting!r}", hint='DYNAXLA_HEAP is "keep" or "leave"')
     return setting

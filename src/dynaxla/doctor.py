@@ -1,4 +1,4 @@
-"""Looks at an environment and says what is wrong with it and how to mend it: `dynaxla doctor`."""
+"""Checks of the environment for `dynaxla doctor`: each returns findings, which say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .lowering.cpu import onednn_support
 from .observe import metrics
 from .runtime import clients, devices, private, streams, transfer
 
-# With newer releases than these dynaxla has not been tried.
+# The newest and the oldest releases with which dynaxla is tested.
 TESTED = {name: newest for name, (_, newest) in private.KNOWN.items()}
 OLDEST = {name: oldest for name, (oldest, _) in private.KNOWN.items()}
 OLDEST_PYTHON = (3, 11)
@@ -43,7 +43,14 @@ _ENTRY_POINTS = "torch_dynamo_backends"
 
 
 class State(enum.Enum):
-    """note: a fact. good: checked and right. doubt: works, but slower or untried. broken: must be mended."""
+    """The meaning of a finding.
+
+    Attributes:
+        NOTE: a fact without a judgement.
+        GOOD: checked and correct.
+        DOUBT: works, but slower or untested.
+        BROKEN: must be fixed.
+    """
 
     NOTE = "-"
     GOOD = "ok"
@@ -53,14 +60,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
     Attributes:
         topic: versions, devices, backends, fast paths, kernels, caches, environment, allocator or check.
-        what: the thing.
-        value: a fact about it. "live", "gated: REASON" (here, but not used), "missing" and "off" (by a setting) where there is a choice.
-        state: what the fact means.
-        mend: what to do, or "".
+        what: the object of the check, e.g. a package or a variable.
+        value: the result. For a feature: "live", "gated: REASON" (available but not used), "missing", or "off" (by a setting).
+        state: the meaning of the value.
+        mend: how to fix it, or "".
     """
 
     topic: str
@@ -71,9 +78,10 @@ class Finding:
 
 
 def examine(gpu: bool = False) -> list[Finding]:
-    """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device.
+    """Returns the findings of all checks, in the order of display. Compiles and runs a tiny function on each kind of device.
 
-    gpu: whether there has to be an NVIDIA GPU that torch and JAX see.
+    Args:
+        gpu: require an NVIDIA GPU that torch and JAX see.
     """
     examinations: list[Callable[[], Iterable[Finding]]] = [
         examine_versions, examine_devices, *([examine_gpu] if gpu else []), examine_backends, examine_fast_paths, examine_kernels,
@@ -155,7 +163,7 @@ def examine_devices() -> list[Finding]:
 
 
 def examine_gpu() -> list[Finding]:
-    """What is missing to run on an NVIDIA GPU. Where torch finds one, `examine_devices` says what JAX sees of it."""
+    """Finds what is missing to run on an NVIDIA GPU. Empty if torch finds one: `examine_devices` reports then if JAX sees it too."""
     if torch.cuda.is_available():
         return []
     if not torch.version.cuda:
@@ -169,7 +177,7 @@ def examine_gpu() -> list[Finding]:
 
 def _jax_platform(name: str) -> Finding:
     try:
-        # Through the runtime, which keeps JAX from taking a GPU's memory as its client is made.
+        # The runtime keeps JAX from preallocating the GPU's memory when it creates its client.
         devices.jax_device(torch.device("cpu" if name == "cpu" else "cuda"))
         found = jax.local_devices(backend=name)
     except Exception as error:
@@ -184,7 +192,12 @@ def _jax_platform(name: str) -> Finding:
 
 
 def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable[str] | None = None) -> list[Finding]:
-    """listed: the backends that torch lists; entry_points: the names of those that are installed. Both are looked up if not given."""
+    """Checks that torch.compile finds dynaxla's backends.
+
+    Args:
+        listed: the backends that torch lists. Default: those of this process.
+        entry_points: the names of the installed entry points. Default: those of this environment.
+    """
     if listed is None:
         listed = torch._dynamo.list_backends()
     if entry_points is None:
@@ -204,14 +217,14 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
 
 
 def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable[str] | None = None) -> list[Finding]:
-    """The private ways that have a public one, and the private entry points that have none and are not there.
+    """Checks the fast paths, which are private APIs with a public alternative, and finds missing private APIs without an alternative.
 
     Args:
-        paths: as `private.fast_paths` gives them; looked up, after their self-tests, if not given.
-        missing: names of entry points; looked up if not given.
+        paths: as returned by `private.fast_paths`, the default after their self-tests.
+        missing: the names of private APIs. Default: those that this environment lacks.
     """
     if paths is None:
-        clients.cpu_device()  # tests them
+        clients.cpu_device()  # runs the self-tests
         paths = private.fast_paths()
     slower = f"the public way is used: calls work but cost more; dynaxla is tested with jax {TESTED['jax']} and torch {TESTED['torch']}"
     broken = f"what needs it fails: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
@@ -224,7 +237,7 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
 
 
 def examine_caches() -> list[Finding]:
-    """The directory for later processes, and whether graphs that torch has traced are kept there, too."""
+    """Checks the cache directory, and if traced graphs are kept there too."""
     if os.environ.get("DYNAXLA_CACHE") == "":
         return [Finding("caches", "programs and traced graphs", "off: DYNAXLA_CACHE is empty")]
     try:
@@ -255,7 +268,12 @@ def examine_kernels() -> list[Finding]:
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:
-    """variables: the environment; cuda: whether torch has a GPU. Both are looked up if not given."""
+    """Checks the environment variables that matter.
+
+    Args:
+        variables: the environment. Default: `os.environ`.
+        cuda: torch has a GPU. Default: `torch.cuda.is_available()`.
+    """
     variables = os.environ if variables is None else variables
     cuda = torch.cuda.is_available() if cuda is None else cuda
     findings = []
@@ -289,7 +307,11 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
 
 
 def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Finding]:
-    """tensors: newly made, on the CPU; some are made if not given."""
+    """Checks that torch's allocator aligns CPU tensors so that XLA can share their memory.
+
+    Args:
+        tensors: newly allocated tensors on the CPU. Default: tensors of a few sizes.
+    """
     if tensors is None:
         tensors = [torch.empty(size) for size in (1, 3, 17, 100, 1000, 4099, 100_003, 1_000_001)]
     misaligned = sum(not is_aligned(tensor) for tensor in tensors)
@@ -303,7 +325,11 @@ def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Fin
 
 
 def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]:
-    """Compile and run x * 2 + 1 on each kind of device. backend: dynaxla's, if not given."""
+    """Compiles and runs x * 2 + 1 on each kind of device.
+
+    Args:
+        backend: a backend of torch.compile. Default: `dynaxla`.
+    """
     findings = []
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         try:
@@ -323,7 +349,7 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
 
 
 def examine_steps(device: torch.device) -> list[Finding]:
-    """The steps of a call on a device, each by itself: which one is at fault where a call fails."""
+    """Runs each step of a call on a device by itself, to find the step that makes a call fail."""
     numbers = np.arange(8, dtype=np.float32)
 
     def on_xla() -> jax.Array:
@@ -355,7 +381,7 @@ def examine_steps(device: torch.device) -> list[Finding]:
 
 
 def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[bool, int]:
-    """Whether the results are right, also after the input has been changed in place, and how many inputs were copied."""
+    """Returns True if the results are right, also after the input is changed in place, and the number of copied inputs."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
@@ -374,7 +400,7 @@ _STYLES = {State.NOTE: "dim", State.GOOD: "green", State.DOUBT: "yellow", State.
 
 
 def show(findings: Iterable[Finding], console: Console) -> None:
-    """A table of everything, then what to do."""
+    """Prints a table of all findings, and then how to fix those in doubt or broken."""
     findings = list(findings)
     table = Table(box=None, show_header=False, pad_edge=False)
     for wraps in (False, True, True, False):
@@ -382,7 +408,7 @@ def show(findings: Iterable[Finding], console: Console) -> None:
     topic = ""
     for finding in findings:
         cells = ("" if finding.topic == topic else finding.topic, finding.what, finding.value, finding.state.value)
-        # Text, not str: brackets, as in dynaxla[bench], are no markup.
+        # Text, not str, since rich would read brackets, as in dynaxla[bench], as markup.
         table.add_row(*map(Text, cells), style=_STYLES[finding.state])
         topic = finding.topic
     console.print(table)

@@ -1,6 +1,6 @@
-"""Exceptions that users meet. Each carries its facts as fields and says what to do.
+"""The exceptions that dynaxla raises. Each one carries its facts as fields and a hint that says what to do.
 
-They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on as they are, instead of wrapping them in
+They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on unchanged, instead of wrapping them in
 `BackendCompilerFailed`.
 """
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
     try:
         from torch._dynamo.exc import ShortenTraceback
-    except ImportError:  # a process without torch, which calls exported programs
+    except ImportError:  # a process without torch may still call exported programs
 
         class ShortenTraceback(RuntimeError):
             def __init__(self, message: str, *, first_useful_frame: None) -> None:
@@ -23,7 +23,12 @@ else:
 class DynaxlaError(ShortenTraceback):
     """Base class of every error that dynaxla raises.
 
-    Attributes: message (what happened), op (ATen overload or ""), inputs (dtypes and shapes), where (the user's line), hint (what to do).
+    Attributes:
+        message: what happened.
+        op: the ATen overload, or "".
+        inputs: the dtypes and shapes of the inputs, or "".
+        where: the line of the user's code, or "".
+        hint: what to do, or "".
     """
 
     def __init__(self, message: str, *, op: str = "", inputs: str = "", where: str = "", hint: str = "") -> None:
@@ -41,15 +46,15 @@ class OptionError(DynaxlaError):
 
 
 class ArgumentError(DynaxlaError):
-    """A function of `dynaxla.to_jax` is called with what it cannot take: another tree of parameters, no random key, a torch tensor."""
+    """A function made by `dynaxla.to_jax` got an argument that it cannot take: another parameter tree, no random key, a torch tensor."""
 
 
 class CaptureError(DynaxlaError):
-    """A training step cannot be recorded as one program, or a function cannot be one of JAX's: it looks at a tensor's value, say."""
+    """A training step cannot be captured as one program, or a function cannot become a JAX function: it reads a tensor's value, say."""
 
 
 class UnsupportedOp(DynaxlaError):
-    """The graph holds an op, or a use of an op, that has no lowering."""
+    """The graph has an op, or a use of an op, without a lowering."""
 
 
 class UnsupportedTensor(DynaxlaError):
@@ -61,40 +66,42 @@ class DeviceMismatch(DynaxlaError):
 
 
 class LoweringError(DynaxlaError):
-    """A lowering failed, or gave a shape or dtype other than PyTorch's. A defect of dynaxla (or of a user's lowering)."""
+    """A lowering failed, or returned another shape or dtype than PyTorch. This is a bug in dynaxla (or in a user's lowering)."""
 
 
 class CompilationError(DynaxlaError):
-    """XLA's compiler refused the program."""
+    """XLA's compiler rejected the program."""
 
 
 class ExecutionError(DynaxlaError):
-    """The compiled program failed while it ran. Inputs are unchanged."""
+    """The compiled program failed at run time. Inputs are unchanged."""
 
 
 class UnsupportedVersion(DynaxlaError):
-    """This torch, JAX or jaxlib lacks something that dynaxla needs and that has no public name."""
+    """The installed torch, JAX or jaxlib lacks a private entry point that dynaxla needs."""
 
 
 class ArtifactError(DynaxlaError):
-    """A compiled artifact cannot be written, or cannot be used here: it is damaged, or was made elsewhere."""
+    """A compiled artifact cannot be written, or cannot be used here since it is damaged or comes from another environment."""
 
 
 class ForkError(DynaxlaError):
-    """XLA is needed in a process that was forked from one that had used it."""
+    """XLA is needed in a process that was forked from a process that had used XLA."""
 
 
 class CollectiveMismatch(ExecutionError):
     """The processes of a group are about to call different collectives. Inputs are unchanged.
 
-    No process has begun the collective, unless one runs a program that it has run before: then the group cannot be used any more.
+    No process has begun its collective, except a process that runs a program again: in that case the group cannot be used any more.
     """
 
 
 class CollectiveFailed(ExecutionError):
-    """A collective of a program failed, or another process did not come to it: it has ended, or hangs. Inputs are unchanged, and the group
-    cannot be used any more."""
+    """A collective of a program failed, or another process did not reach it because it ended or hangs.
+
+    Inputs are unchanged, and the group cannot be used any more.
+    """
 
 
 class OutOfMemory(ExecutionError):
-    """The device had too little memory for the program. Inputs are unchanged."""
+    """The device has too little memory for the program. Inputs are unchanged."""

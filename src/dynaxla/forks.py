@@ -1,9 +1,9 @@
-"""What a fork leaves of XLA in the child: memory, but none of its threads.
+"""Handling of forks: renews locks in the child, notifies objects there, and decides if the child can use XLA.
 
-XLA cannot be mended there. Its compiler keeps threads for the whole process (one waits to report slow compilations) and talks to them at
-every compilation; a client's pool is threads, and to free a client is to wait for them. So a child of a process that has used XLA lets it
-alone: torch's own kernels run the programs' graphs (by_torch.py), and nothing of XLA's is freed. A child of a process that has only
-imported dynaxla uses XLA as any other process.
+A forked child has XLA's memory but none of its threads, and XLA cannot be repaired there. XLA's compiler keeps threads for the whole
+process (one of them waits to report slow compilations) and talks to them at every compilation. The thread pool of a client is gone too, and
+freeing the client would wait for these threads. So a child of a process that has used XLA does not touch it: torch's own kernels run the
+graphs (by_torch.py), and no XLA object is freed. A child of a process that has only imported dynaxla uses XLA like any other process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Renewed(Protocol):
-    """What has something to do in a child."""
+    """An object with work to do in a forked child."""
 
     def after_fork(self) -> None:
-        """Called in the child, before anything else runs there. It must need no lock that another thread may have held."""
+        """Called in the child before anything else runs there. It must not take a lock that another thread may have held."""
 
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -34,9 +34,9 @@ _is_cut_off = False
 
 
 def lock() -> Any:
-    """A lock that is free in a child, whoever held it in the parent.
+    """Returns a lock that is free in a forked child, even if another thread held it in the parent.
 
-    A thread may take it again while it has it, as a signal's handler or a finalizer does that runs in between.
+    The lock is reentrant, because a signal handler or a finalizer may run while its thread holds the lock, and take it again.
     """
     made = threading.RLock()
     adopt(made)
@@ -44,28 +44,28 @@ def lock() -> Any:
 
 
 def adopt(made: Any) -> None:
-    """Make a lock, which may be another library's, free in every child, unless the thread that lives on there holds it."""
+    """Makes a lock, also one of another library, free in every forked child, unless the thread that forked holds it."""
     _locks.add(made)
 
 
 def renew(thing: Renewed) -> None:
-    """Have `thing.after_fork()` called in every child, as long as it lives."""
+    """Has `thing.after_fork()` called in every forked child, as long as `thing` is alive. Only a weak reference is kept."""
     _renewed.add(thing)
 
 
 def uses_xla(question: Callable[[], bool]) -> None:
-    """question: asked in a child whether the parent had used XLA in one way or another."""
+    """Registers a predicate that is called in a forked child: True if the parent had used XLA in the way that the predicate knows."""
     _uses.append(question)
 
 
 def is_cut_off() -> bool:
-    """Whether this process was forked from one that had used XLA, so that it cannot."""
+    """True if this process was forked from a process that had used XLA, so that this one cannot use it."""
     return _is_cut_off
 
 
 def cut_off() -> ForkError:
-    """The error for a child of a process that had used XLA."""
-    from .errors import ForkError  # it needs torch, which those who only want a lock need not import
+    """Returns the error to raise in a child of a process that had used XLA."""
+    from .errors import ForkError  # here, since it imports torch, which callers that only need a lock should not wait for
 
     return ForkError(
         "this process was forked from one that had used XLA, whose threads do not live on in it",
@@ -74,12 +74,12 @@ def cut_off() -> ForkError:
 
 
 def leave(thing: object) -> None:
-    """In a child: never free a thing of XLA's, not even when the process ends."""
+    """Keeps an XLA object alive in a forked child for ever, also at the end of the process, by one more reference."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _had_used_jax() -> bool:
-    """In a child: whether JAX's own clients had been started."""
+    """True, in a forked child, if the parent had started JAX's own clients."""
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None))
 
 
@@ -95,7 +95,7 @@ def _after_fork() -> None:
 
 def _free(made: Any) -> None:
     is_mine = getattr(made, "_is_owned", None)
-    renew_lock = getattr(made, "_at_fork_reinit", None)  # Source: CPython, Lib/threading.py, which renews its own locks by it
+    renew_lock = getattr(made, "_at_fork_reinit", None)  # Source: CPython, Lib/threading.py, which renews its own locks in this way
     if renew_lock is not None and not (is_mine is not None and is_mine()):
         renew_lock()
 

@@ -1,5 +1,8 @@
-"""The way of a graph with DTensors under `options={"partition": "xla"}`: the graph of whole tensors through AOTAutograd, and programs that
-XLA's partitioner cuts, with this process's parts of tensors at both ends."""
+"""Compiles a graph with DTensors under `options={"partition": "xla"}`.
+
+The graph of global tensors goes through AOTAutograd, and XLA's partitioner splits the resulting programs. The inputs and outputs of a
+program are this process's local shards.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,12 @@ __all__ = ["NotPartitioned", "compile_partitioned", "has_distributed", "leave"]
 
 
 def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], options: Options, number: int) -> Callable[..., Any]:
-    """TorchDynamo's graph with DTensors, as programs whose collectives XLA's partitioner chooses. number: the graph's.
+    """Compiles TorchDynamo's graph with DTensors to programs whose collectives XLA's partitioner chooses.
 
-    Raises: NotPartitioned, for a graph that is to go the other way.
+    Args:
+        number: the number of the graph, which becomes part of its name.
+
+    Raises: NotPartitioned for a graph that has to be compiled as with partition="torch".
     """
     view = GlobalView(captured, example_inputs)
     borders = list(view.inputs.values())
@@ -67,7 +73,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
         _interpreter(joint)
         return partition(joint, inputs, platform="cpu", **settings)
 
-    # Else AOTAutograd would have tangents as large as the whole tensors that it has traced.
+    # Otherwise AOTAutograd would expect tangents with the sizes of the global tensors that it traced.
     with capture_lock.capturing(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
         compiled = aot_autograd(
             fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
@@ -80,9 +86,9 @@ _said: set[str] = set()
 
 
 def leave(name: str, reason: NotPartitioned, options: Options) -> None:
-    """A graph goes the way of partition="torch": it is counted, told to who explains, and each reason is logged once.
+    """Records that a graph is compiled as with partition="torch": counts it, emits a `WentOn` event, and logs each reason once.
 
-    Raises: CaptureError, with options.fallback "error".
+    Raises: CaptureError if options.fallback is "error".
     """
     if options.fallback == "error":
         raise CaptureError(f"XLA does not partition {name}: {reason.message}", where=reason.where, hint=reason.hint or "partition='torch'")
@@ -96,7 +102,10 @@ def leave(name: str, reason: NotPartitioned, options: Options) -> None:
 
 
 def _interpreter(module: GraphModule) -> Interpreter:
-    """Raises: NotPartitioned for what a partitioned program cannot do."""
+    """Returns the interpreter of a graph for the CPU, without torch's kernels.
+
+    Raises: NotPartitioned for a graph with an op without a lowering, or with random numbers.
+    """
     try:
         interpreter = Interpreter(module, "cpu", kernels=False)
     except UnsupportedOp as error:
@@ -107,7 +116,13 @@ def _interpreter(module: GraphModule) -> Interpreter:
 
 
 def _check(metadata: Any, count: int, placeholders: int) -> None:
-    """Raises: NotPartitioned, where AOTAutograd does more around a program than to call it. metadata: ViewAndMutationMeta."""
+    """Raises NotPartitioned for a graph for which AOTAutograd's wrapper does more than call the program.
+
+    Args:
+        metadata: AOTAutograd's `ViewAndMutationMeta`.
+        count: the number of inputs of the graph of global tensors.
+        placeholders: the number of placeholders of the ATen graph.
+    """
     if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
         raise NotPartitioned("it writes to an input")
     if any(info.output_type is not OutputType.non_alias for info in metadata.output_info) or metadata.num_intermediate_bases:
@@ -125,7 +140,7 @@ def _output_of(node: torch.fx.Node) -> int:
 
 
 class _Ends:
-    """What TorchDynamo calls: tensors to parts, the programs, parts to tensors."""
+    """The function that TorchDynamo calls. It converts DTensors to local shards, runs the programs, and converts the results back."""
 
     def __init__(self, view: GlobalView, compiled: Callable[..., Any]) -> None:
         self._inputs = list(view.inputs.items())
@@ -148,7 +163,11 @@ class _Ends:
 
 
 class _Distributed(torch.autograd.Function):
-    """A DTensor of this process's part of what is whole. Of a sum, the first process along an axis has all, so that no dtype rounds."""
+    """Wraps this process's local shard of a global tensor as a DTensor.
+
+    For a partial sum the first process along a mesh axis gets the whole value and the other processes get zeros, so that the sum does not
+    round in any dtype.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Any:

@@ -1,11 +1,11 @@
-"""ATen's and prims' ops by name, those included that the installed torch does not have.
+"""The ops of ATen and prims by name, including ops that the installed torch does not have.
 
     from ..torch_ops import aten
 
     aten.cumsum.default  # torch's OpOverload, or a MissingOp
 
-torch removes an op now and then (`aten.cholesky` in 2.14), and older releases lack newer ones. A lowering, a decomposition or a pass that
-names an op which is not there loses that op and nothing else: a `MissingOp` is no node's target, and the registry leaves it out.
+torch removes an op now and then (`aten.cholesky` in 2.14), and older releases lack newer ops. A lowering, a decomposition or a pass may
+name an op that is missing without an error: a `MissingOp` is never the target of a node, and the registry leaves it out.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class _Overloads:
             found = getattr(getattr(getattr(torch.ops, self._namespace), self._name), overload)
         except AttributeError:
             found = MissingOp(f"{self._namespace}.{self._name}.{overload}")
-        setattr(self, overload, found)  # from now on an ordinary attribute
+        setattr(self, overload, found)  # later accesses do not come to __getattr__
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Torch's choice of the overload, by the arguments."""
+        """Call the op, whose overload torch chooses by the arguments."""
         return getattr(getattr(torch.ops, self._namespace), self._name)(*args, **kwargs)
 
 
@@ -68,7 +68,7 @@ class _Namespace:
 
 
 def present(table: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The part of a table by op whose ops the installed torch has."""
+    """Returns a copy of a table keyed by op, without the ops that the installed torch does not have."""
     return {op: value for op, value in table.items() if not isinstance(op, MissingOp)}
 
 

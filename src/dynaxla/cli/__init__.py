@@ -1,4 +1,4 @@
-"""The command `dynaxla`. What a command needs of torch and JAX is imported when it runs: help and `--version` need neither."""
+"""The command `dynaxla`. Each command imports torch and JAX only when it runs: help and `--version` need neither."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def _options(
 
 
 def main() -> None:
-    typer.main.get_command(app)()  # app() would also put a sys.excepthook of Typer's in place, for the scripts of `dynaxla explain` too
+    typer.main.get_command(app)()  # app() would also install Typer's sys.excepthook, which the scripts of `dynaxla explain` would get too

@@ -1,4 +1,4 @@
-"""`dynaxla bench`, `bench-cpu`, `bench-gpu`, `bench-device` and `overhead`: what they take. The measurements are in dynaxla.bench."""
+"""The arguments of `dynaxla bench`, `bench-cpu`, `bench-gpu`, `bench-device` and `overhead`. The measurements are in dynaxla.bench."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a p
 
 @contextlib.contextmanager
 def bad_requests_shown(*kinds: type[Exception]) -> Iterator[None]:
-    """What cannot be had is said on stderr, and the exit code is 2. kinds: of exceptions that say so, besides BenchmarkError."""
+    """Prints errors about requests that cannot be met on stderr, and exits with code 2.
+
+    Args:
+        kinds: the exception types of such errors, besides BenchmarkError.
+    """
     shown: tuple[type[Exception], ...] = (BenchmarkError, *kinds)
     try:
         yield
@@ -126,9 +130,9 @@ def bench_cpu(
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
 ) -> None:
-    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md; of single ops as ops.md.
+    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md, and those of single ops as ops.md.
 
-    All of it takes more than three hours.
+    All parts together take more than three hours.
 
     The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
     """
@@ -159,9 +163,9 @@ def bench_gpu(
     jobs: Annotated[int, typer.Option(min=1, help="Models that compile at once. They are timed one after the other.")] = 6,
     device: Device = "cuda",
 ) -> None:
-    """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All of it takes hours.
+    """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All parts together take hours.
 
-    The exit code is 1 if a model fails or disagrees with eager, or is still to be measured, 2 for a request that cannot be met.
+    The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
     from ..bench import gpu
     from ..bench.requests import split
@@ -184,9 +188,9 @@ def bench_device(
     minutes: Annotated[float, typer.Option(min=0.0, help="When no further model is begun. The same command goes on there.")] = 7.0,
     device: Annotated[str, typer.Option(help="jax, or jax:N.")] = "jax",
 ) -> None:
-    """Compare trace once with lazy and eager mode on the device "jax", and with tensors of the CPU, and write the tables as device.md.
+    """Compare graphs traced once with lazy and eager mode on the device "jax", and with CPU tensors, and write the tables as device.md.
 
-    The exit code is 1 if a model fails or disagrees with eager, or is still to be measured, 2 for a request that cannot be met.
+    The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
     from ..bench import device_jax
     from ..bench.requests import split
@@ -204,9 +208,9 @@ def overhead(
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 100 calls.")] = 60,
 ) -> None:
-    """Measure what a call costs beyond XLA's own execution, one thread.
+    """Measure the overhead of a call beyond XLA's own execution, on one thread.
 
-    The exit code is 1 if dynaxla adds more to the bare executable than 30 µs and 0.6 µs for each input.
+    The exit code is 1 if dynaxla adds more to the bare executable than 30 µs plus 0.6 µs for each input.
     """
     from ..bench.overhead import show
 

@@ -1,4 +1,4 @@
-"""`dynaxla doctor`."""
+"""`dynaxla doctor`: checks the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Also call it broken if torch or JAX sees no NVIDIA GPU.")] = False,
 ) -> None:
-    """Show versions, devices and fast paths, what is wrong with this environment, and how to mend it.
+    """Show versions, devices and fast paths, what is wrong with this environment, and how to fix it.
 
     The exit code is 1 if something is broken.
     """

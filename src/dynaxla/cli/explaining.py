@@ -1,4 +1,4 @@
-"""`dynaxla explain`: run a script, and tell what became of what it compiles."""
+"""`dynaxla explain`: runs a script and explains what it compiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARGUMENTS = "dynaxla.explain.arguments"
 
 
 class WithScript(TyperCommand):
-    """A command whose first argument is a script: what follows is the script's, as with `python SCRIPT ...`."""
+    """A command whose first argument is a script. All later arguments belong to the script, as with `python SCRIPT ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         mine, scripts = divided(args)
@@ -22,7 +22,7 @@ class WithScript(TyperCommand):
 
 
 def divided(args: list[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments with the script, and the script's."""
+    """Splits the arguments into those of the command, including the script, and those of the script."""
     position = 0
     while position < len(args) and args[position].startswith("-"):
         position += 2 if args[position] in ("--output", "-o") else 1
@@ -34,10 +34,10 @@ def explain(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script; all that follows it is the script's.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page is written.")] = Path("explain.html"),
 ) -> None:
-    """Run a script, show what became of all that it compiles with dynaxla, and write it as an HTML page.
+    """Run a script, explain everything that it compiles with dynaxla, and write the explanation as an HTML page.
 
-    Graphs and why they broke, programs, forms, fallbacks, copies, memory, times, the costliest lines, and what to do next. A script that
-    fails is shown as Python shows it, and the page is of what was compiled before. The exit code is the script's.
+    It has graphs and their breaks, programs, forms, fallbacks, copies, memory, times, the costliest lines, and advice. If the script fails,
+    its exception is printed as Python prints it, and the page covers what was compiled before. The exit code is that of the script.
     """
     if not script.is_file():
         raise typer.BadParameter(f"{script} is not a file")
@@ -45,7 +45,7 @@ def explain(
         raise typer.BadParameter(f"{output.parent} is not a directory")
     from ..explained.running import explain_script
 
-    output = output.absolute()  # the script may go elsewhere
+    output = output.absolute()  # the script may change the working directory
     found, code = explain_script(script, context.meta[_ARGUMENTS])
     typer.echo(str(found))
     found.save(output)

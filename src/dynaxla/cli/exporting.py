@@ -1,4 +1,4 @@
-"""`dynaxla export`: a user's model as a StableHLO artifact."""
+"""`dynaxla export`: exports a user's model as a StableHLO artifact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .bench import bad_requests_shown
 _PLATFORMS = ["cpu", "cuda", "tpu"]
 _INPUT = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\[\]]*)\]")
 _SIZE = re.compile(r"(?P<number>\d+)|(?P<name>[A-Za-z]\w*)(?:<=(?P<largest>\d+))?")
-# Dynamic dimensions have these sizes while the model is captured: no two the same, so that none is taken for another.
+# The sizes of dynamic dimensions while the model is captured. They differ, so that no dimension is mistaken for another.
 _EXAMPLES = (5, 7, 11, 13, 17, 19)
 
 _MODEL = typer.Argument(
@@ -31,7 +31,12 @@ _INPUTS = typer.Option(
 
 
 class Input(NamedTuple):
-    """A tensor as the command line describes it. Attributes: dtype (torch's name); sizes (numbers, or names of dynamic dimensions)."""
+    """A tensor described on the command line.
+
+    Attributes:
+        dtype: torch's name.
+        sizes: numbers, or names of dynamic dimensions.
+    """
 
     dtype: str
     sizes: tuple[int | str, ...]
@@ -46,7 +51,7 @@ def export(
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
 ) -> None:
-    """Write a model as StableHLO, with weights and a manifest, for dynaxla.load_artifact, which needs no torch."""
+    """Export a model as StableHLO, with weights and a manifest, for dynaxla.load_artifact, which does not need torch."""
     described, largest = parsed(inputs or [])
     import torch
 
@@ -77,7 +82,7 @@ def export(
 
 
 def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
-    """The inputs, and of each dynamic dimension the largest size, or None. Raises: typer.BadParameter."""
+    """Parses inputs. Returns them, and the largest size of each dynamic dimension, or None. Raises: typer.BadParameter."""
     found: list[Input] = []
     largest: dict[str, int | None] = {}
     for text in inputs:
@@ -97,13 +102,13 @@ def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
 
 
 def examples(inputs: list[Input], largest: dict[str, int | None]) -> dict[str, int]:
-    """A size for each dynamic dimension, to capture the model with."""
+    """Returns a size for each dynamic dimension, to capture the model with."""
     names = list(dict.fromkeys(size for spec in inputs for size in spec.sizes if isinstance(size, str)))
     return {name: min(_EXAMPLES[index % len(_EXAMPLES)], largest[name] or _EXAMPLES[-1]) for index, name in enumerate(names)}
 
 
 def _tensor(spec: Input, sizes: dict[str, int]) -> Any:
-    """Zeros are indices that any table has; floats are random."""
+    """Returns an example tensor: random floats, or integer zeros, which are valid indices of any table."""
     import torch
 
     dtype = getattr(torch, spec.dtype, None)
@@ -123,7 +128,7 @@ def _dynamic_shapes(inputs: list[Input], largest: dict[str, int | None]) -> Any:
 
 
 def loaded(place: str) -> Any:
-    """The module that a name of a Python object stands for. Raises: typer.BadParameter; what the user's code raises."""
+    """Imports the model with this name, and calls it if it is a function. Raises: typer.BadParameter; the errors of the user's code."""
     import importlib
     import sys
 

@@ -1,4 +1,4 @@
-"""What `dynaxla ops` shows: which way each ATen op goes."""
+"""The tables of `dynaxla ops`: how each ATen op is computed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from ..runtime import private
 
 @dataclass(frozen=True)
 class Way:
-    """How an op is computed: "lowering", "decomposition" (into ops that have one), or "kernel" (torch's own, inside the program).
+    """How an op is computed.
 
-    where: the place of the lowering, as module:line; else "".
+    Attributes:
+        op: the overload.
+        kind: "lowering", "decomposition" (into ops with a lowering), or "kernel" (torch's own, called by the program).
+        where: the place of the lowering as module:line, or "".
     """
 
     op: OpOverload
@@ -29,9 +32,10 @@ class Way:
 
 
 def ways(platform: str) -> list[Way]:
-    """Every functional overload of ATen and prims that a graph can hold, and every other op that has a lowering.
+    """Returns, for every functional overload of ATen and prims and every other op with a lowering, how it is computed.
 
-    platform: JAX's name of it.
+    Args:
+        platform: JAX's name.
     """
     table = decompositions(platform)
     found = []
@@ -53,7 +57,7 @@ def _functional_overloads() -> Iterator[OpOverload]:
             continue
         try:
             op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        except AttributeError:  # an op of TorchScript's, or one that this build of torch only names
+        except AttributeError:  # a TorchScript op, or an op that this build of torch names but does not have
             continue
         takes_tensors = any("Tensor" in str(argument.type) for argument in (*op._schema.arguments, *op._schema.returns))
         if takes_tensors and not op._schema.is_mutable:
@@ -61,7 +65,7 @@ def _functional_overloads() -> Iterator[OpOverload]:
 
 
 def totals_table(platform: str) -> Table:
-    """How many ops go which way."""
+    """Returns a table with the number of ops for each way to compute them."""
     every = ways(platform)
     core = [way for way in every if torch.Tag.core in way.op.tags]
     table = Table("way", "ops", "of PyTorch's core set")
@@ -73,7 +77,7 @@ def totals_table(platform: str) -> Table:
 
 
 def table_of_ops(platform: str, patterns: Sequence[str]) -> Table:
-    """The ops whose names match one of the patterns."""
+    """Returns a table of the ops whose names match one of the patterns."""
     table = Table("op", "way", "where")
     for way in ways(platform):
         if _matches(str(way.op), patterns):

@@ -1,4 +1,4 @@
-"""`dynaxla ops`: which way each ATen op goes."""
+"""`dynaxla ops`: shows how each ATen op is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def ops(
     patterns: Annotated[list[str] | None, typer.Argument(help="Show the ops whose names match, e.g. 'linalg*' or cumsum.")] = None,
     platform: Annotated[str, typer.Option(help="JAX's name of the platform: cpu, cuda, rocm, tpu.")] = "cpu",
 ) -> None:
-    """Which way each op goes: by a lowering, a decomposition, or torch's own kernel. `dynaxla explain` shows those of a script."""
+    """Show how each op is computed: by a lowering, a decomposition, or torch's own kernel. `dynaxla explain` shows the ops of a script."""
     from . import op_table as found
 
     console = Console()

@@ -1,4 +1,4 @@
-"""`dynaxla tune`: measure the forms of a model's ops, and show what was tried."""
+"""`dynaxla tune`: measures the forms (implementations) of a model's ops, and shows the measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tune(
     threads: Threads = 1,
     clear: Annotated[bool, typer.Option("--clear", help="Forget what the cache holds first.")] = False,
 ) -> None:
-    """Measure the forms in which a model's ops can be computed, and show which is the fastest; * marks it.
+    """Measure the forms (implementations) in which a model's ops can be computed, and mark the fastest with *.
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """

@@ -1,4 +1,4 @@
-"""The torch device "jax": plain tensors whose storages hold jax.Arrays."""
+"""The torch device "jax": plain torch tensors whose storages hold jax.Arrays."""
 
 from .modes import lazy as lazy
 from .modes import set_mode as set_mode

@@ -1,5 +1,7 @@
-"""`torch.autocast("jax")`: which ops run in the smaller dtype, which in float32, and which in the widest dtype among their operands: the
-same as on the CPU."""
+"""`torch.autocast("jax")`, with the CPU's policy.
+
+The policy decides for each op if it runs in the lower-precision dtype, in float32, or in the widest dtype among its operands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from ..runtime import private
 from . import storages
 
-# Source: ATen/autocast_mode.cpp, of the key AutocastCPU: lower_precision_fp and promote. Its other ops have the policy fp32.
+# Source: ATen/autocast_mode.cpp, for the key AutocastCPU: policies lower_precision_fp and promote. All its other ops have the policy fp32.
 _LOWER = frozenset([
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution", "mm", "bmm",
     "addmm", "addbmm", "baddbmm", "_addmm_activation", "linear", "matmul", "linalg_vecdot", "prelu", "scaled_dot_product_attention",
@@ -31,12 +33,12 @@ def _mapped(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _takes_part(tensor: torch.Tensor) -> bool:
-    """Whether autocast may cast a tensor. Source: ATen/autocast_mode.h, is_eligible"""
+    """True if autocast may cast a tensor. Source: ATen/autocast_mode.h, is_eligible"""
     return storages.is_ours(tensor) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64
 
 
 def _widest(values: Iterable[Any]) -> torch.dtype:
-    """The dtype to promote to: float32 if one of the operands has it. Source: ATen/autocast_mode.h, prioritize"""
+    """Returns the dtype to promote to: float32 if one of the operands has it. Source: ATen/autocast_mode.h, prioritize"""
     lower = torch.get_autocast_dtype(storages.NAME)
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
     found = {item.dtype for item in flat if isinstance(item, torch.Tensor) and _takes_part(item)}
@@ -59,7 +61,7 @@ def _kernel(op: Any, dtype_of: Callable[[Iterable[Any]], torch.dtype]) -> Callab
 
 
 def register(library: torch.library.Library) -> None:
-    """Give torch a kernel for each op that autocast casts for on the CPU. library: of ATen."""
+    """Registers an autocast kernel for each op that has one on the CPU. `library` is for the namespace aten."""
     for op in private.ops_with_kernel("AutocastCPU"):
         name = op._schema.name.removeprefix("aten::")
         if name in _LOWER:

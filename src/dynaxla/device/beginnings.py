@@ -1,7 +1,7 @@
-"""The first tensor of each device "jax:0", "jax:1", ..., of which others are made: torch's own way in Python makes those of
-"jax:0" alone.
+"""Creates an empty template tensor for each device "jax:0", "jax:1", ..., from which all other tensors of the device are made.
 
-It comes through DLPack, which names a device by a number, and has no elements.
+torch's own function in Python creates tensors of "jax:0" only. The template comes through DLPack, which has the index of the device, and
+has no elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPARE_DEVICE, _UNSIGNED = 12, 1
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor, flat. Source: dlpack.h"""
+    """DLPack's struct DLManagedTensor, with its nested structs flattened. Source: dlpack.h"""
 
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
@@ -33,7 +33,7 @@ _kept: list[_ManagedTensor] = []
 
 @functools.cache
 def first_of(dtype: torch.dtype, index: int) -> torch.Tensor:
-    """A tensor of no elements on a device. It must not be changed."""
+    """Returns a tensor without elements on a device. The caller must not change it, since the tensor is cached."""
     if dtype != torch.uint8:
         return private.by_cpu_kernel(torch.ops.aten.view.dtype, first_of(torch.uint8, index), dtype)
     made = _ManagedTensor(

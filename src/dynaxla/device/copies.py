@@ -1,4 +1,4 @@
-"""Copies between the device and the CPU, and from one tensor of the device to another."""
+"""Copies between the device and the CPU, and between tensors of the device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from . import memory, places, storages
 from .memory import Place
 from .one_op import compiled
 
-# Programs that read a view, or write one: no op of ATen's.
+# Compiled programs that read or write a view, for which there is no ATen op.
 _reads: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 
 
 def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a CPU tensor as a new tensor of the device, with the same strides if it is dense."""
+    """Copies a CPU tensor to a new tensor on the device, with the same strides if it is dense."""
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so a tensor of it cannot be on {device}")
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -40,7 +40,7 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, with the same strides if it is dense. Raises: ForkError."""
+    """Copies a tensor of the device to the CPU, with the same strides if it is dense. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
     place = Place.of(tensor)
@@ -60,7 +60,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def value_of(tensor: torch.Tensor) -> jax.Array:
-    """The tensor's value as an array in its logical shape. Nobody writes to arrays, so it may be the storage's own."""
+    """Returns the tensor's value as an array in its logical shape. It may be the storage's own array, since arrays are immutable."""
     place = Place.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
@@ -86,26 +86,29 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
 
 
 def share(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Let the target's storage have the source's array, if that makes it a copy: nobody writes to arrays. Whether it is one now."""
+    """Copies by sharing: the target's storage gets the source's array, which is immutable.
+
+    Returns False and changes nothing where sharing does not make the target a copy of the source.
+    """
     mine, theirs = source.untyped_storage(), target.untyped_storage()
     place, wanted = Place.of(source), Place.of(target)
     if place != wanted:
         return False
     if private.identity_of(mine) == private.identity_of(theirs):
-        return not memory.shares_elements(wanted)  # what is folded, ops refuse to write to
+        return not memory.shares_elements(wanted)  # ops refuse to write to tensors whose elements overlap
     if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes():
         return False
     array = storages.held_by(mine)
-    if array is None or isinstance(array, storages.StandIn):  # what is recorded need not run for this
+    if array is None or isinstance(array, storages.StandIn):  # so that recorded ops do not run for this copy
         return False
     if meshes.exist() and (kept := storages.sharding_in(theirs)) is not None and kept != storages.sharding_in(mine):
-        return False  # what is written to keeps its sharding
+        return False  # the target keeps its sharding
     storages.set_array(theirs, array)
     return True
 
 
 def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
-    """The bytes of a storage's array as one of another shape and dtype."""
+    """Returns the bytes of a storage's array as an array of another shape and dtype."""
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
             return memory.alike(array, shape, dtype)
@@ -122,7 +125,10 @@ def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Dev
 
 
 def write(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Write a CPU tensor of the same shape and dtype into a tensor of the device. Raises: RuntimeError if two elements share memory."""
+    """Writes a CPU tensor into a tensor of the device with the same shape and dtype.
+
+    Raises: RuntimeError if two elements of the target share memory.
+    """
     storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
     metrics.add("host_copies")
     layout = place.layout
@@ -140,7 +146,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Array, device: jax.Device) -> jax.Array:
-    """A storage's array after a tensor in it has been written to. nbytes: of the storage."""
+    """Returns a storage's array after a write to a tensor in it. `held` is the old array, `nbytes` the size of the storage."""
     if held is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             held = jax.device_put(np.zeros(nbytes, np.uint8), device)
@@ -163,7 +169,7 @@ def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Arr
 
 
 def packed_array(tensor: torch.Tensor) -> jax.Array:
-    """What is in a tensor's storage, which it fills, in the tensor's packed shape: so it lies there from now on."""
+    """Returns the array of a tensor's storage in the tensor's packed shape, and stores it there. The tensor must fill its storage."""
     storage, place = tensor.untyped_storage(), Place.of(tensor)
     while True:
         array = storages.array_of(storage)
@@ -182,7 +188,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.Where) -> jax.
 
 
 def _placed(array: jax.Array, device: jax.Device) -> object:
-    """Hashable: where an array lies."""
+    """Returns a hashable key for the placement of an array: its sharding on a mesh, or its device."""
     return meshes.key_of(meshes.sharding_of(array) or device)
 
 

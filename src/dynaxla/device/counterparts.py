@@ -1,4 +1,4 @@
-"""What computes the values that an op writes or returns: the op itself, or the one that it would be if it wrote nothing."""
+"""Finds the functional op that computes the values which an op writes or returns."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from torch._ops import OpOverload
 
 from ..torch_ops import aten
 
-# Ops that take Python numbers for tensors. Source: torch/csrc/jit/frontend/schema_matching and python_arg_parser, allow_numbers_as_tensors
+# Ops that take Python numbers in place of tensors.
+# Source: torch/csrc/jit/frontend/schema_matching and python_arg_parser, allow_numbers_as_tensors
 _TAKE_NUMBERS = frozenset(["add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide"])
-# How a result is stored, which ops that write to a tensor do not say.
+# Arguments about the storage of a result, which ops that write to a tensor do not have.
 _STORED = ("dtype", "layout", "device", "pin_memory", "memory_format")
-# Ops whose counterpart has another name.
+# Ops whose functional counterpart has another name.
 _NAMES = {"normal_": "normal_functional"}
 _OVERLOADS = {aten.bernoulli_.float: aten.bernoulli.p}
 
-# Ops whose numbers decide nothing but values: no shape, and not whether torch's kernels take the operands. Their programs take them as
-# inputs.
+# Ops whose Python numbers affect only the values of the result: neither its shape nor whether torch's kernels accept the operands. Their
+# programs take the numbers as inputs.
 _OF_NUMBERS = frozenset([
     "add", "sub", "rsub", "mul", "multiply", "subtract", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
     "addcmul", "addcdiv", "lerp", "clamp", "clamp_min", "clamp_max", "clip", "fill", "full_like", "masked_fill", "where",
     "eq", "ne", "lt", "le", "gt",
     "ge", "addmm", "addmv", "addr", "addbmm", "baddbmm", "xlogy", "leaky_relu", "threshold", "hardtanh", "elu", "softplus", "nan_to_num",
 ])  # fmt: skip
-# The types of their arguments that may be such a number: no sizes, no dimensions.
+# The types of arguments that may be such a number. Sizes and dimensions (int) are not among them.
 _NUMBERS = frozenset(["number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"])
 
 
 @dataclass(frozen=True)
 class Form:
-    """An op, and how it is computed.
+    """An op and its functional counterpart.
 
-    Attributes: op; functional (gives the values as new tensors; None if there is no such op); written (the names of arguments that are
-    written to, in the order of the functional op's results); dropped (those that the functional op does not take); gives_dtype (whether the
-    functional op takes the result's dtype, which the op finds in what it writes to); is_view (whether it only makes a tensor another view);
-    takes_numbers (whether its program has its Python numbers as inputs).
+    Attributes:
+        op: the overload.
+        functional: the op that returns the values as new tensors; `op` itself if it writes nothing; None if there is no such op.
+        written: the names of the arguments that `op` writes to, in the order of the functional op's results.
+        dropped: the names of the arguments that the functional op does not take.
+        gives_dtype: the functional op takes the dtype of the result as an argument, where `op` takes that of the tensor it writes to.
+        is_view: `op` only returns a view or changes the metadata of a tensor.
     """
 
     op: OpOverload
@@ -49,16 +53,17 @@ class Form:
 
     @functools.cached_property
     def tensors(self) -> tuple[int, ...]:
-        """The positions of arguments that are tensors to the op's schema, and may be numbers to Python."""
+        """The positions of the arguments that are tensors in the op's schema; Python callers may pass numbers there."""
         return tuple(index for index, item in enumerate(self.op._schema.arguments) if str(item.type) == "Tensor")
 
     @functools.cached_property
     def name(self) -> str:
-        """The functional op's in ATen."""
+        """The functional op's name in ATen, without the namespace; "" if there is no such op."""
         return "" if self.functional is None else self.functional._schema.name.removeprefix("aten::")
 
     @functools.cached_property
     def numbers(self) -> frozenset[int | str]:
+        # The positions and the names of the arguments whose Python numbers the program takes as inputs.
         if self.name not in _OF_NUMBERS:
             return frozenset()
         found = [(index, item.name) for index, item in enumerate(self.op._schema.arguments) if str(item.type) in _NUMBERS]
@@ -86,9 +91,13 @@ def form_of(op: OpOverload) -> Form:
 
 @functools.cache
 def for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverload:
-    """The overload that takes Python numbers where an op has tensors; the op itself if there is none, or if it takes them.
+    """Returns the overload that takes Python numbers where an op has tensors; the op itself if there is none, or if it takes numbers.
 
-    ATen has them as tensors of rank 0 that count as numbers for promotion; Python meets them as numbers, which few such ops take.
+    ATen wraps such numbers as rank-0 tensors that count as numbers in type promotion. Python kernels get them as numbers, which few of
+    these overloads accept.
+
+    Args:
+        positions: the arguments that are numbers.
     """
     if op._schema.name.removeprefix("aten::").removesuffix("_") in _TAKE_NUMBERS:
         return op
@@ -101,7 +110,11 @@ def for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverload:
 
 
 def _counterpart(op: OpOverload, outs: frozenset[str]) -> OpOverload | None:
-    """The op of the same arguments that writes nothing."""
+    """Returns the overload with the same arguments that writes nothing, or None.
+
+    Args:
+        outs: the names of the op's `out` arguments.
+    """
     namespace, _, name = op._schema.name.partition("::")
     base = name if outs else _NAMES.get(name) or name.removesuffix("_")
     packet = getattr(getattr(torch.ops, namespace), base, None)

@@ -1,4 +1,4 @@
-"""What random numbers on the device come from: for each device a generator of torch's, on the CPU, that nobody else draws from."""
+"""The source of random numbers on the device: one torch generator on the CPU for each device, used for nothing else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..runtime import meshes
 
 _lock = forks.lock()
 _generators: dict[int, torch.Generator] = {}
-_thread = threading.local()  # refuses: whether nothing may be drawn
+_thread = threading.local()  # attribute refuses: True while drawing raises
 _seed = [torch.initial_seed()]
 
 
 def generator_of(index: int) -> torch.Generator:
-    """That of a device. New ones begin with the seed that was given to all devices, else with torch's own."""
+    """Returns the generator of a device. A new one starts with the last seed for all devices, or else with torch's initial seed."""
     with _lock:
         if index not in _generators:
             _generators[index] = torch.Generator().manual_seed(_seed[0])
@@ -33,7 +33,7 @@ def manual_seed(index: int, seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """For all devices, also those that are used later."""
+    """Seeds all devices, including those that are used later."""
     with _lock:
         _seed[0] = seed
         for generator in _generators.values():
@@ -42,7 +42,7 @@ def manual_seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Inside, in this thread, what draws random numbers raises UnsupportedOp."""
+    """Makes ops that draw random numbers raise UnsupportedOp inside the block, in this thread."""
     before = getattr(_thread, "refuses", False)
     _thread.refuses = True
     try:
@@ -52,7 +52,12 @@ def refusing() -> Iterator[None]:
 
 
 def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
-    """uint32[2], another one at every call: what a program's key is made of. given: a generator that a user has passed."""
+    """Returns a new seed at every call, uint32[2], from which a program makes its random key.
+
+    Args:
+        given: the generator that the user passed, or None for that of the device.
+        index: of the device.
+    """
     if getattr(_thread, "refuses", False):
         raise drawing_under_trace("a torch function under JAX")
     found = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
@@ -60,5 +65,5 @@ def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
 
 
 def seed(given: torch.Generator | None, index: int, where: meshes.Where) -> jax.Array:
-    """The same as an array."""
+    """Returns a new seed, as `drawn` does, as an array on a device or a mesh."""
     return jax.device_put(drawn(given, index), where)

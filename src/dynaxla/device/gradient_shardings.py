@@ -1,4 +1,7 @@
-"""Gradients on a mesh lie as their parameters do: XLA, which chooses how a program's results lie, does not know what they are for."""
+"""Gives gradients on a mesh the shardings of their parameters.
+
+XLA chooses the shardings of a program's results, and does not know which of them are gradients.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from ..runtime import meshes
 from . import copies, storages
 from .recording import Waiting
 
-# What has been sharded, and may get a gradient.
+# The sharded leaf tensors, which may get a gradient.
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def will_follow(tensor: torch.Tensor) -> None:
-    """From now on the gradient of a leaf lies as it does, after each backward pass."""
+    """Registers a leaf tensor, whose gradient gets the tensor's sharding after each backward pass from now on."""
     if tensor.is_leaf:
         _sharded[tensor] = None
 
 
 def follow_all() -> None:
-    """Once a backward pass is done: let all gradients lie as their parameters do. Only where they lie changes, and no value."""
-    if not meshes.exist() or _get_current_dispatch_mode_stack():  # a step is being recorded
+    """Gives all gradients the shardings of their parameters, after a backward pass. No value changes."""
+    if not meshes.exist() or _get_current_dispatch_mode_stack():  # with a dispatch mode, a step is being traced
         return
     for tensor in list(_sharded):
         gradient = tensor.grad
@@ -31,7 +34,7 @@ def follow_all() -> None:
 
 
 def _follow(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
-    """gradient: with the tensor's shape and strides."""
+    """Gives a gradient, which has the tensor's shape and strides, the tensor's sharding."""
     storage = gradient.untyped_storage()
     shape, sharding = storages.lies(tensor.untyped_storage())
     if sharding is None or gradient.numel() * gradient.itemsize != storage.nbytes():
@@ -41,6 +44,6 @@ def _follow(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
         if held.kind[0] == shape:
             held.sharding = sharding
         return
-    array = copies.packed_array(gradient)  # a program may have given it in another shape
+    array = copies.packed_array(gradient)  # a program may have returned it in another shape
     if array.shape == shape and meshes.sharding_of(array) != sharding:
         storages.replace_arrays([(storage, array, meshes.moved(array, sharding))])

@@ -1,8 +1,8 @@
-"""Compiled graphs on the device: a program takes the arrays in its inputs' storages, and what it gives are arrays in new storages.
+"""The buffers of compiled graphs on the device: a program takes the arrays in its inputs' storages, and returns arrays for new storages.
 
-Nothing is copied in either direction. What a graph writes to its inputs, its program gives as the storages' new arrays; the old ones are
-donated to it, so that XLA writes in place, unless somebody else refers to them. An input need not fill its storage: the program reads and
-writes it where it lies, from an offset that it gets as a number.
+Nothing is copied in either direction. For an input that the graph writes to, the program returns the new array of the input's storage. The
+old array is donated, so that XLA writes in place, unless something else refers to it. An input need not fill its storage: the program reads
+and writes it as a view, at an offset that is an input of the program.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ from . import copies, generators, memory, storages
 from .memory import Place
 from .storages import Lent
 
-# How many references an array has that what stands for it in its storage and one list hold, as `sys.getrefcount(items[0])` counts them.
+# Reference count of an array that only a `Lent` and one list refer to, as `sys.getrefcount(items[0])` returns it.
 _ALONE = 3
 _untyped_storage, _aval_of = torch.Tensor.untyped_storage, operator.attrgetter("aval")
-# By value and device.
+# Offsets as arrays, by value and device or mesh.
 _offsets: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(1024)
 
 
 class Held(NamedTuple):
-    """How an input lies in its storage, if it does not fill it in its own order: group (the first input in that storage, by position);
-    shape, dtype (of the storage's array)."""
+    """The storage of an input that is only a view of it.
+
+    Attributes:
+        group: the position of the first input on that storage.
+        shape: of the storage's array.
+        dtype: of the storage's array.
+    """
 
     group: int
     shape: tuple[int, ...]
@@ -60,7 +65,7 @@ def buffers(request: Request) -> StorageBuffers:
 
 
 def signature(args: Sequence[Any]) -> tuple[Any, ...]:
-    """By input: its strides, its bits, its sharding on a mesh, and how it is held; None for what is no tensor."""
+    """Returns for each input its strides, its conjugate and negative bits, its sharding on a mesh, and its `Held`; None for no tensor."""
     first: dict[int, int] = {}
     found: list[Any] = []
     for position, tensor in enumerate(args):
@@ -98,7 +103,12 @@ def outlived(error: Exception) -> Exception:
 
 
 def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | None:
-    """first: by storage, the position of the first input that does not fill it."""
+    """Returns the `Held` of an input that does not fill its storage, else None.
+
+    Args:
+        position: of the input.
+        first: by storage, the position of the first input that does not fill it; updated here.
+    """
     if not storages.is_ours(tensor) or not tensor.numel():
         return None
     storage = tensor.untyped_storage()
@@ -109,21 +119,28 @@ def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | 
 
 
 def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
-    """The storage's array; zeros, from now on, if nobody has written to it. dtype, shape: of these."""
+    """Returns the storage's array. If nobody has written to the storage, it gets zeros of this dtype and shape first."""
     array = storages.array_of(storage)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jax.device_put(np.zeros(shape, dtypes.to_jax(dtype)), device)
-        if not storages.replace_arrays([(storage, None, array)]):  # another thread has written to it
+        if not storages.replace_arrays([(storage, None, array)]):  # another thread has written to the storage
             return _array_in(storage, dtype, shape, device)
     return array
 
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """An input that the program takes: position; place (in its own memory, from its first element on); held (None: it fills its storage);
-    is_host (a number of the CPU); sharding (of the array on a mesh; None: on one device); shape (of the array of a storage that it fills;
-    None: the packed one)."""
+    """An input that the program takes.
+
+    Attributes:
+        position: among the graph's inputs.
+        place: its metadata, with offset 0.
+        held: its storage if it is only a view of it; None if it fills its storage.
+        is_host: it is on the CPU.
+        sharding: of the array on a mesh; None on one device.
+        shape: of the array of a storage that it fills; None for its packed shape.
+    """
 
     position: int
     place: Place
@@ -155,9 +172,9 @@ class StorageBuffers:
             position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
         }
         for position, spec in self.specs.items():
-            if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+            if isinstance(args[position], torch.Tensor):  # the gradient of an output that the loss does not use is None
                 self.specs[position] = dataclasses.replace(spec, stride=tuple(args[position].stride()))
-        # What is written to inputs: by output, the input's position. Such an output is a tensor on the input's own storage.
+        # By index of an output that is written to an input: the input's position. Such an output is a tensor on the input's storage.
         targets = {
             index: position
             for index, position in written_inputs(interpreter.module.graph).items()
@@ -165,7 +182,7 @@ class StorageBuffers:
         }
         self._written: list[tuple[Node, int]] = [(self._output_nodes[index], position) for index, position in targets.items()]
         in_inputs = dict(targets)
-        # An alias of a written input is made of the input later, and looked at for its sizes and strides alone.
+        # AOTAutograd derives an alias of a written input from the input later; it uses only the sizes and strides of this output.
         storage_of = request.storages.of
         for index, node in enumerate(self._output_nodes):
             for source, position in self._written if index in request.remade - targets.keys() and node in storage_of else ():
@@ -204,7 +221,7 @@ class StorageBuffers:
         self._offsets: Sequence[jax.Array] = ()
 
     def _is_written(self, node: Any, position: int, placeholders: Sequence[Node]) -> bool:
-        """Whether the program gives an input's storage anew: it is on the device, and is what the graph computes."""
+        """True if the program returns a new array for the input's storage: the input is on the device, and the graph computes its value."""
         spec = self.specs[position]
         if not isinstance(node, Node) or node in placeholders or spec.device.type != self._place.device.type or 0 in spec.shape:
             return False
@@ -220,15 +237,18 @@ class StorageBuffers:
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
     def _input(self, position: int, like: torch.Tensor, held: Held | None) -> _Input:
-        """like: has the bits that the input has. What comes from the CPU comes without them."""
+        """Describes an input. `like` has its conjugate and negative bits; a tensor on the CPU is copied without them."""
         spec = self.specs[position]
         is_host = spec.device.type != self._place.device.type
         bits = (False, False) if is_host else (like.is_conj(), like.is_neg())
         return _Input(position, Place(spec.dtype, spec.shape, spec.stride, 0, *bits), held, is_host)
 
     def _on_mesh(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
-        """The mesh on which an input lies, or that the graph names; all inputs are on it from now on. Those that fill their storages lie in
-        them as the program takes them: packed, but for what a backward pass gets of a forward pass (see `free`)."""
+        """Returns the mesh on which an input lies or that the graph names, or None, and moves all inputs to it.
+
+        Arrays of inputs that fill their storages are brought into their packed shape, as the program takes them. Exceptions are the arrays
+        that a backward pass gets from a forward pass (see `free`).
+        """
         ours = [index for index, item in enumerate(self._inputs) if storages.is_ours(given[item.position])]
         tensors = {index: given[self._inputs[index].position] for index in ours}
         where = meshes.common([*(storages.sharding_in(tensor.untyped_storage()) for tensor in tensors.values()), *constraints])
@@ -251,7 +271,10 @@ class StorageBuffers:
         return where
 
     def _planned(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
-        """As `_on_mesh`, of a mesh on which inputs lie or would lie; they stay where they are. All others are whole on each device."""
+        """Returns the mesh on which inputs lie or are planned to lie, as `_on_mesh` does, without moving them.
+
+        Inputs without a sharding of their own are replicated.
+        """
         plans = [_plan_of(given[item.position]) if storages.is_ours(given[item.position]) else (None, None) for item in self._inputs]
         where = meshes.common([*(sharding for _, sharding in plans), *constraints])
         for index, (item, (shape, sharding)) in enumerate(zip(self._inputs, plans, strict=True)):
@@ -262,17 +285,20 @@ class StorageBuffers:
 
     @property
     def free(self) -> Sequence[int]:
-        """Of a forward pass on a mesh, all results that are new tensors: some have one dimension for several that are sharded."""
+        """The indices of results whose shape XLA's partitioner may choose: all new tensors of a forward pass on a mesh.
+
+        Some of them have one dimension in place of several sharded ones.
+        """
         count = len(self._slots)
         return range(count, count + len(self._buffers)) if self.where is not None and self._phase == "forward" else ()
 
     @property
     def shardings(self) -> Sequence[NamedSharding | None]:
-        """Of the first of the program's results: what it writes to inputs lies as these do."""
+        """The shardings of the program's first results, which are the new arrays of written inputs: those of the inputs."""
         return [self._inputs[slot].sharding for slot in self._slots]
 
     def _written_slots(self) -> list[int]:
-        """The inputs, by index, whose storages' new arrays the program gives, each storage once."""
+        """Returns the indices of the inputs for whose storages the program returns new arrays: one input for each storage."""
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
         groups: dict[Any, int] = {}
         for _, position in self._written:
@@ -286,7 +312,7 @@ class StorageBuffers:
 
     @property
     def donated(self) -> tuple[int, ...]:
-        """The arrays among `avals()`, by index, that the program may write to."""
+        """The indices in `avals()` of the arrays that are donated to the program."""
         return tuple(slot + self._draws_random for slot in self._slots) if self._donate else ()
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
@@ -361,8 +387,13 @@ class StorageBuffers:
 
 
 class _Taken(list[Any]):
-    """The tensors of a call. Attributes: arrays, storages (of those that the program reads); lent (what stands in the storages that the
-    program writes to, while it runs)."""
+    """The tensors of a call.
+
+    Attributes:
+        arrays: the arrays that the program reads.
+        storages: the storages of these arrays; None for an input on the CPU.
+        lent: the content of the storages that the program writes to, while it runs.
+    """
 
     arrays: list[jax.Array]
     storages: list[torch.UntypedStorage]
@@ -385,7 +416,21 @@ class StorageBinding:
         mesh: NamedSharding | None,
         names_mesh: bool,
     ) -> None:
-        """mesh: on which the program runs. names_mesh: whether it does even if no input lies there."""
+        """Binds the buffers of a graph to its compiled program.
+
+        Args:
+            inputs: the inputs that the program takes.
+            positions: of the tensors of a call among the graph's inputs: first those that the program takes, then those that only outputs
+                alias.
+            slots: the indices of the inputs for whose storages the program returns new arrays.
+            donate: the old arrays of these storages are donated.
+            made: shape, strides and dtype of each new tensor that the program returns.
+            outputs: assembles the graph's outputs from the new tensors and the tensors of the call.
+            place: the device.
+            draws_random: the program takes a seed.
+            mesh: the mesh on which the program runs, or None.
+            names_mesh: the graph itself names the mesh, so the program runs on it even if all inputs are on one device.
+        """
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
         self._donate, self.lends = donate, bool(slots)
         self._made, self.outputs = list(made), outputs
@@ -396,7 +441,7 @@ class StorageBinding:
         self._check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.held is not None]
         self._expected = [(item.aval.shape, np.dtype(item.aval.dtype)) for item in inputs]
-        # What JAX knows of the arrays of a call before, which were as expected.
+        # The avals of the arrays of an earlier call, which had the expected shapes and dtypes.
         self._known: list[Any] | None = None
         self._hosts = any(item.is_host for item in inputs)
 
@@ -417,7 +462,7 @@ class StorageBinding:
             taken.arrays = list(map(storages.array_of, taken.storages))
         try:
             is_known = list(map(_aval_of, taken.arrays)) == self._known
-        except AttributeError:  # None, as nobody has written to a storage
+        except AttributeError:  # an array is None, since nobody has written to its storage
             is_known = False
         if not is_known:
             self._look(read, taken)
@@ -429,7 +474,10 @@ class StorageBinding:
         return taken
 
     def _verify(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises: Unlike for other strides or bits; DynaxlaError for what the program was not compiled for."""
+        """Checks the metadata of the inputs.
+
+        Raises: Unlike for other strides or bits; DynaxlaError for another shape, dtype or device than the program was compiled for.
+        """
         for item, tensor in zip(self._inputs, tensors, strict=True):
             place = item.place
             wanted = torch.device("cpu") if item.is_host else self._place.device
@@ -446,7 +494,10 @@ class StorageBinding:
         self._check = guards.ArgumentCheck(tensors)
 
     def _look(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
-        """Raises: Unlike, unless the arrays are what the program takes, or are so after this."""
+        """Brings the arrays into the shapes and dtypes that the program takes.
+
+        Raises: Unlike where an input does not fill its storage, or has another array than the program was compiled for.
+        """
         for index, (item, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
             if item.is_host:
                 continue
@@ -464,7 +515,7 @@ class StorageBinding:
         self._known = [array.aval for array in taken.arrays]
 
     def _match(self, taken: _Taken) -> None:
-        """Bring arrays on one device to the program's mesh. Raises: Unlike, unless all arrays lie as the program takes them then."""
+        """Moves arrays on one device to the program's mesh. Raises: Unlike if an array then has another sharding than the program takes."""
         arrays, alone = taken.arrays, []
         for index, item in enumerate(self._inputs):
             if arrays[index].sharding is item.sharding:
@@ -480,7 +531,7 @@ class StorageBinding:
             arrays[index] = storages.spread(taken.storages[index], arrays[index], cast("NamedSharding", self._mesh))
 
     def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
-        """Raises: Unlike, unless those that share a storage are those that did, and none has come to fill its own."""
+        """Raises Unlike if other inputs share storages than when the program was compiled, or a view fills its storage now."""
         first: dict[int, int] = {}
         for index in self._views:
             item, tensor = self._inputs[index], tensors[index]
@@ -488,9 +539,10 @@ class StorageBinding:
                 raise Unlike
 
     def blank(self, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """What a call gives whose program does not run: tensors that nobody has written to. Inputs stay as they are.
+        """Returns the outputs of a call whose program does not run: tensors without values. Inputs are unchanged. Empties `args`.
 
-        lie: the shapes and shardings of the program's results, for which the tensors are planned.
+        Args:
+            lie: the shapes and shardings of the program's results, which are set as plans on the outputs.
         """
         taken = [args[position] for position in self._positions]
         args.clear()
@@ -509,7 +561,7 @@ class StorageBinding:
             while not taken.lent.lend([taken.storages[slot] for slot in slots], [arrays[slot] for slot in slots]):
                 self._take_again(taken)
             for slot in slots if self._donate else ():
-                if sys.getrefcount(arrays[slot]) > _ALONE:  # XLA must not write to what somebody else refers to
+                if sys.getrefcount(arrays[slot]) > _ALONE:  # XLA must not write to an array with other references
                     metrics.add("undonated")
                     arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
         if not self._draws_random and not self._views:
@@ -518,7 +570,10 @@ class StorageBinding:
         return [*seed, *arrays, *(_offset(tensors[index], self._where) for index in self._views)]
 
     def _take_again(self, taken: _Taken) -> None:
-        """Another thread has written to a storage. Whatever view it wrote through, these are the same bytes."""
+        """Reads the arrays again after another thread has written to a storage.
+
+        A new array may have another shape or dtype, if the write was through another view, but it has the same number of bytes.
+        """
         for index, storage in enumerate(taken.storages):
             if storage is not None:
                 array = cast("jax.Array", storages.array_of(storage))
@@ -532,10 +587,10 @@ class StorageBinding:
                     storages.replace_arrays([(storage, before, taken.arrays[index])])
 
     def _repack(self, taken: _Taken, index: int, array: jax.Array) -> None:
-        """What is in an input's storage was written through a view of another shape or dtype: the same bytes, as the program takes them.
+        """Reinterprets an array that was written through a view of another shape or dtype as the program takes it.
 
-        The storage has them so from now on, so that the next call need not do it again; but what other inputs of this call lie in as it is
-        stays so, unless the program writes to it.
+        The storage keeps the result, so that the next call need not do this again. A storage that other inputs of this call share keeps its
+        array, unless the program writes to it.
         """
         storage = taken.storages[index]
         taken.arrays[index] = copies.packed(array, *self._expected[index], self._place.jax_device)
@@ -543,7 +598,7 @@ class StorageBinding:
             storages.replace_arrays([(storage, array, taken.arrays[index])])
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Those of the results that are no storages' new arrays."""
+        """Puts the new arrays into the storages of written inputs, and returns the other results, with new tensors for arrays."""
         taken, count = cast("_Taken", tensors), len(self._slots)
         if taken.lent is not None:
             taken.lent.succeed((taken.storages[slot], array) for slot, array in zip(self._slots, results, strict=False))
@@ -565,7 +620,7 @@ class StorageBinding:
 
 
 def _offset(tensor: torch.Tensor, where: meshes.Where) -> jax.Array:
-    """Where a tensor begins in its storage, in elements: int64[]"""
+    """Returns the offset of a tensor in its storage, in elements, as an int64[] array."""
     key = int(tensor.storage_offset()), meshes.key_of(where)
     array = _offsets.get(key)
     if array is None:

@@ -1,4 +1,7 @@
-"""What the device does with each op. Most go one way (`op_by_op.kernel`); here are those about memory, numbers and other devices."""
+"""Registers the device's kernels with torch's dispatcher.
+
+Most ops use one general kernel, `op_by_op.kernel`. This module has the kernels of ops about memory, Python numbers and other devices.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def empty_like(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Like a sharded tensor it lies on the same devices in the same way, and so do all that are filled then (`zeros_like`)."""
+    """Returns an empty tensor with the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
     made = private.by_general_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
@@ -85,8 +88,10 @@ def empty_like(
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """target.copy_(source), where at least one is on the device. It waits, also with non_blocking, where memory of the CPU is read or
-    written."""
+    """Implements target.copy_(source) where at least one of both is on the device.
+
+    A copy from or to the CPU waits until it is done, even with non_blocking.
+    """
     if not storages.is_ours(target):
         host = copies.to_cpu(source)
         target.copy_(host if target.device.type == "cpu" else host.to(target.device))
@@ -99,7 +104,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     host = host.to(target.dtype).expand(target.shape)
     if isinstance(storages.held_by(target.untyped_storage()), storages.StandIn) and not Place.of(target).fills(
         target.untyped_storage().nbytes()
-    ):  # what is recorded need not run for this
+    ):  # so that recorded ops do not run for this copy
         op_by_op.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
     else:
         copies.write(target, host)
@@ -107,7 +112,10 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 
 def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
-    """A copy of a tensor of the device, there or elsewhere. It waits, also with non_blocking: torch would ask for pinned memory then."""
+    """Returns a copy of a tensor of the device, on any device.
+
+    It ignores non_blocking and waits, since torch would require pinned memory otherwise.
+    """
     return private.by_general_kernel(aten._to_copy.default, tensor, **options)
 
 
@@ -134,7 +142,7 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def set_storage(
     tensor: torch.Tensor, source: torch.UntypedStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Raises: RuntimeError for a storage of another device, or one that is too small."""
+    """Implements tensor.set_(source, ...). Raises: RuntimeError for a storage on another device, or for a storage that is too small."""
     if source.device != tensor.device:
         raise RuntimeError(
             f'Attempted to set the storage of a tensor on device "{tensor.device}" to a storage on different device "{source.device}".'
@@ -166,14 +174,14 @@ def resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.me
 
 
 def as_strided_copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
-    """It may read its operand's storage outside of the operand."""
+    """Implements as_strided_copy, which may read the operand's storage outside of the operand."""
     return tensor.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
 def as_strided_scatter(
     tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """It may write outside of its operand, too: what it gives lies in a copy of the operand's storage.
+    """Implements as_strided_scatter. It may write outside of its operand, so the result is a view of a copy of the operand's storage.
 
     Source: ATen native/TensorFactories.cpp, clone_preserve_strides
     """
@@ -199,7 +207,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """It writes to the running statistics, which its schema does not say."""
+    """Implements native_batch_norm, which updates the running statistics although its schema does not declare these writes."""
     if not training and running_mean is not None:
         op = aten._native_batch_norm_legit_no_training.default
         return op_by_op.run_or_fall_back(op, (x, weight, bias, running_mean, running_var, momentum, eps))
@@ -231,7 +239,10 @@ def rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """It writes the slopes to `noise` and returns the result, which no op that writes nothing does in this order."""
+    """Implements rrelu_with_noise, which writes the slopes to `noise` and returns the result.
+
+    The functional op returns both, so the general kernel cannot map its results to the arguments.
+    """
     op = aten.rrelu_with_noise_functional.default
     result, slopes = op_by_op.run_or_fall_back(op, (x, noise, lower, upper, training, generator))
     if training:
@@ -250,7 +261,7 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
 
 
 def fused_step(op: Any) -> Any:
-    """An optimizer's fused step as one program, whatever the learning rate is."""
+    """Returns a kernel that runs an optimizer's fused step as one program, which takes the learning rate as an input."""
     step = fused_steps.fused_step(op)
     assert step is not None
 
@@ -262,14 +273,17 @@ def fused_step(op: Any) -> Any:
 
 
 def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """What torch.amp.GradScaler does with gradients: found_inf becomes 1 if one is not finite, and they are multiplied by inv_scale."""
+    """Unscales gradients for torch.amp.GradScaler: multiplies them by inv_scale, and sets found_inf to 1 if an element is not finite."""
     for gradient in gradients:
         found_inf.copy_(torch.maximum(found_inf, gradient.isfinite().all().logical_not().to(found_inf.dtype)))
         gradient.mul_(inv_scale)
 
 
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Of a CPU tensor. torch would ask the device jax for pinned memory, which has none: a GPU is asked, or it is ordinary memory."""
+    """Returns a pinned copy of a CPU tensor if there is a GPU, else an ordinary copy.
+
+    torch would request pinned memory from the device jax, which has none.
+    """
     if torch.cuda.is_available():
         return private.by_general_kernel(aten._pin_memory.default, tensor, torch.device("cuda"))
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -315,7 +329,8 @@ _OWN: dict[Any, Any] = {
     aten.batch_norm_gather_stats.default: refuse(aten.batch_norm_gather_stats.default),
     aten.batch_norm_gather_stats_with_counts.default: refuse(aten.batch_norm_gather_stats_with_counts.default),
 }
-# ATen would look for kernels of a device's own behind the first two, and make several ops of each other one.
+# Ops that get the general kernel explicitly. For the first two, ATen's kernel would look for kernels of the device; for the others, ATen's
+# kernel would split the op into several.
 _DIRECT = (
     aten.convolution.default, aten.convolution_backward.default, aten.native_layer_norm.default, aten.native_group_norm.default,
     aten.embedding.default, aten.constant_pad_nd.default, aten.logsumexp.default, aten.repeat.default, aten.stack.default,
@@ -325,16 +340,16 @@ _DIRECT = (
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.linspace.default,
     aten.cholesky_solve.default, aten._grouped_mm.default,
 )  # fmt: skip
-# The kernels that ATen has of an op for all devices where it has one for its result's shape: they ask for the operands' addresses.
+# The dispatch key of ATen's kernels for all devices of structured ops. These kernels need the addresses of the operands.
 _ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
 
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
-    """Give torch the device's kernels. For the life of the process."""
+    """Registers the device's kernels with torch, for the life of the process."""
     own, ours, others = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
-    _libraries[:] = [own, ours, others]  # a library's kernels go with it
+    _libraries[:] = [own, ours, others]  # torch removes the kernels of a library that is freed
     private.count_as_own(own, ours, others)
     for op, function in _OWN.items():
         own.impl(op, private.unseen(function), private.SPARE_KEY)
@@ -342,12 +357,12 @@ def register() -> None:
         own.impl(op, _whole(op), private.SPARE_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
         ours.impl(op, _whole(op), private.SPARE_KEY)
-    for key in ("Conjugate", "Negative"):  # torch's way is to copy what has such a bit first, by this very op
+    for key in ("Conjugate", "Negative"):  # torch's own kernel materializes the bit first by a copy, which is this op again
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
     autocasting.register(own)
-    own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # attention as products and a softmax
+    own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # 0: attention as matmuls and a softmax
     others.fallback(private.unseen(op_by_op.kernel), private.SPARE_KEY)
 
 

@@ -1,6 +1,7 @@
-"""In a program: how a tensor reads and writes the array in its storage.
+"""Reads and writes of strided tensors in the array of their storage, as JAX code that becomes part of a program.
 
-A storage's memory is the row-major order of its array's elements, whatever the array's shape. A tensor is a place in that memory.
+The memory of a storage is the sequence of its array's elements in row-major order, whatever the array's shape. A tensor is a place in that
+memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from ..runtime.layout import Layout, storage_extent
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in its storage: dtype (torch's); shape; stride, offset (in elements); conj, neg (the tensor's bits)."""
+    """The metadata of a tensor in its storage.
+
+    Attributes:
+        dtype: torch's dtype.
+        shape: the tensor's shape.
+        stride: in elements.
+        offset: of the first element in the storage, in elements.
+        conj: the tensor's conjugate bit.
+        neg: the tensor's negative bit.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,17 +50,17 @@ class Place(NamedTuple):
         return Layout.of(self.shape, self.stride)
 
     def fills(self, nbytes: int) -> bool:
-        """Whether each byte of a storage of this size belongs to one element of the tensor, and none to two."""
+        """True if each byte of a storage of this size belongs to exactly one element of the tensor."""
         return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_whole
 
 
 def nothing(nbytes: int) -> jax.Array:
-    """What is in memory that nobody has written to."""
+    """Returns the array of a storage that nobody has written to: zeros, uint8[nbytes]."""
     return jnp.zeros(nbytes, np.uint8)
 
 
 def read(array: jax.Array, place: Place) -> jax.Array:
-    """The tensor's value in its logical shape. array: the storage's."""
+    """Returns the tensor's value in its logical shape. `array` is that of the storage."""
     layout = place.layout
     whole = array.dtype == dtypes.to_jax(place.dtype) and array.shape == layout.packed_shape and not place.offset
     if whole and layout.dense:
@@ -69,9 +79,11 @@ def read(array: jax.Array, place: Place) -> jax.Array:
 
 
 def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
-    """The storage's array after the tensor has been written to. value: in the tensor's logical shape and dtype.
+    """Returns the storage's array after a write to the tensor, whose elements must not share memory with each other.
 
-    The tensor's elements must not share memory with each other.
+    Args:
+        array: the storage's array before the write.
+        value: the new value, in the tensor's logical shape and dtype.
     """
     value = _with_bits(value, place)
     layout = place.layout
@@ -95,7 +107,7 @@ def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
 
 
 def shares_elements(place: Place) -> bool:
-    """Whether two of the tensor's elements may lie in the same memory."""
+    """True if two of the tensor's elements may lie in the same memory."""
     layout = place.layout
     return layout.packed_shape != tuple(place.shape[dim] for dim in layout.permutation) or (
         math.prod(place.shape) > 1 and _box(layout, place) is None and len(np.unique(_indices(layout, place))) < math.prod(place.shape)
@@ -103,7 +115,7 @@ def shares_elements(place: Place) -> bool:
 
 
 def refuse_shared_elements(place: Place) -> None:
-    """Raises: RuntimeError, as ATen does, for a tensor to be written to of which two elements lie in the same memory."""
+    """Raises ATen's RuntimeError for a write to a tensor with two elements in the same memory."""
     if shares_elements(place):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -112,7 +124,10 @@ def refuse_shared_elements(place: Place) -> None:
 
 
 def overlaps(one: Place, other: Place) -> bool:
-    """Whether two tensors on one storage share memory. False where one has gaps, or elements that share memory: ATen does not look then."""
+    """True if two tensors on one storage share memory.
+
+    False if one of them has gaps or elements that share memory, since ATen does not check such tensors.
+    """
     if not all(math.prod(place.shape) and place.layout.is_whole for place in (one, other)):
         return False
     (begin, end), (start, stop) = _bytes_of(one), _bytes_of(other)
@@ -120,12 +135,12 @@ def overlaps(one: Place, other: Place) -> bool:
 
 
 def overlaps_partly(one: Place, other: Place) -> bool:
-    """Whether they do, but do not lie in the same way."""
+    """True if two tensors on one storage share memory, but with different extents or strides."""
     return overlaps(one, other) and (_bytes_of(one) != _bytes_of(other) or one.stride != other.stride)
 
 
 def _bytes_of(place: Place) -> tuple[int, int]:
-    """Where the first byte of a dense tensor is, and where its last byte ends."""
+    """Returns the offsets of the first byte of a dense tensor, and of the byte after its last one."""
     begin = place.offset * place.dtype.itemsize
     return begin, begin + math.prod(place.shape) * place.dtype.itemsize
 
@@ -136,7 +151,13 @@ def _with_bits(value: jax.Array, place: Place) -> jax.Array:
 
 
 class _Box(NamedTuple):
-    """Elements as a corner of a box: start (in memory), shape (of the box), taken (how much of each dimension is the tensor's)."""
+    """A tensor's elements as a corner of a row-major box of memory.
+
+    Attributes:
+        start: the offset of the box in memory, in elements.
+        shape: of the box.
+        taken: the shape of the corner that the tensor has.
+    """
 
     start: int
     shape: tuple[int, ...]
@@ -144,7 +165,7 @@ class _Box(NamedTuple):
 
 
 def _box(layout: Layout, place: Place) -> _Box | None:
-    """The tensor's packed elements as the corner of a box of memory. None where its strides are not multiples of each other."""
+    """Returns the tensor's packed elements as the corner of a box of memory, or None if its strides are not multiples of each other."""
     shape: list[int] = []
     taken: list[int] = []
     outer = 0
@@ -164,13 +185,13 @@ def _box(layout: Layout, place: Place) -> _Box | None:
 
 def _boxed(memory: jax.Array, box: _Box) -> jax.Array:
     end = box.start + math.prod(box.shape)
-    if end > memory.size:  # of its last row, memory has only what the tensor reads
+    if end > memory.size:  # the storage may end with the tensor's last element, before the end of the box
         memory = lax.pad(memory, memory.dtype.type(0), [(0, end - memory.size, 0)])
     return lax.reshape(memory[box.start : end], box.shape)
 
 
 def _indices(layout: Layout, place: Place) -> np.ndarray:
-    """Of each packed element, where it is in memory."""
+    """Returns the offset in memory of each packed element, in elements."""
     found = np.full(layout.packed_shape, place.offset, np.int64)
     for axis, dim in enumerate(layout.permutation):
         steps = np.arange(layout.packed_shape[axis]) * place.stride[dim]
@@ -179,13 +200,13 @@ def _indices(layout: Layout, place: Place) -> np.ndarray:
 
 
 def alike(array: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """The same bytes as elements of another dtype, in another shape."""
+    """Returns the bytes of an array as elements of another dtype, in another shape."""
     flat = lax.reshape(array, (array.size,))
     return lax.reshape(flat if flat.dtype == dtype else _of_bytes(_bytes(flat), dtype), shape)
 
 
 def _elements(array: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """The storage's memory as elements of a dtype; a rest that is no whole element is left out."""
+    """Returns the storage's memory as elements of a dtype. Bytes at the end that make no whole element are left out."""
     wanted = dtypes.to_jax(dtype)
     flat = lax.reshape(array, (array.size,))
     return flat if flat.dtype == wanted else _of_bytes(_bytes(flat), wanted)
@@ -218,12 +239,12 @@ def _flat(array: jax.Array) -> jax.Array:
 
 
 def read_at(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
-    """`read` of a place that begins `offset` elements later, which is known when the program runs. int64[]"""
+    """Returns the tensor's value as `read` does, `offset` elements later. `offset` is an int64[] that the program gets at run time."""
     return read(_stretch(array, place, offset), place)
 
 
 def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array) -> jax.Array:
-    """`write` to a place that begins `offset` elements later. The array has its shape and its dtype afterwards."""
+    """Returns the storage's array as `write` does, for a tensor `offset` elements later. The array keeps its shape and dtype."""
     memory = _elements(array, place.dtype)
     memory = lax.dynamic_update_slice(memory, _flat(write(_stretch(array, place, offset), place, value)), [offset])
     if memory.dtype == array.dtype:
@@ -234,5 +255,5 @@ def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array
 
 
 def _stretch(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
-    """The memory from a place's first element to its last."""
+    """Returns the memory from the tensor's first element to its last, for a tensor `offset` elements later."""
     return lax.dynamic_slice(_elements(array, place.dtype), [offset], [storage_extent(place.shape, place.stride)])

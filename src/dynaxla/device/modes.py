@@ -1,4 +1,4 @@
-"""Whether ops on the device run at once (eager mode) or are recorded (lazy mode). It holds for all threads."""
+"""The mode of the device, for all threads: ops run at once (eager mode), or are recorded and run later (lazy mode)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from . import op_by_op, recording
 
 _lock = forks.lock()
 _NAMES = ("eager", "lazy")
-# The mode outside of `lazy()`, and how many such blocks are open.
+# The mode outside of `lazy()` blocks, and the number of open blocks.
 _mode, _blocks = "eager", 0
 
 
 def set_mode(mode: str) -> None:
-    """Have ops on the device "jax" run at once ("eager", as in the beginning), or recorded ("lazy"), in all threads.
+    """Sets the mode of the device "jax" for all threads: ops run at once ("eager", the default), or are recorded ("lazy").
 
-    Recorded ops run as one program when a value is looked at, at `sync()`, and when there are very many. "eager" runs what is recorded.
-    Raises: ValueError for another mode; from "lazy" to "eager", as `sync`.
+    Recorded ops run as one program when a value is read, at `sync()`, and when there are very many. "eager" runs all recorded ops.
+
+    Raises: ValueError for another mode; the errors of `sync` when the mode becomes "eager".
     """
     global _mode
     if mode not in _NAMES:
@@ -32,9 +33,11 @@ def set_mode(mode: str) -> None:
 
 @contextlib.contextmanager
 def lazy() -> Iterator[None]:
-    """Inside, ops on the device "jax" are recorded, in all threads, as by `set_mode("lazy")`; what is recorded runs at the end.
+    """Records ops on the device "jax" inside the block, in all threads, as with `set_mode("lazy")`. Recorded ops run at the end.
 
-    It runs when it is looked at if the block is left by an exception. Raises: as `sync`.
+    If the block ends with an exception, they run when a value is read.
+
+    Raises: the errors of `sync`.
     """
     _enter(1)
     try:
@@ -45,10 +48,10 @@ def lazy() -> Iterator[None]:
 
 
 def sync() -> None:
-    """Run what is recorded, one program for each device. It does not wait for the device; `torch.jax.synchronize` does both.
+    """Runs the recorded ops, as one program for each device, without waiting for the device. `torch.jax.synchronize` does both.
 
-    Raises: what a recorded op finds wrong with its operands' values (an index out of range); CompilationError; ExecutionError; ForkError.
-    Then tensors hold what they held before the recorded ops, and new ones say that they have no value.
+    Raises: the error of an op that rejects the values of its operands (an index out of range); CompilationError; ExecutionError; ForkError.
+    Tensors then hold the values from before the recorded ops, and reading a tensor that a recorded op created raises ExecutionError.
     """
     recording.run_all()
 

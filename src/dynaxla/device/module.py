@@ -1,4 +1,4 @@
-"""torch.jax: what torch asks of a device's module, and what PyTorch's users know from torch.cuda."""
+"""The module torch.jax: the functions that torch requires of a device module, and the counterparts of torch.cuda's functions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .work_order import Stream as Stream
 
 Which: TypeAlias = torch.device | int | str | None
 
-# torch.utils.checkpoint keeps random states only of devices that have begun.
+# torch.utils.checkpoint saves random states only of devices that are initialized.
 _initialized = True
 _current = threading.local()
-# By device: the most bytes that anybody has seen; and for which of them that counts.
+# By device index: the highest number of bytes that was observed. `_reset` has the devices for which it replaces PJRT's own peak.
 _peaks: dict[int, int] = {}
 _reset: set[int] = set()
 
 
 def _index(device: Which) -> int:
-    """Raises: RuntimeError if there is no such device; ValueError for another kind of device."""
+    """Returns the index of a device. Raises: RuntimeError if there is no such device; ValueError for another device type."""
     return current_device() if device is None else places.named(device).index
 
 
@@ -45,7 +45,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def init() -> None:
-    """Nothing to do: `enable_device` has done it."""
+    """Does nothing, since `enable_device` has initialized the device."""
 
 
 def device_count() -> int:
@@ -57,15 +57,19 @@ def current_device() -> int:
 
 
 def set_device(device: Which) -> None:
-    """Raises: NotImplementedError for another device than "jax:0": torch takes that one wherever no number is given."""
+    """Accepts "jax:0" only. Raises: NotImplementedError for another device, since torch uses "jax:0" wherever no index is given."""
     if _index(device):
         raise NotImplementedError(f'"jax" without a number is always "jax:0": write "jax:{_index(device)}" where that device is meant')
 
 
 @contextlib.contextmanager
 def device(which: Which) -> Iterator[None]:
-    """What this module's functions mean where they are given no device. torch names its own devices inside: "jax" without a number stays
-    "jax:0". Raises: RuntimeError if there is no such device."""
+    """Sets the device that functions of this module use when they are called without a device.
+
+    It does not change the meaning of "jax" without an index for torch, which stays "jax:0".
+
+    Raises: RuntimeError if there is no such device.
+    """
     before, index = current_device(), _index(which)
     _current.index = index
     try:
@@ -84,7 +88,13 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """name; platform (JAX's); total_memory (bytes)."""
+    """Properties of a device.
+
+    Attributes:
+        name: JAX's platform and device kind.
+        platform: JAX's platform, e.g. "cpu".
+        total_memory: in bytes.
+    """
 
     name: str
     platform: str
@@ -101,7 +111,7 @@ def get_device_name(device: Which = None) -> str:
 
 
 def synchronize(device: Which = None) -> None:
-    """Wait until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
+    """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     work_order.wait(_index(device))
 
 
@@ -113,7 +123,7 @@ default_stream = current_stream
 
 
 def set_stream(stream: Stream) -> None:
-    """Nothing to do: all streams of a device are one."""
+    """Does nothing, since a device has only one stream."""
 
 
 def stream(stream: Stream | None) -> contextlib.AbstractContextManager[Any]:
@@ -121,22 +131,22 @@ def stream(stream: Stream | None) -> contextlib.AbstractContextManager[Any]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device "jax:0"."""
+    """Seeds the device "jax:0"."""
     generators.manual_seed(0, int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed all devices; `torch.manual_seed` does so, too."""
+    """Seeds all devices, as `torch.manual_seed` does too."""
     generators.manual_seed_all(int(seed))
 
 
 def seed() -> None:
-    """Seed the device "jax:0" with a number that nobody knows."""
+    """Seeds the device "jax:0" with a random number."""
     generators.generator_of(0).seed()
 
 
 def seed_all() -> None:
-    """Seed all devices with one number that nobody knows."""
+    """Seeds all devices with one random number."""
     generators.manual_seed_all(torch.Generator().seed())
 
 
@@ -145,7 +155,7 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Which = None) -> torch.Tensor:
-    """uint8 tensor on the CPU."""
+    """Returns the state as a uint8 tensor on the CPU."""
     return generators.generator_of(_index(device)).get_state()
 
 
@@ -163,12 +173,12 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_stats(device: Which = None) -> dict[str, Any]:
-    """As PJRT gives them, in bytes. Empty where it counts nothing, as on the CPU."""
+    """Returns PJRT's memory statistics, in bytes. Empty where PJRT has none, as on the CPU."""
     return dict(places.jax_device(_index(device)).memory_stats() or {})
 
 
 def memory_allocated(device: Which = None) -> int:
-    """Bytes of all arrays on a device, those that are not tensors included."""
+    """Returns the bytes of all arrays on a device, including arrays that belong to no tensor."""
     index = _index(device)
     found = places.jax_device(index)
     known = memory_stats(device).get("bytes_in_use")
@@ -178,14 +188,17 @@ def memory_allocated(device: Which = None) -> int:
 
 
 def _bytes_of_arrays(device: jax.Device) -> int:
-    """Without those that another thread donates meanwhile."""
+    """Returns the bytes of all live arrays on a device. Arrays that another thread donates meanwhile are left out."""
     there = (array for array in jax.live_arrays() if array.sharding.device_set == {device})
     return sum(array.nbytes for array in there if not array.is_deleted())
 
 
 def max_memory_allocated(device: Which = None) -> int:
-    """The most bytes that there were at a time: what PJRT has counted since the process began. Where it counts nothing, as on the CPU, and
-    after `reset_peak_memory_stats`: the most that this function and `memory_allocated` have seen."""
+    """Returns the peak of allocated bytes, as PJRT has counted it since the process began.
+
+    Where PJRT does not count, as on the CPU, and after `reset_peak_memory_stats`: the highest number that this function and
+    `memory_allocated` have observed.
+    """
     index = _index(device)
     known = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
     memory_allocated(device)
@@ -200,13 +213,13 @@ def reset_peak_memory_stats(device: Which = None) -> None:
 
 
 def memory_reserved(device: Which = None) -> int:
-    """Bytes that PJRT keeps for arrays, used or not; `memory_allocated` where it does not say."""
+    """Returns the bytes that PJRT reserves for arrays, used or not; `memory_allocated` where PJRT does not report them."""
     stats = memory_stats(device)
     return stats.get("pool_bytes") or stats.get("bytes_reserved") or memory_allocated(device)
 
 
 def mem_get_info(device: Which = None) -> tuple[int, int]:
-    """Bytes that are free, and all: of the device, or of the machine where PJRT does not say."""
+    """Returns the free and the total bytes of the device, or of the machine where PJRT does not report them."""
     stats = memory_stats(device)
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]
@@ -215,8 +228,8 @@ def mem_get_info(device: Which = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Nothing to do: PJRT frees an array when nothing refers to it."""
+    """Does nothing, since PJRT frees an array when the last reference to it goes."""
 
 
 def ipc_collect() -> None:
-    """Nothing to do: processes share no arrays."""
+    """Does nothing, since processes do not share arrays."""

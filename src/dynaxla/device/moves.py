@@ -1,7 +1,7 @@
-"""A module that moves to the device, or from it, keeps its parameters, as one that moves to a GPU does.
+"""Keeps the parameter objects of a module that moves to or from the device, as for a module that moves to a GPU.
 
-torch lays the data of a parameter on another device where it takes both for tensors of one kind; for its spare device it makes new
-parameters. Tied weights would then be tied no more, and an optimizer or a list that was made before would have the old ones.
+torch swaps the data of a parameter if it considers the tensors on both devices compatible; for its spare device type it creates new
+parameters. Tied weights would then no longer be tied, and an optimizer or a list from before would refer to the old parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import storages
 
 
 def install() -> None:
-    """Have `nn.Module.to` and all that is made of the same keep the parameters that move between this device and another one."""
+    """Patches `nn.Module._apply`, so that `nn.Module.to` and similar methods keep parameters that move to or from this device."""
     apply = nn.Module._apply
 
     @functools.wraps(apply)

@@ -1,4 +1,4 @@
-"""An op that XLA does not compute runs on CPU tensors, and its results come back to the device."""
+"""The fallback for ops that XLA does not compute: they run on copies in CPU memory, and their results are copied to the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from . import copies, places, storages
 
 
 def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
-    """What torch's kernel for the CPU gives, counted, and logged once for each op.
+    """Runs torch's CPU kernel of an op. The fallback is counted, and logged once for each op.
 
-    Raises: what the kernel raises; then nothing has been written.
+    Raises: the errors of the kernel. In this case nothing has been written to the device.
     """
     device: torch.device | None = None
     there: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""One op as a program: reads its operands where they lie in storages' arrays, computes, and gives storages' new arrays."""
+"""Traces and compiles one op as a program, which reads its operands from their storages' arrays and returns the storages' new arrays."""
 
 from __future__ import annotations
 
@@ -46,11 +46,18 @@ from .memory import Place
 
 
 class ByTorch(Exception):
-    """An op, or a use of it, that XLA does not compute. The message says why."""
+    """Raised for an op, or a use of it, that XLA does not compute. The message is the reason."""
 
 
 class Held(NamedTuple):
-    """What a storage has: nbytes; shape, dtype (of its array; None if nobody has written to it); sharding (on a mesh)."""
+    """The metadata of a storage.
+
+    Attributes:
+        nbytes: its size.
+        shape: of its array; None if nobody has written to the storage.
+        dtype: of its array, or None.
+        sharding: of its array on a mesh, or None.
+    """
 
     nbytes: int
     shape: tuple[int, ...] | None
@@ -59,14 +66,24 @@ class Held(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A tensor among an op's arguments: slot (which of the storages it lies in); place. A number of the CPU has a slot of its own."""
+    """A tensor among an op's arguments.
+
+    Attributes:
+        slot: the index of its storage. A tensor on the CPU has a slot of its own.
+        place: its metadata in the storage.
+    """
 
     slot: int
     place: Place
 
 
 class Number(NamedTuple):
-    """A number among an op's arguments that its program takes as an input: position (which of them); kind (float or int)."""
+    """A Python number among an op's arguments that its program takes as an input.
+
+    Attributes:
+        position: its index among these numbers.
+        kind: float or int.
+    """
 
     position: int
     kind: type
@@ -74,7 +91,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Made:
-    """A new tensor: shape, stride (as eager mode has them), dtype."""
+    """The metadata of a new tensor, with the strides of eager mode."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -83,7 +100,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Resized:
-    """An op whose results do not fit what they are to be written to. Attributes: made (what would)."""
+    """An op whose `out` arguments have other shapes than its results. `made` has the metadata of the results."""
 
     made: tuple[Made, ...]
 
@@ -92,10 +109,18 @@ class Resized:
 class Traced:
     """An op as a traced program.
 
-    Attributes: traced; given (the slots whose arrays it takes, in order); draws (whether it takes a seed behind them); written (the slots
-    whose new arrays it gives first); made (what it gives then: new tensors; None where the op returns None; other values as they are);
-    is_list (whether the op returns several); checks (of which it gives the first that failed, last);
-    numbers (for which it holds, and what it takes of them, behind all else).
+    The program takes the arrays of the slots in `given`, then a seed if it draws, then the numbers. It returns the new arrays of the slots
+    in `written`, then the new tensors, then the index of the first failed check if it has checks.
+
+    Attributes:
+        traced: the traced program.
+        given: the slots whose arrays it takes, in order.
+        draws: it draws random numbers, and takes a seed.
+        written: the slots whose new arrays it returns, in order.
+        made: the metadata of the new tensors; None where the op returns None.
+        is_list: the op returns several values.
+        checks: the exception and the message of each check.
+        numbers: the conditions on the numbers under which the program is valid, and the inputs that it computes from them.
     """
 
     traced: jax.stages.Traced
@@ -110,7 +135,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class OneOp:
-    """A compiled op. Attributes: call; the others as of `Traced`."""
+    """A compiled op. `call` takes and returns lists of arrays; the other attributes are those of `Traced`."""
 
     call: Any
     given: tuple[int, ...]
@@ -127,7 +152,7 @@ def _fake(place: Place) -> torch.Tensor:
 
 
 def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
-    """The same arguments, with other things in the places of operands and numbers, and on the CPU."""
+    """Maps `function` over the operands and numbers in an op's arguments, and replaces devices by the CPU."""
     if isinstance(value, (Operand, Number)):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -138,7 +163,7 @@ def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    """Also without biases, where torch's own raises."""
+    """Fake results of an LSTM cell. Unlike torch's own, it works without biases too."""
     return cx.new_empty(cx.shape), cx.new_empty(cx.shape), input_gates.new_empty(input_gates.shape)
 
 
@@ -153,13 +178,15 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 
 
 def _histc(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Of integers, too, as on GPUs: transformers' experts count their tokens so on whatever is no CPU."""
+    """Fake result of histc, for integers too, as on GPUs: transformers counts the tokens of experts so on all devices but the CPU."""
     is_integer = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     return torch.ops.aten.histc.default(x.double() if is_integer else x, *args, **kwargs).to(x.dtype)
 
 
 def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
-    """Of every dtype that torch's kernel for CPUs takes: fake tensors are asked about bfloat16 alone. Rows are multiples of 16 bytes.
+    """Fake result of _grouped_mm for every dtype that torch's CPU kernel takes, while torch's own fake kernel takes bfloat16 only.
+
+    The length of a row in memory is a multiple of 16 bytes.
 
     Source: ATen native/GroupedMMUtils.h, create_grouped_gemm_output_tensor
     """
@@ -171,7 +198,7 @@ def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.d
     return x.new_empty_strided((*outer, columns), (*strides, 1))
 
 
-# Results of ops of which torch has no fake results on a CPU, or not of all calls. Source: ATen native/cuda/RNN.cu
+# Fake kernels of ops for which torch has none on the CPU, or none for some calls. Source: ATen native/cuda/RNN.cu
 _FAKES: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._thnn_fused_lstm_cell.default: _lstm_cell,
     torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
@@ -182,17 +209,17 @@ _FAKES: dict[OpOverload, Callable[..., Any]] = {
 
 
 def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """What an op gives for fake tensors. Raises: ByTorch if it does not say."""
+    """Returns an op's results for fake tensors. Raises: ByTorch if torch cannot compute them."""
     try:
         with _untold(), _disable_current_modes(), torch.no_grad(), mode:
             return _FAKES.get(op, op)(*args, **kwargs)
-    except Exception as error:  # torch's own kernel says what is wrong, if anything is
+    except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
         raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
 
 
 @contextlib.contextmanager
 def _untold() -> Iterator[None]:
-    """Inside, torch's fake kernels log no errors from this thread: torch's own kernel raises them."""
+    """Suppresses the error logs of torch's fake kernels in this thread, since torch's own kernel raises these errors."""
     thread = threading.get_ident()
     logger = logging.getLogger(FakeTensorMode.__module__)
 
@@ -207,7 +234,7 @@ def _untold() -> Iterator[None]:
 
 
 def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
-    """Raises: ByTorch if torch's kernel refuses the numbers that are to be compiled in."""
+    """Raises ByTorch if torch's kernel rejects the numbers that are going to be compiled in."""
     assert problem.form.functional is not None
     args, kwargs = problem.args, problem.functional_kwargs
     operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, Operand)]
@@ -221,7 +248,7 @@ def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
 
 
 class _NeverCalled(GraphModule):
-    """A graph without Python code, which takes a while to make, and cannot be made of ATen's `random.from`."""
+    """A graph module without generated Python code, which costs time, and which is not valid Python for ATen's `random.from`."""
 
     def recompile(self) -> Any:
         return None
@@ -230,12 +257,19 @@ class _NeverCalled(GraphModule):
 def trace(
     mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[Any] = (), platform: str = "cpu"
 ) -> tuple[GraphModule, list[Node | None], Any]:
-    """The op as a graph, with an input for each operand and each number, in their order; the nodes of its results; and fake results as it
-    returns them. An op without a lowering on the platform is taken apart, as graphs to compile are, or as torch says.
+    """Builds a graph of one op, which is decomposed if it has no lowering on the platform.
 
-    numbers: the values of those that are inputs.
+    The graph has a placeholder for each operand and each number, in their order.
 
-    Raises: ByTorch if torch has no fake result for it.
+    Args:
+        mode: for fake tensors.
+        args: the arguments, with `Operand` and `Number` objects.
+        kwargs: the keyword arguments.
+        numbers: the values of the numbers that are inputs.
+
+    Returns: the graph, the nodes of the op's results, and the fake results in the structure in which the op returns them.
+
+    Raises: ByTorch if torch has no fake results for the op, or it cannot be decomposed.
     """
     graph = Graph()
 
@@ -268,9 +302,9 @@ def trace(
 
 
 def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[Node | None]]:
-    """An op's node as a graph of the ops that it is made of, and the nodes of its results there.
+    """Decomposes an op's node by a table of decompositions. Returns the graph, and the nodes of the op's results in it.
 
-    Raises: ByTorch if it takes Python numbers as inputs, or cannot be traced.
+    Raises: ByTorch if the op takes Python numbers as inputs, or cannot be traced.
     """
     op: Any = node.target
     placeholders = node.graph.find_nodes(op="placeholder")
@@ -289,10 +323,10 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
             return make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
 
     try:
-        # Below a dispatch mode of the user's, torch's dispatcher leaves out functionalization in this thread, but not in another one.
+        # Inside a dispatch mode of the user, torch's dispatcher skips functionalization in this thread, but not in another one.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
-    except Exception as error:  # torch's own kernel says what is wrong, if anything is
+    except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
         raise ByTorch(f"it cannot be taken apart ({type(error).__name__})") from error
     results = module.graph.output_node().args[0]
     if not all(result is None or isinstance(result, Node) for result in results):
@@ -304,9 +338,15 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
 class Problem:
     """An op to compile.
 
-    Attributes: form; args, kwargs (its own, with an Operand for each tensor); targets (where the results are written to; empty for new
-    tensors); slots (the storages); device; numbers (the values of those that are inputs); where (the mesh on which some of the storages'
-    arrays lie, and the others, too, then; or None).
+    Attributes:
+        form: the op and its functional counterpart.
+        args: the op's arguments, with an `Operand` for each tensor.
+        kwargs: its keyword arguments, in the same way.
+        targets: the tensors to write the results to; empty if the results are new tensors.
+        slots: the storages.
+        device: where the op runs.
+        numbers: the values of the numbers that are inputs.
+        where: the mesh on which all arrays of the storages lie, or None.
     """
 
     form: Form
@@ -319,13 +359,13 @@ class Problem:
     where: NamedSharding | None = None
 
     def closed(self) -> Problem:
-        """The same with all numbers compiled in."""
+        """Returns the same problem with all numbers compiled in."""
         args, kwargs = _closed((self.args, dict(self.kwargs)), self.numbers)
         return replace(self, args=args, kwargs=kwargs, numbers=())
 
     @property
     def functional_kwargs(self) -> dict[str, Any]:
-        """What the functional op takes."""
+        """The keyword arguments of the functional op."""
         named = {name: value for name, value in self.kwargs.items() if name not in self.form.dropped}
         if self.form.gives_dtype:
             named["dtype"] = self.targets[0].place.dtype
@@ -341,7 +381,7 @@ def _closed(value: Any, numbers: Sequence[Any]) -> Any:
 
 
 def build(problem: Problem) -> OneOp | Resized:
-    """Compile an op. Raises: as `traced_op`; CompilationError; OutOfMemory."""
+    """Compiles an op. Raises: the errors of `traced_op`; CompilationError; OutOfMemory."""
     found = traced_op(problem)
     if isinstance(found, Resized):
         return found
@@ -352,10 +392,10 @@ def build(problem: Problem) -> OneOp | Resized:
 
 
 def traced_op(problem: Problem) -> Traced | Resized:
-    """An op as a program that is not compiled.
+    """Traces an op as a program, without compiling it.
 
-    Raises: ByTorch; RuntimeError for a target that overlaps itself; what the lowering raises; anything at all if a number that is to be an
-    input has to be compiled in.
+    Raises: ByTorch; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs it may raise any
+    exception, if one of them has to be compiled in.
     """
     form, args, targets = problem.form, problem.args, problem.targets
     assert form.functional is not None
@@ -384,17 +424,17 @@ def traced_op(problem: Problem) -> Traced | Resized:
         _check_overlap(_operands((args, kwargs)), targets)
     for target in targets:
         memory.refuse_shared_elements(target.place)
-    if form.written:  # it may refuse what the functional op takes, such as results of another dtype
+    if form.written:  # an op that writes may reject arguments that the functional op accepts, e.g. a result of another dtype
         with _disable_current_modes(), mode:
             own_args, own_kwargs = _replace(_closed((args, dict(problem.kwargs)), problem.numbers), lambda operand: _fake(operand.place))
         _predict(mode, form.op, own_args, own_kwargs)
     return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values), is_list)
 
 
-# ATen computes the results of these first, and copies them to what it has resized: in row-major order, whatever order they have themselves.
-# Source: ATen/native/BatchLinearAlgebra.cpp, cholesky_out
+# Ops whose `out` argument ATen resizes to row-major strides, whatever strides the functional op returns, since ATen computes the result
+# first and copies it. Source: ATen/native/BatchLinearAlgebra.cpp, cholesky_out
 _COPIED = frozenset(["cholesky"])
-# ATen writes the results of these to tensors of their own dtype alone (`out`).
+# Ops whose `out` argument must have exactly the dtype of the result.
 # Source: ATen/native/TensorFactories.cpp, complex_check_dtype; ReduceOps.cpp, aminmax
 _OF_ONE_DTYPE = frozenset(["complex", "polar", "aminmax"])
 
@@ -409,7 +449,7 @@ def _check_dtypes(form: Form, values: Sequence[torch.Tensor | None], targets: Se
 
 
 def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
-    """ATen's copies and elementwise ops refuse to write to a part of what they read.
+    """Raises RuntimeError for a target that overlaps partly with an operand, as ATen's copies and elementwise ops do.
 
     Source: ATen/MemoryOverlap.cpp, get_overlap_status
     """
@@ -422,12 +462,15 @@ def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Opera
                 )
 
 
-# ATen refuses to write the results of these to memory that they read.
+# Ops whose `out` argument must not share memory with an operand, in ATen.
 _APART = frozenset(["take", "index_select", "gather", "index", "cat"])
 
 
 def _check_operands_memory(name: str, operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
-    """Before results are resized. Source: ATen/MemoryOverlap.cpp, assert_no_overlap and assert_no_internal_overlap"""
+    """Raises RuntimeError for a target that shares memory with an operand or within itself. ATen checks this before it resizes targets.
+
+    Source: ATen/MemoryOverlap.cpp, assert_no_overlap and assert_no_internal_overlap
+    """
     for target in targets if name in _APART else ():
         memory.refuse_shared_elements(target.place)
         for operand in operands:
@@ -468,7 +511,7 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
             value = _fitting(value, operand.place)
             slot = slots[operand.slot]
             held[operand.slot] = memory.write(held[operand.slot], operand.place, value)
-            if slot.sharding is not None and slot.shape is not None:  # it is one of an array of this shape
+            if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of this shape
                 held[operand.slot] = memory.alike(held[operand.slot], slot.shape, slot.dtype)
         new = [_spread(value, item) for value, item in zip(outputs, made, strict=True) if item is not None] if made else []
         checks[:] = [(check.error, check.message) for check in results.checks]
@@ -483,7 +526,7 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
     count = len(avals)
     if problem.numbers:
         with _tracing(device):
-            jax.eval_shape(program, *avals)  # says in which dtypes numbers are wanted
+            jax.eval_shape(program, *avals)  # fills `watch.wanted` with the dtypes of the number inputs
         avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.wanted]
     with metrics.timed("trace"):
         if problem.where is None:
@@ -506,9 +549,13 @@ def _tracing(device: jax.Device) -> Iterator[None]:
 def compiled(
     program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings, shardings: Sequence[Sharding | None] = ()
 ) -> Any:
-    """The program's call: arrays to arrays. shardings: of the first results; None where XLA chooses.
+    """Compiles a program and returns its call, which takes and returns lists of arrays.
 
-    Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory.
+    Args:
+        avals: the shapes, dtypes and shardings of the inputs.
+        shardings: of the first results; None where XLA chooses.
+
+    Raises: ByTorch for an UnsupportedOp; CompilationError; OutOfMemory.
     """
     with metrics.timed("compile"):
         on_mesh = any(len(aval.sharding.device_set) > 1 for aval in avals)
@@ -518,7 +565,7 @@ def compiled(
 def _traced(
     program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, shardings: Sequence[Sharding | None] = ()
 ) -> jax.stages.Traced:
-    """shardings: of the first results; None where XLA chooses."""
+    """Traces a program. `shardings` are those of the first results; None where XLA chooses."""
     with _tracing(device):
         try:
             traced = jax.jit(program, keep_unused=True).trace(*avals)
@@ -543,7 +590,7 @@ def _platform(device: jax.Device) -> str:
 
 
 def _operands(values: Any) -> list[Operand | Number]:
-    """In the order in which `trace` meets them."""
+    """Returns the operands and numbers in nested arguments, in the order of `trace`'s placeholders."""
     if isinstance(values, (Operand, Number)):
         return [values]
     if isinstance(values, (list, tuple)):
@@ -556,12 +603,12 @@ def _made(fake: torch.Tensor) -> Made:
 
 
 def _fitting(value: jax.Array, place: Place) -> jax.Array:
-    """A result as an op writes it: cast, and at the target's shape."""
+    """Returns a result as an op writes it: cast to the target's dtype and expanded to its shape."""
     return expand(convert(value, dtypes.to_jax(place.dtype)), place.shape)
 
 
 def _spread(value: jax.Array, item: Made) -> jax.Array:
-    """A result as the array of a new tensor's storage."""
+    """Returns a result as the array of a new tensor's storage."""
     layout = Layout.of(item.shape, item.stride)
     if layout.dense:
         return layout.pack(value)

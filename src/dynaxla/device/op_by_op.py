@@ -1,5 +1,6 @@
-"""Eager mode on the device: an op is found compiled by what its operands are like, called with the arrays in their storages, and gives new
-arrays for the storages that it writes to.
+"""Eager mode on the device: each op is one compiled program, cached by the metadata of its operands.
+
+The program takes the arrays in the operands' storages, and returns new arrays for the storages that the op writes to.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from .memory import Place
 from .on_the_cpu import run_on_the_cpu
 from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, traced_op
 
-# Compiled ops; and why others are torch's.
+# Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the reason (str).
 CAPACITY = 4096
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# The same, not compiled: they become part of what JAX traces.
+# The same for traced programs, which become part of a function that JAX traces.
 _traced_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# Stands where each number has a program of its own.
+# A cache value: each Python number of this op needs a program of its own.
 CLOSED = object()
 _NUMBERS = (int, float, bool, complex)
-# Numbers as arrays of rank 0.
+# Python numbers as arrays of rank 0.
 _numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
-# How many programs an op has for different numbers, before each number has its own.
+# The largest number of programs for different sets of numbers. Beyond it, each new number is compiled into a program of its own.
 _VARIANTS = 8
-# Operands of these may be indices on the CPU, as ATen has it.
+# Ops whose operands may include indices on the CPU, as in ATen.
 _INDICES = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
 
 
 class _Call:
-    """The arguments of one call: what a program is known by, and what it is called with."""
+    """The arguments of one call, split into the metadata for the cache key and the arrays for the program."""
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op
@@ -70,14 +71,14 @@ class _Call:
         self.dtypes: set[torch.dtype] = set()
 
     def note_or_open(self, value: Any) -> Any:
-        """An argument as `note` has it, where the program takes numbers as inputs."""
+        """Replaces an argument as `note` does, and also a Python number by a `Number`, if the program takes it as an input."""
         if type(value) is float or type(value) is int:
             self.numbers.append(value)
             return Number(len(self.numbers) - 1, type(value))
         return self.note(value)
 
     def note(self, value: Any) -> Any:
-        """An argument with an Operand for each tensor."""
+        """Replaces each tensor in an argument by an `Operand`, and stores its array."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)):
@@ -121,8 +122,11 @@ class _Call:
         self.slots.append(held)
 
     def finish(self, is_traced: bool, own: NamedSharding | None) -> tuple[jax.Device, NamedSharding | None]:
-        """Bring numbers of the CPU to the device, which is returned, and to the mesh, if it is one of several.
-        is_traced: by JAX. own: the sharding that the op itself names.
+        """Copies operands on the CPU to the device or the mesh, and returns the device, and the mesh if an operand is on one.
+
+        Args:
+            is_traced: an operand holds a JAX tracer.
+            own: the sharding in the op's own arguments, if it has one.
 
         Raises: RuntimeError if a tensor is on another device; DeviceMismatch for two meshes.
         """
@@ -137,7 +141,7 @@ class _Call:
         return device, where
 
     def _on_mesh(self, own: NamedSharding | None) -> NamedSharding | None:
-        """The mesh on which an operand lies; all are on it from now on."""
+        """Returns the mesh on which an operand lies, or None, and replicates all operands on one device over that mesh."""
         shardings = [meshes.sharding_of(array) for array in self.arrays]
         where = meshes.common([*shardings, own])
         for slot, storage in self.storages.items() if where is not None else ():
@@ -150,9 +154,9 @@ class _Call:
 
 
 def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
-    """Whether an op's operand is on the CPU, and may be: it is a number or an index.
+    """True if an operand is on the CPU and may be, as it has rank 0 or may be an index.
 
-    Raises: RuntimeError, ByTorch for a tensor of a kind that cannot be on the device.
+    Raises: RuntimeError or ByTorch for a dtype or layout that the device does not have.
     """
     if tensor.layout != torch.strided:
         raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
@@ -169,9 +173,10 @@ def mixed(op: OpOverload, one: torch.device, other: torch.device) -> RuntimeErro
 
 
 def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """What an op does on the device.
+    """Runs an op on the device. This is the fallback kernel that torch's dispatcher calls.
 
-    Raises: RuntimeError for operands on several devices; ForkError; what the op's checks ask for, and then nothing has been written.
+    Raises: RuntimeError for operands on several devices; ForkError; the error of a failed check of the op. In these cases nothing has been
+    written.
     """
     form = form_of(op)
     if positions := tuple([index for index in form.tensors if index < len(args) and type(args[index]) in _NUMBERS]):
@@ -208,20 +213,20 @@ def _positions(op: OpOverload) -> dict[str, int]:
     return {item.name: index for index, item in enumerate(op._schema.arguments)}
 
 
-# What runs ops in place of `run`: see recording.py.
+# The function that runs ops in place of `run`, in lazy mode: see recording.py.
 _instead: Callable[..., Any] | None = None
 
 
 def run_by(function: Callable[..., Any] | None) -> None:
-    """From now on a function of the same arguments does what `run` does; None: it does it itself."""
+    """Makes `run` call a function with its arguments from now on; None: `run` computes the op itself."""
     global _instead
     _instead = function
 
 
 def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Compute an op. Its results are written to the targets, or (without targets) new tensors.
+    """Computes an op. Its results are written to the targets; without targets they are new tensors.
 
-    Raises: ByTorch; and as `kernel` does.
+    Raises: ByTorch; the errors of `kernel`.
     """
     is_traced = storages.hold_tracers(tree_leaves((args, kwargs, list(targets)))) if storages.tracers_exist() else False
     if _instead is not None and not is_traced:
@@ -265,7 +270,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     except jax.errors.JaxRuntimeError as error:
         raise execution_error(str(form.op), error) from error
     if is_traced and found.checks:
-        results.pop()  # nobody can look at it
+        results.pop()  # the code of the checks is a tracer, whose value is not known here
     elif found.checks and (failure := late_checks.failure(int(np.asarray(results.pop())), found.checks)) is not None:
         raise failure
     metrics.add("device_ops")
@@ -278,7 +283,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
 
 
 def _inlined(traced: jax.stages.Traced, arrays: Sequence[Any]) -> list[Any]:
-    """What a program gives, as part of what JAX traces."""
+    """Inlines a traced program into the function that JAX traces, and returns its results."""
     try:
         with jax.enable_x64(True):
             return list(jax.extend.core.jaxpr_as_fun(traced.jaxpr)(*arrays))
@@ -287,7 +292,7 @@ def _inlined(traced: jax.stages.Traced, arrays: Sequence[Any]) -> list[Any]:
 
 
 def run_or_fall_back(op: OpOverload, args: Sequence[Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """As `run`; but what XLA does not compute, torch does. op: it writes nothing."""
+    """Computes a functional op as `run` does, or by torch's CPU kernel if XLA does not compute it."""
     try:
         return run(form_of(op), args, {}, targets)
     except ByTorch as reason:
@@ -298,7 +303,7 @@ def run_or_fall_back(op: OpOverload, args: Sequence[Any], targets: Sequence[torc
 
 
 class Cache(Protocol):
-    """What `find` keeps things in."""
+    """The cache of `find`."""
 
     def get(self, key: Any, /) -> Any: ...
 
@@ -308,20 +313,30 @@ class Cache(Protocol):
 def find(
     cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
 ) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
-    """What `make` made of an op, a Resized, or why there is neither (a str); and the numbers that it takes, in what dtypes.
+    """Returns the program of an op, and the numbers that it takes as inputs with their dtypes.
 
-    key: without the numbers; unsure: whether torch's kernel may refuse these. Raises: as `make`.
+    In place of the program it returns a `Resized` if the targets must be resized first, or the reason (str) why XLA cannot compute the op.
+
+    Args:
+        cache: where programs are looked up and stored.
+        make: compiles or traces a problem.
+        key: identifies the call, without its numbers.
+        numbers: the Python numbers that the program may take as inputs.
+        unsure: torch's kernel may reject these numbers, so they are compiled in and checked.
+        problem: returns the op to compile, called only if the cache has no program.
+
+    Raises: the errors of `make`.
     """
     found = _known(cache, key, numbers, unsure)
     if found is None:
         with _makers.alone((id(cache), key)):
-            # Another thread may have made it meanwhile.
+            # Another thread may have stored it meanwhile.
             found = _known(cache, key, numbers, unsure) or _made(cache, make, key, numbers, unsure, problem)
     return found
 
 
 def _known(cache: Cache, key: Any, numbers: Sequence[Any], unsure: bool) -> tuple[Any, Sequence[tuple[Any, np.dtype]]] | None:
-    """What `find` gives, if it is there."""
+    """Returns the result of `find` if it is in the cache, else None."""
     if numbers:
         known = CLOSED if unsure else cache.get(key)
         if isinstance(known, Resized):
@@ -333,21 +348,21 @@ def _known(cache: Cache, key: Any, numbers: Sequence[Any], unsure: bool) -> tupl
         if known is not CLOSED and len(variants) < _VARIANTS:
             return None
         key = key, _hashable(tuple(numbers))
-    found = cache.get(key)  # or a reason
+    found = cache.get(key)  # a program, or the reason (str) why there is none
     return None if found is None else (found, ())
 
 
 def _made(
     cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
 ) -> Any:
-    """What `find` gives, and `_known` does not know."""
+    """Makes the result of `find` that is not in the cache, and stores it there."""
     if numbers:
         known = CLOSED if unsure else cache.get(key)
         variants = known if isinstance(known, tuple) else ()
         if known is not CLOSED and len(variants) < _VARIANTS:
             try:
                 made = make(problem())
-            except Exception:  # the next attempt, with numbers compiled in, succeeds or says what is wrong
+            except Exception:  # the next attempt, with the numbers compiled in, succeeds or raises the right error
                 cache.put(key, CLOSED)
                 if (found := _known(cache, key, numbers, unsure)) is not None:
                     return found
@@ -368,16 +383,16 @@ def _made(
 
 
 class _Makers:
-    """Of threads that want the same new program, one makes it, and the others wait. If it fails, the next one tries."""
+    """Locks by key: of several threads that need the same new program, one compiles it and the others wait. If it fails, the next tries."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._waited: dict[Any, list[Any]] = {}  # by key: a lock, and how many threads have it or want it
+        self._waited: dict[Any, list[Any]] = {}  # by key: a lock, and the number of threads that hold it or wait for it
         self._thread = threading.local()
 
     @contextlib.contextmanager
     def alone(self, key: Any) -> Iterator[None]:
-        if getattr(self._thread, "is_making", False):  # two threads, each of which needs what the other makes, would wait for ever
+        if getattr(self._thread, "is_making", False):  # two threads that need each other's program would wait for ever
             yield
             return
         with self._lock:
@@ -401,9 +416,9 @@ _makers = _Makers()
 
 
 def _number(value: Any, dtype: np.dtype, where: meshes.Where) -> jax.Array:
-    """A Python number as an array."""
+    """Returns a Python number as an array of rank 0."""
     kind = type(value)
-    # The sign tells zeros apart.
+    # The sign distinguishes 0.0 from -0.0.
     key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.key_of(where)
     array = _numbers.get(key)
     if array is None:
@@ -414,7 +429,7 @@ def _number(value: Any, dtype: np.dtype, where: meshes.Where) -> jax.Array:
 
 
 def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    """Give what an op writes its result to (`out`) the result's shape, as torch does."""
+    """Resizes an `out` argument to the shape of the result, with torch's warning."""
     if tuple(target.shape) == shape:
         return
     if target.numel():
@@ -427,7 +442,7 @@ def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[in
 
 
 def _hashable(value: Any) -> Any:
-    """What tells an argument from all others: 1, 1.0 and True are three, and so are 0.0 and -0.0."""
+    """Returns a hashable key of an argument, in which 1, 1.0 and True differ, and 0.0 and -0.0 do too."""
     if value is None or type(value) is Operand:
         return value
     if type(value) is tuple:

@@ -1,4 +1,4 @@
-"""The PJRT devices behind "jax:0", "jax:1", ...: those of JAX's default backend, in its order."""
+"""The PJRT devices behind "jax:0", "jax:1", ...: the devices of JAX's default backend, in its order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 
 
 def devices() -> list[jax.Device]:
-    """Those of this process."""
+    """Returns the devices of this process."""
     return jax.local_devices()
 
 
 def jax_device(index: int) -> jax.Device:
-    """Raises: RuntimeError if there is no such device."""
+    """Returns the PJRT device with this index. Raises: RuntimeError if there is no such device."""
     found = devices()
     if not 0 <= index < len(found):
         names = f'"jax:0" to "jax:{len(found) - 1}"' if len(found) > 1 else '"jax:0"'
@@ -21,7 +21,7 @@ def jax_device(index: int) -> jax.Device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device that is meant: "jax" alone is "jax:0". Raises: RuntimeError if there is no such device."""
+    """Returns the device with an explicit index: "jax" without one is "jax:0". Raises: RuntimeError if there is no such device."""
     if device.index is None:
         return torch.device(device.type, 0)
     jax_device(device.index)
@@ -29,9 +29,9 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def named(device: torch.device | int | str | None) -> torch.device:
-    """The device that a user means: a number, a name, or None for "jax:0".
+    """Returns the device for a user's argument: an index, a name, or None for "jax:0".
 
-    Raises: RuntimeError if there is no such device; ValueError for another kind of device.
+    Raises: RuntimeError if there is no such device; ValueError for another device type.
     """
     if device is None or isinstance(device, int):
         return with_index(torch.device("jax", device or 0))

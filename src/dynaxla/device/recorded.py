@@ -1,4 +1,4 @@
-"""Recorded ops as one program, compiled once for all recordings that are the same ops on the same values."""
+"""Compiles and runs recorded ops as one program. Recordings with the same ops on the same values share it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ from .one_op import Made, Problem, Traced
 # Compiled recordings.
 CAPACITY = 256
 _programs: LeastRecentlyUsed[tuple[_Program, ...]] = LeastRecentlyUsed(CAPACITY)
-# Programs of the same ops for different wanted values, before one that gives more than is wanted will do: when Python frees what it has
-# in cycles is not to make one program after the other.
+# The largest number of programs with the same ops for different sets of wanted values. Beyond it, a program that returns more values than
+# wanted is used: the times at which Python frees reference cycles must not cause compilation after compilation.
 _VARIANTS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """An op as a recording has it: one object for all calls that are alike, so that steps are compared by it.
+    """A traced op in a recording. All calls with the same key share one object, so that steps compare it by identity.
 
-    Attributes: name; function (traced: arrays to arrays, in the order of `one_op.Traced`); given, draws, written, is_list, checks, numbers
-    (as there); made (for each new tensor the size of its storage in bytes, shape, stride, dtype); kinds (shape and dtype of the arrays that
-    it gives); sharding (that the op itself names).
+    The attributes that are not listed here are those of `one_op.Traced`.
+
+    Attributes:
+        name: the op's.
+        function: takes and returns arrays in the order of `one_op.Traced`.
+        made: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None where the op returns None.
+        kinds: the shapes and dtypes of the returned arrays.
+        sharding: the sharding in the op's own arguments, or None.
     """
 
     name: str
@@ -71,9 +76,16 @@ def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dty
 
 
 class Step(NamedTuple):
-    """A recorded op: key (Known, the number of its first result, the numbers of the values that it takes); first; numbers (with the dtypes
-    that it takes them in); seed (uint32[2], if it draws); where (the user's line, if the op has checks); line (the user's, if somebody
-    looks at what runs)."""
+    """A recorded op.
+
+    Attributes:
+        key: the `Known`, the number of the op's first result, and the numbers of the values that it takes.
+        first: the number of its first result.
+        numbers: its Python numbers, with the dtypes in which the program takes them.
+        seed: uint32[2] if it draws random numbers, else None.
+        where: the user's line if the op has checks, else "".
+        line: the user's line if programs are watched (`is_watched`), else "".
+    """
 
     key: tuple[Any, ...]
     first: int
@@ -84,34 +96,43 @@ class Step(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """Attributes: wanted (the values that it gives); call; checks (by the step that has them)."""
+    """A compiled recording.
+
+    Attributes:
+        wanted: the values that it returns.
+        call: takes and returns arrays.
+        checks: the index of the step, the exception and the message of each check.
+    """
 
     wanted: tuple[Wanted, ...]
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     checks: tuple[tuple[int, type[Exception], str], ...]
 
 
-# A value, and the sharding that it has; None where XLA chooses.
+# The number of a value, and its sharding; None where XLA chooses.
 Wanted = tuple[int, NamedSharding | None]
 
 
 def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wanted], device: jax.Device) -> Sequence[jax.Array]:
-    """The wanted values.
+    """Runs the steps and returns the wanted values.
 
-    Raises: what the first check that fails asks for, of whatever op; CompilationError; ExecutionError; DeviceMismatch for two meshes.
+    Args:
+        arrays: the values -1, -2, ... from before the recording.
+
+    Raises: the error of the first failed check of any step; CompilationError; ExecutionError; DeviceMismatch for two meshes.
     """
     metrics.add("lazy_ops", len(steps))
     if not wanted and not any(step.key[0].checks for step in steps):
         return []
     with metrics.timed("lookup"):
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-        # An op that was not recorded after all has left its operands among the arrays.
+        # `arrays` may have unused entries: the operands of an op that was noted but not recorded.
         where, placed = None, tuple[NamedSharding | None, ...]()
         if meshes.exist():
             where, arrays = _on_mesh(steps, arrays)
             placed = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
         kinds = tuple([(array.shape, array.dtype) for array in arrays])
-        # What is looked at has a program in which each op is known by its line.
+        # While programs are watched, each op in a program is annotated with its line, so that is a different program.
         key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed, where is not None and is_watched()
         known = _programs.get(key) or ()
         program = _choose(known, tuple(wanted))
@@ -142,7 +163,7 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wan
 
 
 def _on_mesh(steps: Sequence[Step], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
-    """The mesh on which an array lies, or None, and all arrays there."""
+    """Returns the mesh on which an array lies, or None, and all arrays moved to that mesh."""
     shardings = [meshes.sharding_of(array) for array in arrays]
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
     if where is None:
@@ -151,7 +172,10 @@ def _on_mesh(steps: Sequence[Step], arrays: Sequence[jax.Array]) -> tuple[NamedS
 
 
 def _choose(known: Sequence[_Program], wanted: tuple[Wanted, ...]) -> _Program | None:
-    """Of programs of the same ops, the one for these values."""
+    """Returns the program for the wanted values among programs of the same ops.
+
+    With `_VARIANTS` programs, also one that returns more values, the smallest such program. None: a new one must be compiled.
+    """
     for program in known:
         if program.wanted == wanted:
             return program
@@ -161,7 +185,7 @@ def _choose(known: Sequence[_Program], wanted: tuple[Wanted, ...]) -> _Program |
 
 
 def _numbers(steps: Sequence[Step]) -> dict[np.dtype, np.ndarray]:
-    """The Python numbers of all steps in their order, by dtype."""
+    """Returns the Python numbers of all steps in their order, as one array for each dtype."""
     found: dict[np.dtype, list[Any]] = {}
     for step in steps:
         for value, dtype in step.numbers:
@@ -185,7 +209,13 @@ def _compile(
     steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: tuple[Wanted, ...], given: Sequence[jax.Array],
     device: jax.Device, settings: Settings, where: NamedSharding | None,
 ) -> _Program:  # fmt: skip
-    """count: of arrays that were there before; given: these, the numbers by dtype, and the seeds."""
+    """Compiles the steps to one program.
+
+    Args:
+        count: the number of arrays from before the recording.
+        dtypes: of the numbers' arrays.
+        given: the inputs: the arrays from before the recording, the numbers by dtype, and the seeds.
+    """
     needed = _needed(steps, [value for value, _ in wanted])
     checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
     taken = [[dtype for _, dtype in step.numbers] for step in steps]
@@ -221,7 +251,7 @@ def _compile(
 
 
 def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:
-    """Of each step, whether it gives something that is wanted, or that another such step takes, or has a check."""
+    """Returns for each step True if it has a check, computes a wanted value, or computes an operand of such a step."""
     values, found = set(wanted), []
     for step in reversed(steps):
         known, first, *operands = step.key
@@ -232,8 +262,11 @@ def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:
 
 
 def _first_failed(codes: Sequence[tuple[int, jax.Array]]) -> jax.Array:
-    """In a program: the place of the first check that failed among all, or their number. codes: of each op, its number of checks, and the
-    place of the first that failed among them."""
+    """Computes, in a program, the index of the first failed check among the checks of all ops, or the number of checks if none failed.
+
+    Args:
+        codes: for each op, its number of checks, and the index of the first failed one among them.
+    """
     total = sum(count for count, _ in codes)
     code, end = jax.numpy.int32(total), total
     for count, own in reversed(codes):

@@ -1,9 +1,9 @@
-"""Lazy mode: ops are recorded, and run as one program when somebody looks at a value.
+"""Lazy mode: ops are recorded, and run as one program when a value is read.
 
-A storage holds a `Waiting` in place of an array. There is one recording for each device, whichever threads add to it. A step of it is an
-op, the number of its first result, and the numbers of the values that it takes: those of results count from 0, those of arrays that were
-there before are -1, -2, ... Values never change; to write to a storage is to let it have another value. So the steps say all that the
-program depends on, but for which values are still wanted when it runs, and are the name that it is found by.
+A storage holds a `Waiting` in place of an array. Each device has one recording, to which all threads add. A step of it is an op, the number
+of the op's first result, and the numbers of the values that it takes. Results are numbered from 0; arrays from before the recording are -1,
+-2, ... Values never change: a write to a storage gives the storage another value. So the steps are everything that the program depends on,
+except for the set of values that are still needed when it runs, and they are its cache key.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from .memory import Place
 from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, traced_op
 from .recorded import Known, Step
 
-# A recording runs when it has this many ops: XLA may take tens of milliseconds for each. Training steps of large models have thousands.
+# A recording runs when it has this many ops, since XLA may take tens of milliseconds to compile each. Training steps of large models have
+# thousands of ops.
 MOST = 4_000
-# How many traced ops are kept.
+# The number of traced ops to keep.
 CAPACITY = 16_384
 
 _lock = forks.lock()
@@ -43,7 +44,10 @@ _NOTHING = object()
 
 
 class _Table(dict[Any, Any]):
-    """Traced ops; and why others are torch's. With too many, the oldest goes: unlike what has not been used, it is known at no cost."""
+    """A cache of traced ops, and of reasons (str) why XLA does not compute others.
+
+    When it is full, the oldest entry goes, not the least recently used one, so that a lookup costs no bookkeeping.
+    """
 
     def put(self, key: Any, value: Any) -> None:
         self[key] = value
@@ -56,12 +60,15 @@ _ops = _Table()
 
 
 class Waiting(storages.StandIn):
-    """What a storage holds whose value is recorded.
+    """The content of a storage whose value is recorded.
 
-    Attributes: recording (None when it has run); value (its number there); kind (shape and dtype of the array that it will be);
-    before (what the storage held when the recording first wrote to it; _NOTHING for a storage that the recording has made);
-    outcome (the array, or the exception that says why there is none); sharding (which the array has, as that before had it; None where
-    XLA chooses).
+    Attributes:
+        recording: None once it has run.
+        value: the number of the value in the recording.
+        kind: the shape and the dtype of the future array.
+        before: the content of the storage before the recording first wrote to it; _NOTHING for a storage that the recording created.
+        outcome: the array, or the exception that made the recording fail.
+        sharding: of the future array, taken from `before`; None where XLA chooses.
     """
 
     __slots__ = ("__weakref__", "before", "kind", "outcome", "recording", "sharding", "value")
@@ -94,7 +101,7 @@ class Waiting(storages.StandIn):
 
 
 class Recording:
-    """Ops of one device that have not run."""
+    """The recorded ops of one device that have not run."""
 
     def __init__(self, index: int) -> None:
         self.device = places.jax_device(index)
@@ -107,7 +114,7 @@ class Recording:
         self.is_over = False
 
     def value_of(self, array: jax.Array) -> tuple[int, tuple[Any, Any]]:
-        """The number of an array that is there, and what it is like."""
+        """Returns the number of an array from before the recording, and its shape and dtype."""
         found = self._known.get(id(array))
         if found is None:
             self.arrays.append(array)
@@ -120,10 +127,11 @@ class Recording:
         return made
 
     def run(self) -> None:
-        """Compute what somebody can still ask for, as one program.
+        """Computes all values that a storage still refers to, as one program.
 
-        Raises: what the first check that failed asks for; CompilationError; ExecutionError; ForkError. Then storages hold what they held
-        before the recording, and those that it made say that they have no value. If it is interrupted, nothing has happened.
+        Raises: the error of the first failed check; CompilationError; ExecutionError; ForkError. The storages then hold their contents from
+        before the recording, and reading a storage that the recording created raises ExecutionError. If KeyboardInterrupt interrupts it,
+        nothing has changed.
         """
         with _lock:
             if self.is_over:
@@ -137,12 +145,12 @@ class Recording:
                     wanted = [(found.value, found.sharding) for found in waiting]
                     results = recorded.run(steps, arrays, wanted, self.device)
                 except Exception as error:
-                    for reference in self.waiting:  # those that a finalizer has added, too
+                    for reference in self.waiting:  # includes those that a finalizer has added meanwhile
                         if (found := reference()) is not None and found.recording is self:
                             found.fail(error)
                     self._end()
                     raise
-                if len(steps) == len(self.steps):  # else a finalizer or a signal's handler has added to them
+                if len(steps) == len(self.steps):  # otherwise a finalizer or a signal handler has added steps
                     for found, array in zip(waiting, results, strict=True):
                         found.outcome = array
                         found.recording = found.before = None
@@ -154,7 +162,7 @@ class Recording:
 
 
 def run_all() -> None:
-    """Run the recordings of all devices. Raises: as `Recording.run`, for the first that fails, when all have run."""
+    """Runs the recordings of all devices. Raises: the error of the first recording that failed, after all have run."""
     failed: Exception | None = None
     for recording in list(_recordings.values()):
         try:
@@ -166,21 +174,21 @@ def run_all() -> None:
 
 
 def record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """What `op_by_op.run` does, later. Raises: as that one, for what is known of the operands; ByTorch."""
+    """Records an op that `op_by_op.run` would compute. Raises: those errors of `run` that depend on metadata only; ByTorch."""
     while True:
         with _lock:
             found = _record(form, args, kwargs, targets)
         if isinstance(found, Resized):
             for target, item in zip(targets, found.made, strict=True):
                 op_by_op.resize_output(target, item.shape, item.stride)
-        elif isinstance(found, _Lent):  # nobody waits for a program with the lock, which its kernels of torch's may need
+        elif isinstance(found, _Lent):  # wait for the program without the lock, which torch kernels called by the program may need
             storages.array_of(found.storage)
         else:
             return found
 
 
 def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
-    """The same; but what is to be done first, without the lock, is returned."""
+    """Records an op and returns its results, or a `Resized` or `_Lent` that the caller must handle first, without the lock."""
     while True:
         notes = _Notes(form, args, kwargs, targets)
         if notes.lent is not None:
@@ -191,7 +199,7 @@ def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets:
         if isinstance(known, Resized):
             return known
         step = notes.step(known, taken)
-        if notes.recording.is_over:  # a finalizer or a signal's handler has looked at something
+        if notes.recording.is_over:  # a finalizer or a signal handler has read a value
             continue
         notes.recording.steps.append(step)
         if notes.write(known, step.first):
@@ -200,7 +208,7 @@ def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets:
 
 @dataclass(frozen=True)
 class _Lent:
-    """A storage whose array a compiled program has."""
+    """A storage whose array is in use by a running compiled program that may write to it."""
 
     storage: torch.UntypedStorage
 
@@ -211,7 +219,7 @@ def _known(problem: Problem) -> Known | Resized:
 
 
 class _Notes:
-    """One call of an op: what it is known by, and what it takes. Slots are storages, in the order in which they are met."""
+    """One call of an op: its cache key and its operands. Slots are storages, in the order of their first use."""
 
     def __init__(self, form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> None:
         self.form, self.args, self.kwargs, self.targets = form, args, kwargs, targets
@@ -299,7 +307,7 @@ class _Notes:
         parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
     def _host(self, tensor: torch.Tensor) -> None:
-        """A number of the CPU, or indices."""
+        """Notes an operand on the CPU: of rank 0, or indices."""
         if not op_by_op.check_kind(self.form.op, tensor):
             raise op_by_op.mixed(self.form.op, tensor.device, self.device)
         value, kind = self.recording.value_of(storages.as_array(tensor, self.recording.device))
@@ -311,14 +319,14 @@ class _Notes:
         self.parts += "host", kind, tensor.dtype
 
     def key(self) -> Any:
-        """What tells the op from all others, but for open numbers."""
+        """Returns the cache key of the call, without the numbers that are inputs."""
         return self.recording.device.id, torch.get_default_dtype(), Settings.current(self.recording.platform), tuple(self.parts)
 
     def is_unsure(self) -> bool:
         return bool(self.numbers) and refusals.is_doubtful(self.form.name, self.numbers, self.dtypes)
 
     def problem(self) -> Problem:
-        """The same call as `one_op` has it. Storages are not looked at again: other threads may have changed them."""
+        """Returns the call as a `Problem` for `one_op`. It does not read the storages again, since other threads may have changed them."""
         return _Described(self).problem
 
     def step(self, known: Known, taken: Sequence[Any]) -> Step:
@@ -329,9 +337,9 @@ class _Notes:
         return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
 
     def write(self, known: Known, first: int) -> bool:
-        """Let the storages have what the op writes, when it is recorded.
+        """Gives the storages the values that the recorded op writes.
 
-        Gives False, and does nothing, if a compiled program has written to one of them, or writes to it, since their values were noted.
+        Returns False and changes nothing if the content of a storage has changed since its value was noted.
         """
         recording, changes, own = self.recording, [], []
         for index, slot in enumerate(known.written):
@@ -348,7 +356,7 @@ class _Notes:
         return True
 
     def results(self, known: Known, first: int) -> Any:
-        """What the op returns."""
+        """Creates the tensors that the op returns. Runs the recording if it has too many ops."""
         recording, kinds = self.recording, known.kinds
         made: list[torch.Tensor | None] = []
         place = first + len(known.written)
@@ -366,7 +374,7 @@ class _Notes:
 
 
 class _Described:
-    """Of a call, the Problem. (Functions that call each other would keep the call's tensors alive.)"""
+    """Builds the `Problem` of a call. (It is a class since nested functions that call each other would keep the call's tensors alive.)"""
 
     def __init__(self, notes: _Notes) -> None:
         self._notes = notes
@@ -404,13 +412,13 @@ class _Described:
 
 
 def _where() -> str:
-    """The innermost line of the user's that is being run, as a part of a sentence."""
+    """Returns the innermost line of the user's code that runs now, as the end of a sentence."""
     found = user_frames.innermost()
     return "" if found is None else f" at {found[0]}:{found[1]}, in {found[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:
-    """Where an op runs: where its first operand on a device "jax" is, or where it says."""
+    """Returns the device that runs an op: that of its first operand on a device "jax", or its `device` argument."""
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type == storages.NAME:
         return args[0].device
     for value in pytree.tree_leaves((args, kwargs, targets)):

@@ -1,4 +1,4 @@
-"""`dynaxla.enable_device`: torch learns of the device "jax". Nothing else in dynaxla registers anything."""
+"""`dynaxla.enable_device` registers the device "jax" with torch. No other module of dynaxla registers a device."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ _enabled: list[bool] = []
 
 
 class _Hooks(private.DeviceHooks):
-    """torch asks these where C++ allows no exception, and functions of Python's are where Ctrl-C is noticed: so they are none."""
+    """The device hooks that torch calls.
+
+    torch calls them where C++ does not allow exceptions. A Python function could raise KeyboardInterrupt there, since Python checks for
+    signals in it. So the hooks are callables implemented in C.
+    """
 
     is_available = is_built = itertools.repeat(True).__next__
-    has_primary_context = range(1 << 8).__contains__  # of the index of a device
+    has_primary_context = range(1 << 8).__contains__  # the argument is a device index
 
 
-# By thread: the exception that `_kinds` has met.
+# By thread identifier: the exception that `_kinds` has intercepted.
 _met: dict[int, BaseException | None] = {}
 
 
 def _kinds() -> Iterator[Any]:
-    """The kind of device that the guard is for, for ever.
+    """Yields the device type of the guard, endlessly.
 
-    torch's autograd asks for it where C++ allows no exception, also while one of a hook's is on its way through. An exception then ends
-    the process. So what it asks is a generator in `yield from`, where Python looks at no signals; and a call inside of it, by which Python
-    notices an exception that is on its way: it is kept here for `_in_this_thread`. pybind11 looks at signals before it asks, which nothing
-    here can prevent: docs/device.md, "Traps".
+    torch's autograd asks for the device type where C++ does not allow exceptions, even while an exception of a hook propagates. An
+    exception raised there ends the process. So the guard calls a generator that is inside `yield from`, where Python does not check for
+    signals. The generator makes a C call, by which Python notices a propagating exception; the exception is stored for `_in_this_thread`.
+    pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
     """
     always = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
     while True:
         try:
             yield from always
-        except SystemError as error:  # a call "returned a result with an exception set", which is its cause
+        except SystemError as error:  # a call "returned a result with an exception set"; its cause is that exception
             _met[threading.get_ident()] = error.__cause__
 
 
@@ -58,10 +62,11 @@ def _guard() -> Any:
 
 @contextlib.contextmanager
 def _in_this_thread(outputs: Any) -> Iterator[None]:
-    """torch's autograd gives each device that it knew at the first backward pass a thread, and has none for ours. Where only the CPU and
-    this device take part, the calling thread does it all, as for the CPU alone.
+    """Runs a backward pass in the calling thread if its outputs are on the CPU and on this device only.
 
-    Raises: what `_kinds` has met on its way to the caller.
+    torch's autograd starts a thread for each device that it knows at the first backward pass, and has no thread for this device.
+
+    Raises: the exception that `_kinds` intercepted.
     """
     elsewhere = any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs)
     met = None
@@ -78,10 +83,10 @@ def _in_this_thread(outputs: Any) -> Iterator[None]:
 
 
 def enable_device() -> None:
-    """Make `torch.device("jax")` work: tensors that live in XLA, on the devices of JAX's default backend ("jax:0", "jax:1", ...).
+    """Registers the device "jax": tensors in XLA's memory, on the devices of JAX's default backend ("jax:0", "jax:1", ...).
 
-    It holds for the whole process and for its life: torch has one spare device, which gets this name. docs/device.md says what others see
-    of it. A second call does nothing.
+    The registration holds for the whole process until it ends, since torch has a single spare device type (PrivateUse1), which gets this
+    name. docs/device.md describes the effects on other code. A second call does nothing.
 
     Raises: RuntimeError if another library has taken the spare device; UnsupportedVersion; ForkError.
     """
@@ -96,7 +101,7 @@ def enable_device() -> None:
         if not private.HAS_EMPTY_STORAGES:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         places.devices()
-        registry.fill()  # now, and not while an op runs
+        registry.fill()  # here, so that it does not happen while an op runs
         private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks(), _guard())
         storage_methods.install()
         moves.install()

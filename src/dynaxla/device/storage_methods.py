@@ -1,4 +1,4 @@
-"""What torch.UntypedStorage does for a storage on the device. Its methods in C++ would read memory that is not there."""
+"""The methods of torch.UntypedStorage for storages on the device. torch's own C++ methods would read memory that does not exist."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from . import places, storages
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor of all of a storage's bytes."""
+    """Returns a uint8 tensor of all bytes of a storage."""
     if storage.device.type == storages.NAME:
         return storages.on(storage, (storage.nbytes(),), (1,), 0, torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _data_ptr(storage: torch.UntypedStorage) -> int:
-    """There is no memory, but torch.save and others know storages by this number. (A tensor's address is refused.)"""
+    """Returns the identity of a storage. It has no address, but torch.save and other code identify storages by this number.
+
+    (For a tensor, the address raises an error.)
+    """
     return private.identity_of(storage)
 
 
@@ -72,7 +75,7 @@ _INSTEAD: dict[str, Callable[..., Any]] = {
     "_set_from_file": _set_from_file,
     "is_shared": lambda storage: False,
 }
-# These would read or write a storage's memory, or hand it to another process.
+# Methods that would read or write a storage's memory, or share it with another process.
 _REFUSED = (
     "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_byteswap", "byteswap", "resize_",
     "_swap_data_ptr_", "share_memory_", "_shared_incref", "_shared_decref", "pin_memory", "_weak_ref_for_ipc",
@@ -104,12 +107,12 @@ def _no_address(tensor: torch.Tensor) -> int:
     raise RuntimeError(f"a tensor on {tensor.device} has no address: copy it to the CPU first (.cpu())")
 
 
-# torch's own flag refuses a tensor's other addresses.
+# Methods of torch.Tensor. A flag of torch's (`private.refuse_address`) makes the other methods that return an address raise.
 _OF_TENSORS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
 
 
 def install() -> None:
-    """Have these methods do this for the device's storages and tensors, and `torch.UntypedStorage(n, device="jax")` make one."""
+    """Patches these methods for storages and tensors on the device, and makes `torch.UntypedStorage(n, device="jax")` work."""
     for name, ours in _OF_TENSORS.items():
         if (method := getattr(torch.Tensor, name, None)) is not None:
             setattr(torch.Tensor, name, _choosing(method, ours))

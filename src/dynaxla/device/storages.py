@@ -1,6 +1,6 @@
-"""Tensors on the device "jax": ordinary tensors, on a storage without memory whose Python object has a jax.Array.
+"""Tensors on the device "jax": ordinary tensors whose storage has no memory, but a jax.Array as an attribute of its Python object.
 
-torch keeps a storage's Python object for as long as the storage lives, whoever holds it.
+torch keeps the Python object of a storage alive as long as the storage itself.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ NAME = "jax"
 _ARRAY = "_dynaxla_array"
 
 
-# The shape of a storage's array, and its sharding on a mesh. None: nobody has written to it; it lies on one device.
+# The shape of a storage's array, and its sharding on a mesh. The shape is None for a storage that nobody has written to, the sharding is
+# None for an array on one device.
 Lies = tuple[tuple[int, ...] | None, NamedSharding | None]
 
 
 class StandIn:
-    """Stands in a storage in an array's place."""
+    """An object that a storage holds in place of an array."""
 
     __slots__ = ()
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        """As `array_of`."""
+        """Returns the array of the storage, as `array_of` does."""
         raise NotImplementedError
 
     def lies(self, storage: torch.UntypedStorage) -> Lies:
-        """As `lies`."""
+        """Returns the shape and the sharding of the array, as `lies` does."""
         return _lies(self.array(storage))
 
 
 def make_storage(nbytes: int, device: torch.device, array: jax.Array | StandIn | None = None) -> torch.UntypedStorage:
-    """A storage of this size. array: what is in it; None for memory that nobody has written to."""
+    """Creates a storage of this size. `array` is its content; None for memory that nobody has written to."""
     storage = private.storage_without_memory(device, nbytes)
     setattr(storage, _ARRAY, array)
     return storage
@@ -56,13 +57,13 @@ def make_storage(nbytes: int, device: torch.device, array: jax.Array | StandIn |
 def make(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, array: jax.Array | None = None
 ) -> torch.Tensor:
-    """A new tensor, alone in its storage. array: what is in the storage."""
+    """Creates a tensor on a new storage. `array` is the content of the storage."""
     nbytes = storage_extent(tuple(shape), tuple(stride)) * dtype.itemsize
     return on(make_storage(nbytes, device, array), shape, stride, 0, dtype)
 
 
 def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on a storage; not a view to autograd."""
+    """Creates a tensor on a storage. Autograd does not treat it as a view."""
     tensor = transfer.reinterpret(first_of(dtype, storage.device.index or 0), (0,), (1,))
     private.place_tensor(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
@@ -70,16 +71,20 @@ def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int
 
 
 def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
-    """What is in a storage; None if nobody has written to it. It is computed if it is only recorded.
+    """Returns the array of a storage, or None if nobody has written to it. Runs recorded ops if the array depends on them.
 
-    Raises: RuntimeError for one that dynaxla has not made, or that a failed program was to write to; as the program that computes it.
+    Raises: RuntimeError for a storage that dynaxla did not create, or whose array was donated to a program that failed; the errors of the
+    recorded ops.
     """
     held = held_by(storage)
     return held.array(storage) if isinstance(held, StandIn) else held
 
 
 def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
-    """As `array_of`, but nothing is computed."""
+    """Returns the array of a storage, or the object in its place, without running anything.
+
+    Raises: RuntimeError for a storage that dynaxla did not create.
+    """
     try:
         return getattr(storage, _ARRAY)
     except AttributeError:
@@ -92,7 +97,7 @@ def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
 
 
 class Lost(StandIn):
-    """Of a storage whose array was donated to a program that has failed. what: the tensor, in words."""
+    """The content of a storage whose array was donated to a program that failed. `what` describes the tensor in the error."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -105,9 +110,9 @@ class Lost(StandIn):
 
 
 class Lent(StandIn):
-    """Of storages whose arrays are given to a program that may write to them. Other threads wait until it has succeeded or failed.
+    """The content of storages while a running program may write to their arrays. Other threads wait until it has succeeded or failed.
 
-    Who waits for one holds no other, nor any lock that a thread may need which has one.
+    To avoid deadlocks, a thread that waits for a `Lent` holds no other `Lent`, and no lock that the thread that created it may need.
     """
 
     def __init__(self) -> None:
@@ -116,20 +121,23 @@ class Lent(StandIn):
         self._arrays: dict[int, jax.Array] = {}
 
     def lend(self, storages: Sequence[torch.UntypedStorage], arrays: Sequence[jax.Array]) -> bool:
-        """Gives False, and lends nothing, unless all storages still hold these arrays."""
+        """Puts this object into the storages in place of their arrays.
+
+        Returns False and changes nothing unless all storages still hold these arrays.
+        """
         self._arrays = {private.identity_of(storage): array for storage, array in zip(storages, arrays, strict=True)}
         return replace_arrays([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        if forks.is_cut_off():  # the thread that has lent it does not live on
+        if forks.is_cut_off():  # the thread that runs the program does not exist in a forked child
             raise forks.cut_off()
-        with self._lock:  # a signal's handler in the same thread does not wait
+        with self._lock:  # reentrant, so a signal handler in the same thread does not wait
             if getattr(storage, _ARRAY) is self:
                 return self._arrays.get(private.identity_of(storage))
         return array_of(storage)
 
     def succeed(self, changes: Iterable[tuple[torch.UntypedStorage, jax.Array]]) -> None:
-        """The storages have these arrays, but for one that somebody has given another one meanwhile, without looking."""
+        """Puts the program's arrays into the storages, except into storages that another thread has overwritten meanwhile."""
         with _lock:
             for storage, array in changes:
                 if getattr(storage, _ARRAY) is self:
@@ -137,7 +145,11 @@ class Lent(StandIn):
         self._settle()
 
     def fail(self, given: Iterable[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
-        """What the program has not written to is as it was. given: the storages, and a tensor in each."""
+        """Puts the old arrays back into the storages, or `Lost` for an array that was donated.
+
+        Args:
+            given: each storage with a tensor in it, which describes the storage in an error.
+        """
         with _lock:
             for storage, tensor in given:
                 if getattr(storage, _ARRAY) is self:
@@ -148,12 +160,12 @@ class Lent(StandIn):
 
     def _settle(self) -> None:
         self._arrays = {}
-        with contextlib.suppress(RuntimeError):  # Ctrl-C came between this and the caller's next step, so it is done again
+        with contextlib.suppress(RuntimeError):  # after Ctrl-C between this call and the caller's next line, the lock is free already
             self._lock.release()
 
 
 def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) -> None:
-    """array: its elements are the storage's bytes."""
+    """Sets the content of a storage. The elements of the array are the bytes of the storage."""
     setattr(storage, _ARRAY, array)
 
 
@@ -161,27 +173,27 @@ _traced: list[bool] = []
 
 
 def may_hold_tracers() -> None:
-    """From now on storages may hold what JAX traces in arrays' places: whoever runs a program asks."""
+    """Declares that from now on storages may hold JAX tracers in place of arrays, so that callers that run programs check for them."""
     _traced[:] = [True]
 
 
 def tracers_exist() -> bool:
-    """Whether there may be any."""
+    """True if storages may hold tracers."""
     return bool(_traced)
 
 
 def any_tracer(arrays: Iterable[Any]) -> bool:
-    """Whether one of them stands for an array in a function that JAX traces."""
+    """True if one of these arrays is a JAX tracer."""
     return bool(_traced) and any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def hold_tracers(tensors: Iterable[Any]) -> bool:
-    """Whether one of these, of what kind they may be, is a tensor of the device that holds one."""
+    """True if one of these objects is a tensor of the device whose storage holds a tracer. Objects of any type are allowed."""
     return bool(_traced) and any_tracer(held_by(tensor.untyped_storage()) for tensor in tensors if is_ours(tensor))
 
 
 def outlived(error: Exception) -> UnsupportedTensor:
-    """What is raised where a tensor's tracer is used and its function's trace has ended."""
+    """Returns the error to raise when a tensor's tracer is used after its function's trace has ended. `error` is JAX's."""
     lines = str(error).splitlines()
     return UnsupportedTensor(
         "a tensor was used outside of the JAX function (under jax.jit, jax.grad, jax.vmap) whose tracer it holds: it was kept, or written "
@@ -194,9 +206,12 @@ _lock = forks.lock()
 
 
 def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | StandIn | None, jax.Array | StandIn | None]]) -> bool:
-    """Give storages what was made of that in them. changes: storage; what was in it then; what is to be in it.
+    """Replaces the contents of storages, all or none, by compare and swap.
 
-    Gives False, and changes nothing, if another thread has written to one of them meanwhile: what it wrote would be lost.
+    Returns False and changes nothing if another thread has written to one of the storages meanwhile, since that write would be lost.
+
+    Args:
+        changes: for each storage, the storage, its content when the caller read it, and its new content.
     """
     with _lock:
         if any(getattr(storage, _ARRAY, None) is not before for storage, before, _ in changes):
@@ -207,7 +222,7 @@ def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | Sta
 
 
 def lies(storage: torch.UntypedStorage) -> Lies:
-    """How a storage's array lies on several devices. What is recorded is not computed for this."""
+    """Returns the shape and the sharding of a storage's array. Recorded ops do not run for this."""
     held = held_by(storage)
     return held.lies(storage) if isinstance(held, StandIn) else _lies(held)
 
@@ -220,7 +235,7 @@ _PLAN = "_dynaxla_plan"
 
 
 def plan(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
-    """How an array of this shape in a storage would lie on a virtual mesh: programs are compiled for that when `report` asks."""
+    """Sets the shape and the sharding that a storage's array would have on a virtual mesh, for programs that `report` compiles."""
     setattr(storage, _PLAN, (shape, sharding))
 
 
@@ -229,26 +244,29 @@ def plan_of(storage: torch.UntypedStorage) -> Lies:
 
 
 def sharding_of_held(held: object) -> NamedSharding | None:
-    """How an array, or what a recording has in its place, lies on a mesh; None for one device, for nothing, and where XLA chooses."""
+    """Returns the sharding of an array, or of a recorded value in its place.
+
+    None for an array on one device, for no array, and for a recorded value whose sharding XLA will choose.
+    """
     if isinstance(held, jax.Array):
         return None if any_tracer((held,)) else meshes.sharding_of(held)
     return getattr(held, "sharding", None)
 
 
 def sharding_in(storage: torch.UntypedStorage) -> NamedSharding | None:
-    """How a storage's array lies on a mesh, or None."""
+    """Returns the sharding of a storage's array on a mesh, or None."""
     return lies(storage)[1] if meshes.exist() else None
 
 
 def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
-    """What is in a storage, an array on one device, as one that is whole on each of a mesh's. It stays there."""
+    """Replicates the array of a storage, which is on one device, over a mesh. The storage keeps the replicated array."""
     found = meshes.moved(array, where)
-    replace_arrays([(storage, array, found)])  # if another thread has written to it, this one reads what was there
+    replace_arrays([(storage, array, found)])  # fails if another thread has written to the storage; this one uses the old value then
     return found
 
 
 def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
-    """A copy of a CPU tensor's value. Raises: ForkError."""
+    """Copies the value of a CPU tensor to an array. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -256,7 +274,7 @@ def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
 
 
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:
-    """The elements in memory of their own, in logical shape."""
+    """Copies the elements of a CPU tensor to a NumPy array in the tensor's logical shape."""
     tensor = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     target = dtypes.to_jax(tensor.dtype)
     if not tensor.numel():
@@ -265,9 +283,9 @@ def _host_copy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
-    """A copy of an array's value, as a contiguous tensor of the CPU. dtype: torch's name for the array's.
+    """Copies the value of an array to a contiguous CPU tensor. `dtype` is the torch dtype of the array.
 
-    Raises: UnsupportedTensor for what JAX traces.
+    Raises: UnsupportedTensor for a tracer.
     """
     if any_tracer((array,)):
         raise UnsupportedTensor(
@@ -284,7 +302,7 @@ def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_ours(tensor: Any) -> bool:
-    """Whether it is a tensor on the device."""
+    """True if the object is a tensor on the device "jax"."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == NAME
 
 
@@ -293,15 +311,15 @@ def device_of(tensor: torch.Tensor) -> jax.Device:
 
 
 def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> None:
-    """Give a tensor another shape, and a larger storage if it needs one, whose beginning is what the old one held.
+    """Changes the shape and strides of a tensor. If its storage is too small, it gets a larger one, which starts with the old bytes.
 
-    Raises: RuntimeError if the storage is too small, and something else refers to it, too.
+    Raises: RuntimeError if the storage is too small and is shared with other tensors.
     """
     storage = tensor.untyped_storage()
     offset = int(tensor.storage_offset())
     needed = (offset + storage_extent(tuple(shape), tuple(stride))) * tensor.dtype.itemsize if math.prod(shape) else 0
     if needed > storage.nbytes():
-        # The tensor's reference, and that of the storage's Python object here.
+        # Two uses are the tensor's reference and that of the storage's Python object.
         if storage.nbytes() and private.storage_uses(storage) > 2:
             raise RuntimeError(
                 f"a tensor on {tensor.device} cannot be resized from {storage.nbytes()} to {needed} bytes, since other tensors share its "

@@ -1,5 +1,7 @@
-"""`torch.jax.Stream` and `torch.jax.Event`, for code that is written for devices with several queues. PJRT has one order of work for each
-device: all streams are that one, so none ever waits for another."""
+"""`torch.jax.Stream` and `torch.jax.Event`, for code written for devices with several queues.
+
+PJRT runs the work of a device in one order, so a device has a single stream, and no stream waits for another stream of its device.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from . import places, recording, storages
 
 
 def wait(index: int) -> None:
-    """Until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
+    """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     recording.run_all()
     programs.wait_for(places.jax_device(index))
     _finish(_arrays(index), index)
@@ -26,7 +28,7 @@ def is_done(index: int) -> bool:
 
 
 def _finish(arrays: list[jax.Array], index: int) -> None:
-    """Wait for arrays. Where another thread donates one meanwhile, all programs of its device are waited for: one of them computes it."""
+    """Waits for arrays. If another thread donates one of them meanwhile, waits for all programs of the device, one of which computes it."""
     is_donated = False
     for array in arrays:
         try:
@@ -40,7 +42,7 @@ def _finish(arrays: list[jax.Array], index: int) -> None:
 
 
 def _is_computed(array: jax.Array) -> bool:
-    """Also of one that another thread donates meanwhile: whoever did so has it no more. jaxlib crashes if a deleted one is asked."""
+    """True if an array is computed, or is deleted since another thread has donated it. jaxlib crashes if a deleted array is asked."""
     try:
         return array.is_deleted() or array.is_ready()
     except RuntimeError:
@@ -50,13 +52,18 @@ def _is_computed(array: jax.Array) -> bool:
 
 
 def _arrays(index: int) -> list[jax.Array]:
-    """Those that another thread donates meanwhile included: their placement is known still."""
+    """Returns the live arrays of a device, including arrays that another thread donates meanwhile, whose sharding can still be read."""
     device = places.jax_device(index)
     return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 
 
 class Stream:
-    """A device's order of work. Attributes: device; priority (as it was given: it decides nothing)."""
+    """The single queue of a device.
+
+    Attributes:
+        device: the torch device.
+        priority: as given by the user; it has no effect.
+    """
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = places.named(device)
@@ -74,11 +81,11 @@ class Stream:
         wait(self.device_index)
 
     def query(self) -> bool:
-        """Whether all that has been given to the device is computed."""
+        """Returns True if all work submitted to the device is done."""
         return is_done(self.device_index)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Work of one device is done in order; that of another one is waited for."""
+        """Waits for the stream of another device. Work of the same device runs in order anyway."""
         if stream.device != self.device:
             stream.synchronize()
 
@@ -105,7 +112,7 @@ class Stream:
 
 
 class Event:
-    """A point in a device's order of work. device: None before it is recorded."""
+    """A point in the queue of a device. `device` is None before the event is recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         if interprocess:
@@ -116,7 +123,7 @@ class Event:
         self._before: list[jax.Array] = []
 
     def record(self, stream: Stream | None = None) -> None:
-        """With timing, it waits until all earlier work is done: only then the time of that point is known."""
+        """Records the event after the work submitted so far. With timing, it waits for that work, to know the time of its end."""
         self.device = (stream or Stream()).device
         self._before = _arrays(self.device.index or 0)
         if self.enable_timing:
@@ -135,7 +142,7 @@ class Event:
         return all(map(_is_computed, self._before))
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this point to another one, all work between them included."""
+        """Returns the milliseconds from this event to a later one, including all work between them."""
         if self._seconds is None or end_event._seconds is None:
             raise RuntimeError("both events must be made with enable_timing=True, and recorded, before the time between them is asked for")
         return (end_event._seconds - self._seconds) * 1e3

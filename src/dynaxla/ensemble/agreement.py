@@ -1,4 +1,4 @@
-"""Whether a result is right: close to eager's, or no farther than eager's own from the result in float64."""
+"""Decides if a result is right: it is close to eager mode's, or about as close to the float64 result as eager mode's is."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-# Difference from eager, relative to the largest magnitude of eager's result, that rounding explains.
+# The largest difference from eager mode's result, relative to the largest magnitude of that result, that counts as rounding.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Gradients are compared by their norms: an activation that rounding takes over the edge of a ReLU, or a maximum over another, changes
-# single numbers by much more than rounding itself. Which layers meet such an activation is chance, so eager's error in float64's eyes
-# is at least that of all gradients together. And some (that of the bias of attention's keys) are nothing but rounding: a gradient may
-# be off by as much as if it had this part of the norm of all.
+# Gradients are compared by their norms. If rounding moves an activation over the edge of a ReLU, or one maximum over another, single
+# numbers change by much more than rounding. It is chance in which layers that happens, so the error of an eager gradient against float64
+# counts as at least that of all gradients together. Some gradients (of the bias of attention's keys) are pure rounding noise, so the norm
+# of a gradient counts as at least this part of the norm of all.
 GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
-# A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's, or at most
-# this many times as far from eager's as eager's moves when its inputs and parameters move by their own rounding.
+# A result beyond the tolerance is still right if its distance from the float64 result is at most this multiple of eager mode's distance, or
+# if its distance from eager mode is at most this multiple of the distance that eager mode's result moves when inputs and parameters are
+# moved by their own rounding.
 MULTIPLE = 3.0
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Errors are the largest difference over the largest magnitude of the reference, the worst of all outputs.
+    """The result of a comparison.
 
-    Attributes: agrees; error (from eager); own_error (from the float64 result) and eager_error (eager's, from the same), None
-    without such a result; spread (how far eager's result moves with its inputs' rounding; 0 if that was not tried); detail (what
-    differs, if not the values, or "").
+    An error is the largest difference divided by the largest magnitude of the reference, for the worst of all outputs.
+
+    Attributes:
+        agrees: the result is right.
+        error: from eager mode's result.
+        own_error: from the float64 result; None without one.
+        eager_error: of eager mode's result, from the float64 result; None without one.
+        spread: the change of eager mode's result when its inputs move by their rounding; 0 if not measured.
+        detail: a difference that is not in the values, or "".
     """
 
     agrees: bool
@@ -43,8 +50,15 @@ class Agreement:
 
 
 def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> Agreement:
-    """mine: an engine's result; eager: eager's; reference: the result in float64, or None. gradients: compare norms (see above).
-    moved: eager's results for inputs that differ by rounding."""
+    """Compares an engine's result with eager mode's.
+
+    Args:
+        mine: the engine's result.
+        eager: eager mode's result.
+        reference: the result in float64, or None.
+        gradients: compare norms (see above).
+        moved: eager mode's results for inputs that differ by rounding.
+    """
     flat_mine, structure_mine = pytree.tree_flatten(mine)
     flat_eager, structure_eager = pytree.tree_flatten(eager)
     if structure_mine != structure_eager:
@@ -60,7 +74,12 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
 
 @dataclass(frozen=True)
 class _Gradients:
-    """All of eager's gradients together. Attributes: norm; error (from the float64 ones, over their norm; 0 without such)."""
+    """All gradients of eager mode together.
+
+    Attributes:
+        norm: of all of them.
+        error: the norm of their difference from the float64 gradients, divided by the norm of these; 0 without float64 gradients.
+    """
 
     norm: float
     error: float
@@ -79,7 +98,7 @@ def _norm(tensors: list[torch.Tensor]) -> float:
 
 
 def worst(agreements: list[Agreement]) -> Agreement:
-    """One for several: the first that disagrees, or else the one with the largest error."""
+    """Returns the worst of several agreements: one that disagrees if there is any, and of these, or of all, that with the largest error."""
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=Agreement(True))
 
 
@@ -112,9 +131,10 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], w
 
 
 def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None = None) -> float:
-    """The largest difference over the reference's largest magnitude; infinite where one is finite (or NaN) and the other is not.
+    """Returns the largest difference divided by the largest magnitude of the reference; infinite if the non-finite values differ.
 
-    least: if given, the difference's norm over the reference's instead, or over this number where that is larger.
+    Args:
+        least: if given, the norm of the difference is divided by the norm of the reference instead, or by `least` if that is larger.
     """
     if not reference.numel():
         return 0.0
@@ -129,13 +149,15 @@ def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None 
     return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
 
 
-# How often `moved` moves inputs.
+# The number of results of `moved`.
 _TRIALS = 3
 
 
 def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
-    """The model's results for inputs and parameters each of whose numbers is moved up or down by its dtype's rounding, a few times, at
-    random: what another order of sums may change, in each layer. The model itself stays as it is."""
+    """Returns the model's results for inputs and parameters that are moved up or down, at random, by the rounding of their dtype.
+
+    They show how much another order of summation may change the result in each layer. The model itself is not changed.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,7 +177,7 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
 
 
 def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:
-    """The model's results in float64, or None where it has none (it fails, or needs more memory than there is)."""
+    """Returns the model's results in float64, or None if that fails, e.g. for lack of memory."""
     try:
         wide = copy.deepcopy(model).double()
         return [wide(*[tensor.double() if tensor.is_floating_point() else tensor for tensor in args]) for args in inputs]

@@ -1,9 +1,9 @@
-"""One choice for all processes of a group: each says what it has measured, and one answer is for all.
+"""Selects one engine for all processes of a group, from the measurements of each.
 
-Nobody waits. A process that has measured posts its times in the group's store, and goes on with eager mode until the choice is there: it
-asks at later calls. Whoever finds that all have posted chooses, among the engines that are right everywhere, the one whose slowest process
-is fastest; the first answer in the store counts. Where a process has not posted in time (it never calls the graph, or has compiled others),
-the answer is the engine for graphs that are not tried, and a warning says who is missing.
+No process blocks. A process posts its times in the group's store and goes on with eager mode; later calls look for the answer. The process
+that finds all times posted chooses, among the engines that are right in all processes, the one whose slowest process is the fastest. The
+first answer in the store counts. If a process has not posted in time (it never calls the graph, or has compiled other graphs), the answer
+is the engine for untried graphs, and a warning names the missing processes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from .contest import EAGER, UNTRIED, Alone
 
 log = logging.getLogger("dynaxla")
 
-# Seconds: between two questions; how long a process waits for the others, while eager mode serves.
+# Seconds between two queries of the store, and seconds to wait for the other processes while eager mode serves.
 _PAUSE, _PATIENCE = 0.02, 120.0
 
-# How many graphs of one content this process has compiled: the same ones have the same number in all processes.
+# The number of graphs with the same content that this process has compiled. A graph has the same number in all processes.
 _counts: Counter[str] = Counter()
 _lock = forks.lock()
 
 
 def ballot_for(content: str, engines: Sequence[str]) -> Alone:
-    """Who decides about a graph: this process, or those of the default group, if there are several.
+    """Returns the object that decides about a graph: for this process alone, or for all processes of the default group.
 
-    content: what the graph is, in all processes alike.
+    Args:
+        content: identifies the graph, and is the same in all processes.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() < 2:
         return Alone()
@@ -51,7 +52,15 @@ def ballot_for(content: str, engines: Sequence[str]) -> Alone:
 
 
 class Ballot(Alone):
-    """store: the group's. rank: this process's, of `count`. label: the graph's, in all processes. patience: seconds."""
+    """Decides together with the other processes of a group.
+
+    Args:
+        store: of the group.
+        rank: of this process.
+        count: the number of processes.
+        label: of the graph, the same in all processes.
+        patience: the seconds to wait for the other processes.
+    """
 
     def __init__(self, store: Any, rank: int, count: int, label: str, patience: float = _PATIENCE) -> None:
         self._store, self._rank, self._count, self._label, self._patience = store, rank, count, label, patience
@@ -80,7 +89,7 @@ class Ballot(Alone):
                     log.warning("no engine was chosen for a graph: processes %s have not measured it; all take %s", missing, found)
             else:
                 found = self._store.get(answer).decode()
-        except RuntimeError as error:  # the store has gone, with the process that held it
+        except RuntimeError as error:  # the process that held the store has ended
             log.warning("the processes' store does not answer, so this process chooses an engine alone: %s", error)
             return super().decide(sizes, seconds)
         finally:
@@ -92,6 +101,6 @@ class Ballot(Alone):
 
 
 def _best(posted: Sequence[Mapping[str, float]]) -> str:
-    """The engine whose slowest process is fastest, of those that all have; eager mode if there is none."""
+    """Returns the engine whose slowest process is the fastest, among the engines of all processes; eager mode if there is none."""
     common = [name for name in posted[0] if all(name in other for other in posted)]
     return min(common, key=lambda name: max(other[name] for other in posted), default=EAGER)

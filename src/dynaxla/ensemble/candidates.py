@@ -1,4 +1,4 @@
-"""The engines that compete: backends of torch.compile by their names."""
+"""The candidate engines: backends of torch.compile by name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..errors import OptionError
 from .check import Call
 from .contest import UNTRIED, first_line
 
-# Those that are made of others, or are there to be compared with.
+# Backends that cannot be engines: one that selects among engines itself, and a baseline.
 _NOT_HERE = ("dynaxla_auto", "dynaxla_retrace")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises: OptionError for a name that is none of torch.compile's backends."""
+    """Raises OptionError for a name that is not a backend of torch.compile."""
     known = [name for name in torch._dynamo.list_backends(exclude_tags=()) if name not in _NOT_HERE]
     for name in names:
         if name != UNTRIED and name not in known:
@@ -29,7 +29,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def compiled(name: str, module: GraphModule, example_inputs: Sequence[Any], device: torch.device) -> Call | str:
-    """A graph of TorchDynamo's by a backend of torch.compile, inside of a capture; or why there is none."""
+    """Compiles a TorchDynamo graph with a backend of torch.compile, during a capture. Returns the reason (str) if that fails."""
     if name == "inductor" and device.type == "cpu" and (obstacle := no_cpp_compiler()):
         return obstacle
     backend: Any = torch._dynamo.lookup_backend(name)
@@ -37,29 +37,32 @@ def compiled(name: str, module: GraphModule, example_inputs: Sequence[Any], devi
 
 
 def by(compile: Callable[[], Any]) -> Call | str:
-    """What a compiler gives, or why it gives nothing. Raises: what TorchDynamo wants to hear; OptionError."""
+    """Returns the function that a compiler makes, or the reason (str) why it fails.
+
+    Raises: the exceptions with which TorchDynamo restarts or skips a capture; OptionError.
+    """
     try:
         made = compile()
     except (RestartAnalysis, SkipFrame, OptionError):
         raise
     except Exception as error:
         return f"it cannot compile the graph: {first_line(error)}"
-    # TorchDynamo disables itself around what it gets; a wrapper that does the same costs every call.
+    # TorchDynamo disables itself around a backend's function; a wrapper that does so too costs every call.
     return getattr(made, "_torchdynamo_orig_callable", made)
 
 
 def no_cpp_compiler() -> str:
-    """Why Inductor cannot make programs for a CPU here, or ""."""
+    """Returns the reason why Inductor cannot compile for the CPU here, or ""."""
     found = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
     return "" if any(name and shutil.which(name) for name in found) else "Inductor needs a C++ compiler (g++ or clang++)"
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """The same graph, which a compiler may change, and the graphs within it; tensors are the same."""
+    """Returns a copy of a graph and of the graphs nested in it, which a compiler may change. The tensors are shared."""
     graph, copies = Graph(), dict[Node, Node]()
     result = graph.graph_copy(module.graph, copies)
     graph.output(result).meta = dict(module.graph.output_node().meta)
-    for node, copy in copies.items():  # what TorchDynamo writes on nodes, besides their metadata
+    for node, copy in copies.items():  # attributes that TorchDynamo sets on nodes, besides `meta`
         for name in vars(node).keys() - vars(copy).keys():
             setattr(copy, name, getattr(node, name))
     made = GraphModule(module, graph, type(module).__name__)

@@ -1,4 +1,4 @@
-"""One run of an engine, and whether it did what eager mode does: results, gradients, writes to inputs, and what shares memory."""
+"""Runs an engine, and compares it with eager mode: results, gradients, writes to inputs, and shared memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a call did.
+    """The effects of a call.
 
-    Attributes: args (the inputs, as they are afterwards); results; gradients (of the inputs that want them; None in inference); seconds
-    (with the backward pass).
+    Attributes:
+        args: the inputs after the call.
+        results: its results.
+        gradients: of the inputs that require them; None in inference.
+        seconds: the time of the call, with the backward pass.
     """
 
     args: Sequence[Any]
@@ -31,8 +34,12 @@ class Run:
 
 
 def run(call: Call, args: Sequence[Any], device: torch.device, training: bool) -> Run:
-    """Call an engine, in training also backward from random gradients of its results, which are the same in every run. Nothing is added to
-    the gradients of leaves. Raises: what the engine does."""
+    """Calls an engine, and in training runs its backward pass from fixed pseudorandom gradients of the results.
+
+    The `.grad` of leaves does not change.
+
+    Raises: the errors of the engine.
+    """
     start = now(device)
     results = list(call(*args))
     gradients = _gradients(results, args) if training else None
@@ -40,7 +47,7 @@ def run(call: Call, args: Sequence[Any], device: torch.device, training: bool) -
 
 
 def now(device: torch.device) -> float:
-    """Seconds, when the device has done what it was given."""
+    """Returns the time in seconds after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -56,7 +63,7 @@ def _gradients(results: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor
 
 
 def _tangent(end: torch.Tensor) -> torch.Tensor:
-    """Numbers from 0.5 to 1.5 of both signs, from the places alone: torch's generators are left alone."""
+    """Returns a gradient with magnitudes from 0.5 to 1.5 and both signs, computed from indices, without torch's random generators."""
     with torch.no_grad():
         places = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
         numbers = (torch.frac(places * 0.6180339887) + 0.5) * torch.where(places % 3 == 1, -1.0, 1.0)
@@ -64,11 +71,17 @@ def _tangent(end: torch.Tensor) -> torch.Tensor:
 
 
 class Expected:
-    """What eager mode makes of a call's inputs; the measure of engines.
+    """Runs a call in eager mode, as the reference for engines.
 
-    eager: TorchDynamo's graph as it is. In inference it runs on the user's own inputs, and its results are the call's; in training it runs
-    on clones. written: positions of inputs that the graph writes to; versions of tensors do not tell (statistics of a batch norm).
-    Attributes: run (eager mode's).
+    Args:
+        eager: TorchDynamo's graph as it is. In inference it runs on the user's own inputs, and its results are those of the call; in
+            training it runs on clones.
+        args: the inputs.
+        written: the positions of the inputs that the graph writes to. The version counters of tensors do not show all writes (statistics
+            of a batch norm).
+
+    Attributes:
+        run: the run of eager mode.
     """
 
     def __init__(self, eager: Call, args: Sequence[Any], device: torch.device, training: bool, written: Collection[int]) -> None:
@@ -78,7 +91,7 @@ class Expected:
         self.run = run(eager, clones(args) if training else args, device, training)
 
     def difference(self, mine: Run) -> str:
-        """What an engine's run on clones did that eager mode's did not, or ""."""
+        """Returns a description of the first difference between an engine's run on clones and eager mode, or ""."""
         return self._of_facts(mine) or self._of_inputs(mine) or self._of_values(mine)
 
     def _of_facts(self, mine: Run) -> str:
@@ -124,7 +137,7 @@ class Expected:
         return ""
 
     def _in_float64(self) -> Run | None:
-        """The graph's results in float64; None where it has none, or the inputs are no more what they were."""
+        """Runs the graph in float64. None if that fails, or if the inputs have been overwritten."""
         if self._written and not self._training:
             return None
         try:
@@ -141,7 +154,7 @@ def _facts(item: Any) -> tuple[Any, ...]:
 
 
 def _places(found: Run) -> list[str]:
-    """With which inputs and earlier results each result shares its storage, and where in it."""
+    """Returns for each result the input or earlier result that shares its storage, with the offset in that of an input, or ""."""
     owners: dict[int, str] = {}
     for index, item in enumerate(found.args):
         if isinstance(item, torch.Tensor) and item.untyped_storage().nbytes():

@@ -1,4 +1,4 @@
-"""Copies of a call's inputs, for a trial that leaves the inputs as they are."""
+"""Copies of a call's inputs, for trials that must not change the inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..runtime import private
 
 
 def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
-    """The positions of the tensors on each storage, by the storage's name."""
+    """Returns the positions of the tensors on each storage, by `private.storage_id`."""
     found: dict[int, list[int]] = {}
     for position, item in enumerate(args):
         if isinstance(item, torch.Tensor):
@@ -20,15 +20,15 @@ def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
 
 
 def sharing(args: Sequence[Any], positions: Collection[int]) -> set[int]:
-    """These positions, and those of tensors on the same storages."""
+    """Returns these positions, and those of all tensors on the same storages."""
     return {place for places in by_storage(args).values() if not set(positions).isdisjoint(places) for place in places}
 
 
 def clones(args: Sequence[Any], wanted: Collection[int] | None = None) -> list[Any]:
-    """The inputs again, those at the positions `wanted` (None: all) on copies of their storages, and whatever shares these.
+    """Returns the inputs with copies in place of the tensors at the positions `wanted` (None: all), and of tensors on the same storages.
 
-    Copies have the strides and the places of the originals, share memory among themselves as these do, and are leaves that want gradients
-    where these want some.
+    Copies have the strides and offsets of the originals and share memory with each other as the originals do. They are leaves, and require
+    gradients if the originals do.
     """
     made = list(args)
     for places in by_storage(args).values():
@@ -47,13 +47,13 @@ def clones(args: Sequence[Any], wanted: Collection[int] | None = None) -> list[A
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's storage."""
+    """Returns a uint8 view of a tensor's storage."""
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def in_float64(args: Sequence[Any]) -> list[Any]:
-    """Copies of the inputs, with floats of twice the width, or more, as leaves that share no memory."""
+    """Returns copies of the inputs in float64 or complex128, as leaves that share no memory. Integers keep their dtype."""
     wide = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
 
     def widened(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A graph of TorchDynamo's with several engines behind it."""
+"""Compiles a TorchDynamo graph with several engines, and dispatches its calls to them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ from .kept_choices import KeptChoices, key_of, text_of
 
 @dataclass
 class Seen:
-    """What dynaxla, which captures each graph first, has seen of it.
+    """The facts about a graph that dynaxla finds while it captures the graph, before the other engines compile it.
 
-    Attributes: name (the graph's); device (where most of it is computed); obstacle (why it must not be run twice; None: nobody has looked);
-    written (positions of TorchDynamo's inputs that it writes to); overlaps (of these, if they can change).
+    Attributes:
+        name: of the graph.
+        device: the device that does most of its work.
+        obstacle: the reason why the graph must not be run twice, "" if there is none, None if no ATen graph was checked.
+        written: the positions of TorchDynamo's inputs that the graph writes to.
+        overlaps: the overlaps of inputs to guard, or None if they cannot change.
     """
 
     name: str = ""
@@ -40,20 +44,27 @@ class Seen:
     overlaps: Overlaps | None = None
 
     def look(self, module: GraphModule) -> None:
-        """At an ATen graph, forward and backward in one."""
+        """Checks an ATen graph, which has the forward and the backward pass, for obstacles."""
         self.obstacle = self.obstacle or obstacles.in_aten(module)
 
 
 class Capture(Protocol):
-    """dynaxla's own: see backend.py. The caller has to guard `seen.overlaps`."""
+    """The type of dynaxla's own compile function in backend.py. The caller must guard `seen.overlaps`."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options, *, seen: Seen) -> Call: ...
 
 
 def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options, capture: Capture, seen: Seen) -> Call:
-    """What serves a graph's calls: at first eager mode and engines in turn, then the fastest of those that do what eager mode does.
+    """Returns the function that serves the calls of a graph.
 
-    Raises: OptionError. What engines raise while they compile leaves them out.
+    At first it uses eager mode and the engines in turn, later the fastest engine whose results agree with eager mode. An engine that raises
+    an exception while it compiles is left out.
+
+    Args:
+        capture: dynaxla's own compile function.
+        seen: filled in by `capture`.
+
+    Raises: OptionError.
     """
     check_names(options.engines)
     training = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)

@@ -1,18 +1,18 @@
-"""The contest of engines for a graph: who is right, and of these who is fastest, found out in the calls of a user.
+"""The contest of engines for a graph. It finds, during the user's calls, which engines are right, and which of these is the fastest.
 
-Each call is served by eager mode (TorchDynamo's graph as it is) or, once it has been checked with these sizes, by an engine. What a call
-does beside, on copies of its inputs:
+Each call is served by eager mode (TorchDynamo's graph as it is), or by an engine that has been checked with these sizes. A call may do
+additional work on copies of its inputs:
 
-- check, once for each engine and each combination of sizes: the engine runs on clones, and everything that it did is compared with what
-  eager mode did. One engine per call, so that a call takes about as long as eager mode and that engine together; in training, where
-  gradients need a run of eager mode's own, one eager run more.
-- time, in blocks of calls in turn. In inference nothing runs twice: the engines serve the calls. In training, where the backward pass comes
-  when the user wants it, eager mode serves, and beside it an engine runs forward and backward.
+- A check, once for each engine and each combination of sizes: the engine runs on clones, and its results and side effects are compared with
+  those of eager mode. One call checks one engine, so that it takes about as long as eager mode and that engine together. In training, where
+  the gradients need an eager run of their own, it takes one more eager run.
+- Timing, in blocks of calls that alternate between engines. In inference nothing runs twice: the engines serve the calls. In training,
+  where the user decides when the backward pass runs, eager mode serves the call, and an engine runs forward and backward additionally.
 
-Sizes that change are in classes, whose bounds are powers of two; who is fastest is decided once for a class. Where each call has other
-sizes, so that none can be timed again, the checks' own times decide.
+Dynamic sizes are grouped into classes, whose bounds are powers of two. The fastest engine is decided once for a class. If each call has
+other sizes, so that no engine can be timed twice with the same ones, the times of the checks decide.
 
-An engine that was wrong once, with whatever sizes, does not run this graph again.
+An engine that was wrong once, with any sizes, does not run this graph again.
 """
 
 from __future__ import annotations
@@ -33,31 +33,38 @@ from .check import Call, Expected, now, run
 from .clones import clones
 
 EAGER = "eager"
-# Who runs graphs that are not to be run twice.
+# The engine for graphs that must not be run twice.
 UNTRIED = "dynaxla"
-# Rounds of blocks: at least so many, and more, up to so many, until so many seconds have been timed. It takes more calls to tell engines of
-# nearly the same speed apart.
+# Rounds of timed blocks: the minimum and the maximum number of rounds, and the timed seconds after which no further round begins. It takes
+# more seconds to tell engines of nearly the same speed apart.
 _ROUNDS, _MOST_ROUNDS, _SECONDS, _SECONDS_IF_CLOSE = 3, 24, 1.0, 3.0
-# An engine so much slower than the fastest one, after the first round, the second and so on, is not timed again.
+# After the first round, the second and so on: an engine that takes more than this multiple of the fastest engine's time is not timed again.
 _HOPELESS = (2.0, 1.5, 1.25, 1.2, 1.15, 1.1)
-# How many calls a block has by the seconds of a call, besides the first one, which finds caches that another engine has filled.
+# The number of calls of a block, by an upper bound of the seconds of a call. The first call, whose caches another engine has filled, is not
+# counted.
 _CALLS = ((0.001, 8), (0.02, 5), (0.1, 3), (float("inf"), 2))
-# Where sizes are new in every call: after so many checks of each engine, but for those in which it compiled, their times decide.
+# If sizes are new in every call, the times of the checks decide after this number of checks of each engine. Checks in which the engine
+# compiled do not count.
 _CHECKS = 3
 # The bound of the first class of sizes.
 _LEAST = 16
-# Of combinations of sizes it is remembered who is right.
+# The number of combinations of sizes for which the engines that agree with eager mode are remembered.
 _MOST_SIZES = 4096
-# A check whose engine has not compiled yet (option compile="background") is tried again after so many calls, then after twice as many.
+# A check of an engine that has not compiled yet (option compile="background") is repeated after 2 calls, then 4, 8, ..., up to this number.
 _LONGEST = 64
-# So many calls in succession may have other sizes than those that are timed.
+# The number of successive calls that may have other sizes than the timed ones before timing starts again with other sizes.
 _PATIENCE = 16
 
 
 @dataclass
 class Timing:
-    """Attributes: calls (seconds of those that were timed); block (how many calls the present block has had); ratios (of checks' seconds to
-    eager mode's in the same call)."""
+    """The timings of one engine.
+
+    Attributes:
+        calls: the seconds of the timed calls.
+        block: the number of calls of the current block so far.
+        ratios: for each check, the engine's seconds divided by those of eager mode in the same call.
+    """
 
     calls: list[float] = field(default_factory=list)
     block: int = 0
@@ -65,40 +72,49 @@ class Timing:
 
     @property
     def best(self) -> float:
-        """Of the quickest third of calls, the mean: what else the machine does makes calls slower, never quicker."""
+        """The mean of the fastest third of the calls, since other load on the machine makes calls slower, never faster."""
         return statistics.fmean(sorted(self.calls)[: max(1, len(self.calls) // 3)]) if self.calls else float("inf")
 
 
 class Kept:
-    """What earlier processes have found out: nothing. See kept_choices.py."""
+    """The choices of earlier processes. This base class has none; see kept_choices.py."""
 
     def find(self, sizes: Hashable) -> tuple[str, Mapping[str, float]] | None:
-        """Who is fastest for sizes of a class, and what was measured."""
+        """Returns the fastest engine for a class of sizes, and the measured seconds; None if there is no choice."""
         return None
 
     def put(self, sizes: Hashable, chosen: str, seconds: Mapping[str, float]) -> None:
-        """Keep it for later processes."""
+        """Stores a choice for later processes."""
 
     def drop(self, sizes: Hashable) -> None:
-        """Forget it: the engine was wrong."""
+        """Removes a choice, since its engine was wrong."""
 
 
 class Alone:
-    """Who decides, where no other process does: see ballots.py."""
+    """Decides for this process alone. See ballots.py for several processes."""
 
     def decide(self, sizes: Hashable, seconds: Mapping[str, float]) -> str | None:
-        """The engine that all processes take for sizes of a class; None while that is not known: it is asked again then.
+        """Returns the engine that all processes use for a class of sizes; None while it is not known, so that the caller asks again.
 
-        seconds: of those that are right here, on a scale of this process's own.
+        Args:
+            seconds: the times of the engines that are right in this process, on a scale of its own.
         """
         return min(seconds, key=seconds.__getitem__)
 
 
 class Contest:
-    """The engines of a graph, and what is known of them. Thread-safe: one thread at a time tries; eager mode serves others meanwhile.
+    """The engines of a graph, with their checks and timings.
 
-    engines: by name; eager mode is among them if it may be taken. left_out: other engines, and why. written: positions of inputs that the
-    graph writes to.
+    Thread-safe: one thread at a time makes trials, and eager mode serves the other threads meanwhile.
+
+    Args:
+        graph: the name of the graph.
+        eager: TorchDynamo's graph, run by torch.
+        engines: the compiled engines by name. Eager mode is among them if it may be selected.
+        left_out: the reason for each other engine.
+        written: the positions of the inputs that the graph writes to.
+        kept: the choices of earlier processes.
+        ballot: decides, for this process or for several.
     """
 
     def __init__(
@@ -112,18 +128,18 @@ class Contest:
         self.kept, self.ballot = kept or Kept(), ballot or Alone()
         self.agreed: dict[Any, set[str]] = {}
         self.classes: dict[Any, Class] = {}
-        # By sizes, who serves; read without the lock.
+        # The serving engine by sizes; read without the lock.
         self.serving: dict[Any, Call] = {}
         self._lock = forks.lock()
         self._busy = False
 
     def call(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        """A user's call with sizes that nobody serves yet."""
+        """Serves a user's call with sizes for which there is no serving engine yet."""
         if obstacles.now(args):
             return self.eager(*args)
         with self._lock:
             was_busy, self._busy = self._busy, True
-        if was_busy:  # with another thread's trial, or with this one's own, from within a kernel
+        if was_busy:  # another thread makes a trial, or this thread does, if a kernel calls the graph again
             return self.eager(*args)
         try:
             return self._try(sizes, args)
@@ -155,16 +171,16 @@ class Contest:
         return chapter.time(sizes, args)
 
     def _check(self, chapter: Class, agreed: set[str], name: str, args: Sequence[Any]) -> Any:
-        """One engine on clones beside eager mode. Returns: eager mode's results."""
+        """Checks one engine on clones of the inputs, and returns the results of eager mode."""
         metrics.add("trials")
         try:
             given = clones(args)
             expected = Expected(self.eager, args, self.device, True, self.written) if self.training else None
-        except Exception as error:  # too little memory, or a graph that writes to what wants gradients, which clones do as leaves
+        except Exception as error:  # too little memory, or a graph that writes to a tensor whose clone is a leaf that requires gradients
             results = self.eager(*args)
             chapter.give_up(f"it cannot be tried on copies of its inputs: {first_line(error)}")
             return results
-        if expected is None:  # what eager mode raises here is for the user
+        if expected is None:  # outside of the try statement: an exception of eager mode goes to the user
             expected = Expected(self.eager, args, self.device, False, self.written)
         before = metrics.snapshot()
         try:
@@ -186,7 +202,7 @@ class Contest:
         return self.eager(*args) if self.training else expected.run.results
 
     def lose(self, name: str, reason: str) -> None:
-        """Leave an engine out from now on."""
+        """Leaves an engine out from now on."""
         self.left_out[name] = reason
         lost = self.engines.pop(name)
         for agreed in self.agreed.values():
@@ -196,7 +212,12 @@ class Contest:
 
 
 class Class:
-    """A class of sizes. Attributes: winner (None: not known yet); running (those that may win)."""
+    """A class of sizes.
+
+    Attributes:
+        winner: the selected engine; None while it is not known.
+        running: the engines that may still win.
+    """
 
     def __init__(self, contest: Contest, bounds: tuple[Any, ...]) -> None:
         self.contest, self.bounds = contest, bounds
@@ -206,18 +227,18 @@ class Class:
         self._ranking: dict[str, float] = {}
         self._round = 0
         self._order: list[str] = []
-        # Those that are timed, and how many calls in succession have had others.
+        # The sizes that are timed, and the number of successive calls with other sizes.
         self._sizes: tuple[Any, ...] | None = None
         self._others = 0
         self._waiting: dict[str, tuple[int, int]] = {}
-        # What this process can say, until it is known who is taken.
+        # The measurements of this process, until all processes have decided.
         self._measured: tuple[Mapping[str, float], str, Mapping[str, float]] | None = None
         found = contest.kept.find(bounds)
         if found is not None and found[0] in contest.engines:
             self._win(found[0], "an earlier process found it to be the fastest", found[1], kept=True)
 
     def drop_lost(self) -> None:
-        """Go on without engines that have been wrong with other sizes."""
+        """Removes engines that were wrong with other sizes."""
         contest = self.contest
         self.running = [name for name in self.running if name in contest.engines]
         self._order = [name for name in self._order if name in contest.engines]
@@ -232,7 +253,7 @@ class Class:
             self._win(EAGER, "no engine of the list does what eager mode does", {})
 
     def meet(self, sizes: tuple[Any, ...]) -> None:
-        """Count calls with other sizes than those that are timed; after too many, these are not to be waited for."""
+        """Counts successive calls with other sizes than the timed ones. After too many, timing starts again with other sizes."""
         self._others = self._others + 1 if self._sizes not in (None, sizes) else 0
         if self._others > _PATIENCE:
             self._sizes, self._round, self._order, self._others = None, 0, [], 0
@@ -241,7 +262,7 @@ class Class:
                 timing.block = 0
 
     def give_up(self, why: str) -> None:
-        """Take the engine that others are compared beside, without a trial."""
+        """Selects the engine for graphs that must not be run twice, without a trial."""
         self._win(self.contest.untried, why, {})
         for agreed in self.contest.agreed.values():
             agreed.add(self.contest.untried)
@@ -250,7 +271,7 @@ class Class:
         return min(names, key=lambda name: len(self.timings[name].ratios))
 
     def waits(self, name: str) -> bool:
-        """Whether an engine that was not ready is to be left alone in this call, too."""
+        """True if an engine that was not ready should not be checked in this call either. Counts the call."""
         calls, pause = self._waiting.get(name, (0, 0))
         if not calls:
             return False
@@ -258,12 +279,12 @@ class Class:
         return True
 
     def put_off(self, name: str) -> None:
-        """An engine is not ready."""
+        """Postpones the check of an engine that is not ready, each time for twice as many calls."""
         pause = min(2 * self._waiting.get(name, (0, 1))[1], _LONGEST)
         self._waiting[name] = (pause, pause)
 
     def conclude_early(self) -> None:
-        """Decide where nothing is to be timed, or, by the checks' times, where sizes are hardly ever the same twice."""
+        """Decides where only one engine is left, or by the times of the checks where sizes rarely repeat."""
         contest = self.contest
         if self._measured is not None:  # other processes had not measured yet
             self._decide(*self._measured)
@@ -280,7 +301,7 @@ class Class:
                 self._decide(found, "the fastest in the checks of several sizes", seconds={})
 
     def time(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        """A call whose engines are all right with its sizes."""
+        """Serves a call for whose sizes all engines are right, and times an engine."""
         contest = self.contest
         if self._sizes is None:
             self._sizes = sizes
@@ -302,9 +323,9 @@ class Class:
                 results = engine(*args)
                 seconds = now(contest.device) - start
         except Exception as error:
-            if name == EAGER or (contest.written and not contest.training):  # else nothing has been written
+            if name == EAGER or (contest.written and not contest.training):  # inputs may have been written to
                 raise
-            results = contest.eager(*args)  # for a mistake of the user's, it raises the same
+            results = contest.eager(*args)  # raises again if the mistake is the user's
             contest.lose(name, f"it failed: {first_line(error)}")
             return results
         timing.block += 1
@@ -321,7 +342,7 @@ class Class:
         return contest.eager(*args) if contest.training else results
 
     def _beside(self, engine: Call, args: Sequence[Any]) -> float:
-        """Seconds of an engine forward and backward, before the call itself."""
+        """Runs an engine forward and backward on clones, and returns the seconds."""
         metrics.add("trials")
         contest = self.contest
         hooked = {place for place, item in enumerate(args) if isinstance(item, torch.Tensor) and private.has_hooks(item)}
@@ -363,7 +384,7 @@ class Class:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its message, of what a compiler raised rather than of TorchDynamo's wrapping."""
+    """Returns the type of an error and the first line of its message. TorchDynamo's wrapping of a compiler's error is removed."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)

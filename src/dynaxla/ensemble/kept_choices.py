@@ -1,7 +1,7 @@
-"""Who was the fastest, kept for later processes: a file for each graph.
+"""Stores the fastest engine of each graph for later processes, in a file for each graph.
 
-What a file says saves a later process the contest, not the check: whatever it says, its engine is compared with eager mode before it
-serves. So a file that is wrong, or stale, costs time at most.
+A stored choice saves a later process the timing, not the check: the engine is compared with eager mode before it serves calls. So a wrong
+or stale file costs only time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Choice = tuple[str, Mapping[str, float]]
 
 
 class KeptChoices(Kept):
-    """In a store, under a key (see `key_of`)."""
+    """The choices in a store under a key (see `key_of`)."""
 
     def __init__(self, store: Keeper, key: str) -> None:
         self._store, self._key = store, key
@@ -45,7 +45,7 @@ class KeptChoices(Kept):
 
 
 def _read(data: bytes | None) -> dict[str, Choice]:
-    """Empty for what is no such file, e.g. another release's."""
+    """Decodes the choices in a file. Empty for a file of another format, e.g. of another release."""
     found: dict[str, Choice] = {}
     try:
         for sizes, (chosen, seconds) in json.loads(data or b"{}").items():
@@ -57,7 +57,7 @@ def _read(data: bytes | None) -> dict[str, Choice]:
 
 
 def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.device, facts: Sequence[Any]) -> str:
-    """The name of a graph of TorchDynamo's with these inputs, on this machine with these versions. facts: plain data that decides, too."""
+    """Returns the key of a TorchDynamo graph with these inputs, on this machine with these versions. `facts` become part of it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     place = machine.processor_facts(), name, torch.get_num_threads(), affinity.processors()
     told = text_of(module, example_inputs), machine.versions(), machine.sources(), place, tuple(facts)
@@ -65,9 +65,9 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.dev
 
 
 def text_of(module: GraphModule, example_inputs: Sequence[Any]) -> str:
-    """What a graph of TorchDynamo's is, as far as its speed goes."""
+    """Returns a text of everything in a TorchDynamo graph and its inputs that affects its speed."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    # TorchDynamo says of sizes that may change which symbols they are.
+    # For dynamic sizes, TorchDynamo's example values have symbols.
     known = [node.meta.get("example_value", item) for node, item in zip(placeholders, example_inputs, strict=True)]
     inputs = [
         (tuple(map(str, item.shape)), tuple(map(str, item.stride())), str(item.dtype), str(item.device), item.requires_grad)

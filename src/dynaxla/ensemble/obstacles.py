@@ -1,4 +1,4 @@
-"""Which graphs, and which calls, must not be run twice."""
+"""Finds graphs and calls that must not be run twice, with the reason."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..lowering.graphs import user_line
 from ..runtime import private
 from ..runtime.layout import ORDINARY
 
-# What only computes, and whose kernels are torch's own.
+# Namespaces of ops that only compute, with torch's own kernels.
 _NAMESPACES = ("aten", "prims", "quantized", "quantized_decomposed")
-# Ops of higher order that do no more than the graphs that they are given.
+# Higher-order ops without side effects beyond those of their graphs.
 _PURE = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention", "flex_attention_backward", "invoke_subgraph",
          "tag_activation_checkpoint", "autograd_function_apply", "wrap_with_set_grad_enabled", "wrap_with_autocast",
          "wrap_activation_checkpoint")  # fmt: skip
-# Modules whose functions TorchDynamo puts into graphs. Others are the user's own (torch.compiler.allow_in_graph).
+# Modules whose functions TorchDynamo puts into graphs. Functions of other modules are the user's (torch.compiler.allow_in_graph).
 _KNOWN_MODULES = ("torch", "_operator", "builtins", "math")
 _DROPOUTS = ("dropout_p", "dropout")
 
 
 def in_captured(module: GraphModule) -> str:
-    """Why a graph of TorchDynamo's must not be run twice, or "". Random ops show in the ATen graph alone: see `in_aten`."""
+    """Returns the reason why a TorchDynamo graph must not be run twice, or "". Random ops are found only in ATen graphs: see `in_aten`."""
     for node in _nodes(module):
         target = node.target
         if node.op == "call_module":
@@ -42,7 +42,7 @@ def in_captured(module: GraphModule) -> str:
 
 
 def in_aten(module: GraphModule) -> str:
-    """Why a graph of AOTAutograd's must not be run twice, or ""."""
+    """Returns the reason why an ATen graph must not be run twice, or ""."""
     for node in _nodes(module):
         if node.op == "call_function" and (reason := _of_op(node)):
             return _said(node, reason)
@@ -74,7 +74,7 @@ def _of_op(node: Node) -> str:
 
 
 def _drops_nothing(op: OpOverload, node: Node) -> bool:
-    """Whether an op that may drop some of its numbers at random, as attention does, is told to keep all."""
+    """True if an op with a dropout argument, such as attention, is called with dropout probability 0."""
     arguments = {argument.name: argument.default_value for argument in op._schema.arguments if argument.name in _DROPOUTS}
     if not arguments:
         return False
@@ -83,14 +83,14 @@ def _drops_nothing(op: OpOverload, node: Node) -> bool:
 
 
 def _nodes(module: GraphModule) -> Iterator[Node]:
-    """Of a graph and of those within it."""
+    """Yields the nodes of a graph and of the graphs nested in it."""
     for part in module.modules():
         if isinstance(part, GraphModule):
             yield from part.graph.nodes
 
 
 def now(args: Sequence[Any]) -> bool:
-    """Whether a call is of a kind that is not to be repeated: somebody looks at the ops, or the inputs are not plain tensors."""
+    """True if a call must not be repeated, since a mode or hooks watch its ops, or its inputs are not plain tensors."""
     if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None or forks.is_cut_off():
         return True
     return not all(isinstance(item, (bool, int, float, type(None))) or _is_plain(item) for item in args)

@@ -1,4 +1,4 @@
-"""What becomes of a function: graphs, programs, costs by line, and what to do next. `dynaxla.explain`, and the command of that name."""
+"""`dynaxla.explain` and `dynaxla explain`: report the graphs, the programs and the costs by line of a function, with advice."""
 
 from .calling import explain as explain
 from .explanation import Explanation as Explanation

@@ -1,4 +1,4 @@
-"""What to do next: each rule looks at what was found, and says something only where it applies."""
+"""Rules that derive advice from an explanation. Each yields advice only where it applies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from . import words
 from .explanation import Advice, Break, Explanation
 
-# A part of a later call outside of programs from which the way to them is what costs; and how long a program is short.
+# The fraction of a later call spent outside of programs above which dispatch overhead is reported as the bottleneck, and the seconds up to
+# which a program counts as short.
 _OUTSIDE, _SHORT = 0.5, 200e-6
-# A part of XLA's time from which a line, or torch's kernels for want of a lowering, are worth a word.
+# The fraction of XLA's time above which a line, or torch's kernels for ops without a lowering, are mentioned.
 _MUCH = 0.3
 _LONG_COMPILE = 20.0
 
@@ -18,7 +19,7 @@ Rule = Callable[[Explanation], Iterator[Advice]]
 
 
 def advise(found: Explanation) -> tuple[Advice, ...]:
-    """What matters most first."""
+    """Returns the advice of all rules, the most important first."""
     return tuple(advice for rule in _RULES for advice in rule(found))
 
 
@@ -39,7 +40,7 @@ def _nothing(found: Explanation) -> Iterator[Advice]:
     yield Advice('Let torch.compile(..., backend="dynaxla") or dynaxla.compile_step see the code that computes', why)
 
 
-# Words of a break's reason, or of its line, and what removes it.
+# Regular expressions for the reason or the line of a graph break, and the advice that removes it.
 _REMEDIES = (
     (r"^.*(\bprint\b|logging|warnings)", "Take the print or log call out of the compiled function, or let it run rarely"),
     (r"Tensor\.item|\.item\(|\.tolist\(|scalar", "Keep the value a tensor, or compute the Python number outside of the compiled function"),

@@ -1,4 +1,4 @@
-"""An explanation as text, for a terminal or a log."""
+"""Formats an explanation as text, for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 120
 
 
 def text(found: Explanation) -> str:
-    """The whole of it, without colours."""
+    """Returns the explanation as plain text, without colours."""
     console = Console(width=_WIDTH, no_color=True, highlight=False, force_terminal=False, force_jupyter=False, legacy_windows=False)
     with console.capture() as capture:
         _print(found, console)

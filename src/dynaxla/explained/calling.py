@@ -1,4 +1,4 @@
-"""`dynaxla.explain`: a function is compiled as if for the first time, called a few times, and all is told."""
+"""`dynaxla.explain`: compiles a function as if for the first time, calls it a few times, and reports what happened."""
 
 from __future__ import annotations
 
@@ -26,26 +26,35 @@ from .explanation import Explanation
 from .line_costs import Profiler, costs
 from .restoring import restored
 
-# Later calls, and the part of the first call's time that they may take together beyond the first of them.
+# The largest number of later calls. After the first of them, further ones are made while all together took less than this part of the first
+# call's time.
 _CALLS = 4
 _PART = 0.5
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Compile a function with dynaxla as if for the first time, call it, and tell what became of it: graphs and why they broke, programs,
-    forms, fallbacks, copies, memory, times, the costliest lines of the user's code, and what to do next.
+    """Compiles a function with dynaxla as if for the first time, calls it, and explains the result.
 
-    function: a function or module, compiled or not, or a step of `dynaxla.compile_step`. What is compiled already is compiled anew, with
-    its own options (but for compile="background"), and stays as it is. args, kwargs: what it is called with.
+    The explanation has graphs and their breaks, programs, chosen implementations (forms), fallbacks, copies, memory, times, the costliest
+    lines of the user's code, and advice.
 
-    It is called two to seven times, as a loop would call it. Afterwards all that it leads to is as before: tensors and their gradients,
-    optimizers, containers, attributes, closures, globals that its code names, random generators of torch, Python and NumPy. Meanwhile there
-    is a second copy of those tensors. Not undone is what it does outside of these: files, prints, other processes, and what only other code
-    reaches. A tensor that was written to has a new version, which a backward pass that was begun before may refuse. Programs are compiled
-    without the cache directory, whose programs do not know the user's lines. Threads that were there before are not told of.
+    The function is called two to seven times, as a loop would call it. Afterwards everything that it can reach is restored: tensors and
+    their gradients, optimizers, containers, attributes, closures, globals that its code names, and the random generators of torch, Python
+    and NumPy. Meanwhile there is a second copy of those tensors. Other effects are not undone: files, prints, other processes, and objects
+    that only other code reaches. A tensor that was written to has a new version, which a backward pass from before the call may reject.
+    Programs are compiled without the cache directory, since cached programs have no line numbers of the user's code. Threads that existed
+    before are not covered.
 
-    Returns: an `Explanation`: print it, `save("page.html")` it, or let a notebook show it. What the first call raises is in it, not raised.
-    Raises: ArgumentError for what is compiled with another backend.
+    Args:
+        function: a function or module, compiled or not, or a step of `dynaxla.compile_step`. If it is compiled already, it is compiled
+            again with its own options (but without compile="background"); the existing compiled function is not changed.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Returns: an `Explanation`. Print it, `save("page.html")` it, or let a notebook show it. An exception of the first call is part of the
+    explanation and is not raised.
+
+    Raises: ArgumentError for a function that is compiled with another backend.
     """
     subject = _subject(function)
     session = Session()
@@ -74,7 +83,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
 
 
 class Session:
-    """What listens, and what comes of it. Attributes: notes."""
+    """Collects events and profiles inside a `with` block, and builds an explanation from them. `notes` are remarks for the user."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -96,17 +105,24 @@ class Session:
         self._stack.close()
 
     def run_seconds(self) -> tuple[float, float]:
-        """Of all programs so far, and of torch's kernels that run graphs without one."""
+        """Returns the seconds so far of all programs, and of torch's kernels that run graphs without a program."""
         return self._collector.run_seconds(), self._collector.run_seconds(by_torch=True)
 
     def first_is_over(self) -> None:
-        """What comes now are later calls."""
+        """Marks the end of the first call."""
         self._frames.take()
         self._phases, self._dynamo = dict(self._collector.phases), self._frames.seconds
         self._counts = {id(executable): count for executable, count in self._collector.later_runs()}
 
     def told(self, name: str, seconds: float, *, later: list[tuple[float, float, float]] | None = None, error: str = "") -> Explanation:
-        """later: the seconds of later calls, and those of them that `run_seconds` tells apart; None for a script."""
+        """Builds the explanation.
+
+        Args:
+            name: of the function or script.
+            seconds: of the first call, or of the whole script.
+            later: for each later call its seconds, and the two parts of them as in `run_seconds`; None for a script.
+            error: the exception of the first call, or how the script failed, or "".
+        """
         collector, is_script = self._collector, later is None
         if is_script:
             self._phases, self._dynamo = dict(collector.phases), self._frames.seconds
@@ -132,7 +148,7 @@ class Session:
         return replace(found, advice=advise(found))
 
 
-# What phases are called, in turn.
+# The readable names of the phases, in order.
 _PHASES = {
     "capture": "AOTAutograd, recording, imports",
     "trace": "tracing to JAX",
@@ -151,7 +167,7 @@ def _named(phases: Mapping[str, float], dynamo: float, seconds: float) -> dict[s
 
 
 def _together(breaks: list[Any]) -> tuple[Any, ...]:
-    """Those that are alike as one, with their count."""
+    """Merges equal graph breaks, with their count."""
     counted: dict[Any, int] = {}
     for item in breaks:
         counted[item] = counted.get(item, 0) + 1
@@ -167,8 +183,14 @@ def _versions() -> str:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is explained. Attributes: name; function (of the user's); compiled (gives what is to be called); eager_calls (how many calls
-    run in eager mode before one is compiled)."""
+    """The function to explain.
+
+    Attributes:
+        name: its name.
+        function: the user's function or module.
+        compiled: returns a context manager that yields the function to call.
+        eager_calls: the number of calls in eager mode before the first compiled one.
+    """
 
     name: str
     function: Any
@@ -205,8 +227,12 @@ def _subject(given: Any) -> _Subject:
 
 @contextlib.contextmanager
 def _compiled(function: Any, with_what: Callable[..., Any], settings: Mapping[str, Any]) -> Iterator[Callable[..., Any]]:
-    """The function as torch compiles it with a backend of dynaxla's, apart from all that is compiled of it elsewhere. Programs are let go
-    afterwards. settings: what torch.compile was given, by name."""
+    """Yields the function compiled with a backend of dynaxla, separately from other compiled versions. Its programs are freed afterwards.
+
+    Args:
+        with_what: the backend.
+        settings: the arguments of torch.compile, by name.
+    """
     held: list[list[Callable[..., Any]]] = []
     options = {**(settings.get("options") or {}), "compile": "now"}
 
@@ -220,7 +246,7 @@ def _compiled(function: Any, with_what: Callable[..., Any], settings: Mapping[st
         yield torch.compile(function, backend=backend, dynamic=settings.get("dynamic"), **isolated)
     finally:
         for cell in held:
-            cell.clear()  # torch keeps what it made of a function for as long as the function lives
+            cell.clear()  # torch keeps the compiled function alive as long as the original one
 
 
 def _name(function: Any) -> str:

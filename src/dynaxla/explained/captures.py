@@ -1,4 +1,4 @@
-"""What TorchDynamo says of its captures: why they ended, and which functions it captured how often."""
+"""Graph breaks and recompilations, as TorchDynamo reports them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BRANCH = "Data-dependent branching"
 
 
 def first_line(module: torch.fx.GraphModule) -> Line | None:
-    """The user's line that the first op of a graph comes from."""
+    """Returns the user's line of the first op in a graph that has one."""
     frames = (user_frame(node.meta.get("stack_trace")) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
     return next((line for frame in frames if (line := Line.of_frame(frame)) is not None), None)
 
 
 def break_of(module: torch.fx.GraphModule) -> Break | None:
-    """Why the capture ended with this graph; None where its function did."""
+    """Returns the graph break at the end of this graph; None if the graph ends with its function."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
@@ -35,7 +35,7 @@ def break_of(module: torch.fx.GraphModule) -> Break | None:
 
 
 def told(text: str, line: Line | None) -> Break:
-    """A break, by torch's own words for its reason."""
+    """Parses torch's text about a graph break."""
     parts = _PART.split(text)
     headline = parts[0].strip().partition("\n")[0]
     found: dict[str, list[str]] = {}
@@ -52,9 +52,13 @@ def _function(name: str) -> str:
 
 
 class Frames:
-    """The functions that TorchDynamo captures while `heard`, in the threads that count.
+    """The functions that TorchDynamo captures inside `heard`, in the threads that count.
 
-    counts: whether this thread does. Attributes: seconds (that TorchDynamo took itself).
+    Args:
+        counts: returns True if the current thread counts.
+
+    Attributes:
+        seconds: the time of TorchDynamo itself, without the backend.
     """
 
     def __init__(self, counts: Callable[[], bool]) -> None:
@@ -66,7 +70,7 @@ class Frames:
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         self._known = {id(metric) for metric in get_compilation_metrics()}
-        kept = get_compilation_metrics()  # so that no id is another's later
+        kept = get_compilation_metrics()  # keeps these objects alive, so that their ids are not reused
         callback_handler.register_start_callback(self._begin)
         try:
             yield
@@ -76,7 +80,7 @@ class Frames:
             del kept
 
     def _begin(self, args: Any) -> None:
-        self.take()  # torch keeps the last ones alone
+        self.take()  # torch keeps only the last metrics
         if self._counts():
             self._ids.add(str(args.compile_id))
 
@@ -87,7 +91,7 @@ class Frames:
 
     @property
     def all(self) -> Sequence[Any]:
-        """torch's metrics of each, in turn."""
+        """torch's metrics of each capture, in order."""
         return [metric for (compile_id, _), metric in self._found.items() if compile_id in self._ids]
 
     @property
@@ -102,7 +106,11 @@ class Frames:
         ]
 
     def breaks(self, known: Sequence[Break]) -> list[Break]:
-        """Those that ended no graph, as nothing had been captured before them. known: the others."""
+        """Returns the graph breaks that ended no graph, since there was no op before them.
+
+        Args:
+            known: the graph breaks that ended a graph.
+        """
         places = {(brk.line.file, brk.line.number) for brk in known if brk.line is not None}
         found: list[Break] = []
         resumed = [(metric.co_filename, match) for metric in self.all if (match := RESUMED.fullmatch(metric.co_name))]

@@ -1,4 +1,4 @@
-"""Listens while graphs are captured, compiled and run, and puts together what was heard."""
+"""Collects events while graphs are captured, compiled and run, and builds the parts of an explanation from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Program:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
-    # Of later runs by torch's kernels, seconds by line.
+    # For each later run by torch's kernels, the seconds by line number.
     lines: list[Mapping[int, float]] = field(default_factory=list)
 
     @property
@@ -41,7 +41,7 @@ class _Program:
 
 
 class _Graph:
-    """A graph while it is heard of. What is kept of it is words and numbers, as an engine takes it apart."""
+    """A graph while events about it arrive. It keeps only text and numbers, since an engine changes the graph."""
 
     def __init__(self, event: events.Functional, captured: _Captured) -> None:
         self._competes, self._forced, names = captured.competes, captured.forced, captured.names
@@ -84,13 +84,13 @@ class _Graph:
         )  # fmt: skip
 
     def took(self, event: events.Took) -> None:
-        """A form that the user wants is not measured either."""
+        """Records a chosen form. A form that the user has forced does not count as measurable."""
         is_measurable = event.is_measurable and self._forced.get(event.op) != event.form
         self.forms[event.op, event.problem, event.form, tuple(event.others)] = is_measurable
 
     def _engine(self) -> tuple[str, str]:
-        """What runs it, and why."""
-        # The name of a captured graph, and the phase behind it, is that of what AOTAutograd makes of it.
+        """Returns the engine that runs the graph, and the reason."""
+        # An ATen graph is called like its captured graph, with the phase appended.
         found, is_of_another = verdicts.last_about(self.name.rpartition("_")[0])
         if found is None:
             return (
@@ -118,7 +118,7 @@ class _Captured:
 
 
 class _Thread:
-    """What a thread is at."""
+    """The capture and the programs in progress in a thread."""
 
     def __init__(self) -> None:
         self.captured: _Captured | None = None
@@ -127,11 +127,14 @@ class _Thread:
 
 
 class Collector:
-    """A listener of `observe.events`. It hears what happens in this thread, and in those that begin while it listens: what others do
-    meanwhile is theirs.
+    """A listener of `observe.events`, for this thread and for threads that start while it listens. Events of other threads are ignored.
 
-    profiler: is told of runs. Attributes: phases (seconds); ways (of steps); runs (of programs, as their executable and how often they
-    ran).
+    Args:
+        profiler: its `ran` is called for each run of a program.
+
+    Attributes:
+        phases: seconds by phase.
+        ways: how often steps ran in another way than as one program, by step, way and reason.
     """
 
     def __init__(self, profiler: Profiler) -> None:
@@ -152,7 +155,7 @@ class Collector:
         }  # fmt: skip
 
     def counts(self) -> bool:
-        """Whether what happens in this thread is heard."""
+        """True if events of the current thread are collected."""
         return threading.current_thread() not in self._others
 
     def __call__(self, event: Any) -> None:
@@ -161,7 +164,7 @@ class Collector:
                 self._hear[type(event)](event, self._threads[threading.get_ident()])
 
     def captured(self) -> tuple[Captured, ...]:
-        """What was captured, in turn."""
+        """Returns the captured graphs, in order."""
         with self._lock:
             return tuple(
                 Captured(
@@ -172,24 +175,24 @@ class Collector:
             )  # fmt: skip
 
     def later_runs(self) -> list[tuple[Any, int]]:
-        """Each executable, and how often it has run but for its first time."""
+        """Returns each executable with the number of its runs after the first."""
         with self._lock:
             return [(program.executable, len(program.later)) for _, program, _ in self._programs.values()]
 
     def run_seconds(self, by_torch: bool = False) -> float:
-        """Of all runs of programs so far, or of torch's kernels in their place."""
+        """Returns the seconds of all runs of XLA's programs so far, or of torch's kernels in place of a program."""
         with self._lock:
             wanted = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
             return sum(sum(program.first) + sum(program.later) for program in wanted)
 
     def lines_by_torch(self) -> dict[int, Mapping[int, float]]:
-        """Of torch's kernels in a program's place, by id() of what runs them: the seconds by line of the middle one of their later runs."""
+        """Returns the seconds by line of the median later run, by id() of each executable that is torch's kernels instead of a program."""
         with self._lock:
             several = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
             return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in several.items()}
 
     def _graph_of(self, name: str) -> _Graph | None:
-        """A program's name is its graph's, or that and something behind it."""
+        """Returns the graph of a program, whose name is that of the graph, or starts with it."""
         found = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
         return self._graphs[max(found, key=len)] if found else None
 
@@ -202,7 +205,7 @@ class Collector:
 
     def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
         captured = next((item for item in reversed(self._all) if item.number == event.number), None)
-        if captured is None:  # it was captured before anybody listened
+        if captured is None:  # it was captured before this listener was added
             return
         graph = self._graphs[event.graph.name] = _Graph(event, captured)
         captured.graphs.append(graph)
@@ -243,7 +246,7 @@ class Collector:
     def _hear_ran(self, event: events.Ran, thread: _Thread) -> None:
         copies, thread.copies = thread.copies, []
         known = self._programs.get(id(event.executable))
-        if known is None:  # it was compiled before anybody listened
+        if known is None:  # it was compiled before this listener was added
             return
         graph, program, interpreter = known
         (program.first if event.is_first else program.later).append(event.seconds)
@@ -277,7 +280,7 @@ def _told(program: _Program) -> Program:
 
 
 def _tensor(name: str, node: Node) -> Tensor:
-    """Of a graph with open sizes, with the sizes that it was captured for in the place of symbols."""
+    """Describes a tensor of a graph. Its bytes are computed with the sizes of the capture in place of symbols."""
     value = node.meta["val"]
     shape = [size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 0 for size in value.shape]
     text = dtypes.describe(value.dtype, tuple(value.shape))
@@ -291,7 +294,7 @@ _ATTRIBUTES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
 def _source(node: Node) -> str:
-    """What the user calls an input of a captured graph."""
+    """Returns the user's name for an input of a captured graph."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     name = name() if callable(name) else name  # torch 2.11
@@ -307,6 +310,6 @@ def _name(node: Node, names: Sequence[str]) -> str:
 
 
 def _kind(node: Node) -> str:
-    """Of what kind an op is: the module that has its lowering."""
+    """Returns the kind of an op: the name of the module with its lowering."""
     rule = registry.find(node.target, "cpu")
     return "no lowering" if rule is None else rule.by.rpartition(".")[2].replace("_", " ")

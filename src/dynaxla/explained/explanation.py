@@ -1,4 +1,4 @@
-"""What an explanation holds: numbers and words, and no tensor, program or graph."""
+"""The data classes of an explanation. They hold numbers and text only: no tensor, program or graph."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What TorchDynamo calls what comes behind a break.
+# The name of the function that TorchDynamo generates for the code after a graph break.
 RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<name>.*)_at_(?P<number>\d+)")
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<number>\d+), in (?P<function>.*)')
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's code. Attributes: file; number; function; source (its text, "" where it cannot be had)."""
+    """A line of the user's code. `source` is its text, or "" if it cannot be read."""
 
     file: str
     number: int
@@ -31,7 +31,7 @@ class Line:
 
     @staticmethod
     def of_frame(frame: str) -> Line | None:
-        """frame: as Python and fx show it. None for what is none."""
+        """Parses a frame as Python and fx format it. None for any other text."""
         found = _FRAME.match(frame)
         return Line.at(found["file"], int(found["number"]), found["function"].partition("\n")[0]) if found else None
 
@@ -41,7 +41,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Break:
-    """A place where TorchDynamo had to stop capturing. Attributes: line; reason (in a line); explanation; hints (torch's own); count."""
+    """A graph break of TorchDynamo.
+
+    Attributes:
+        line: where it is.
+        reason: in one line.
+        explanation: torch's own.
+        hints: torch's own.
+        count: how often it occurred.
+    """
 
     line: Line | None
     reason: str
@@ -52,7 +60,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A function that was captured once more. Attributes: line (where it begins); reason (the guard that failed)."""
+    """A function that was captured again. `line` is its first line, `reason` the guard that failed."""
 
     line: Line
     reason: str
@@ -60,7 +68,13 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output. Attributes: name (the user's, as far as it is known); text (dtype and sizes); bytes."""
+    """An input or output of a graph.
+
+    Attributes:
+        name: the user's name if it is known.
+        text: dtype and sizes.
+        bytes: its size.
+    """
 
     name: str
     text: str
@@ -69,8 +83,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Form:
-    """How ops were computed. Attributes: op; problem; form; others (that would have fitted); seconds (by form, if measured); is_measurable
-    (whether the option `tune` measures them)."""
+    """The form (implementation) that was chosen for an op.
+
+    Attributes:
+        op: its name.
+        problem: its shapes and arguments, as text.
+        form: the chosen form.
+        others: other forms that support the problem.
+        seconds: by form, if measured; None for a form that XLA rejected.
+        is_measurable: the option `tune` measures the forms of this problem.
+    """
 
     op: str
     problem: str
@@ -82,7 +104,14 @@ class Form:
 
 @dataclass(frozen=True)
 class Fallback:
-    """An op that torch's kernel computes for want of a lowering, or a graph that torch runs. Attributes: op; reason; where; count."""
+    """An op without a lowering that torch's kernel computes, or a graph that torch runs.
+
+    Attributes:
+        op: its name, or "a graph".
+        reason: why it falls back.
+        where: the user's line, or "".
+        count: how often.
+    """
 
     op: str
     reason: str
@@ -92,8 +121,15 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Copy:
-    """An argument that is copied at the border. Attributes: argument; reason; bytes (of a call); first, later (how often, in calls of a
-    program that were its first, and that were not)."""
+    """An argument that is copied when a program is called.
+
+    Attributes:
+        argument: its name.
+        reason: why it is copied.
+        bytes: copied in one call.
+        first: the number of copies in first calls of a program.
+        later: the number of copies in later calls.
+    """
 
     argument: str
     reason: str
@@ -104,7 +140,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Memory:
-    """What XLA says that a program needs, in bytes."""
+    """The memory of a program as XLA reports it, in bytes."""
 
     arguments: int
     results: int
@@ -113,9 +149,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program. Attributes: name; sizes (of a dynamic graph, in words); seconds (by phase: trace, lower, compile, tune); memory
-    (None: of several programs, or unknown); runs; first_seconds (of its first run); later_seconds (of a later run, the median; None if
-    there was none); is_by_torch (whether there is none, since torch's kernels run the graph)."""
+    """A compiled program.
+
+    Attributes:
+        name: its name.
+        sizes: the values of the symbols of a dynamic graph, as text.
+        seconds: by phase: trace, lower, compile, tune.
+        memory: None if unknown, or if it consists of several programs.
+        runs: the number of runs.
+        first_seconds: of its first run; None if there was none.
+        later_seconds: the median of its later runs; None if there was none.
+        is_by_torch: there is no XLA program: torch's kernels run the graph.
+    """
 
     name: str
     sizes: str
@@ -131,9 +176,20 @@ class Program:
 class Graph:
     """A graph of ATen ops.
 
-    Attributes: name; phase (forward, backward, inference); ops, kinds (how many, by name and by kind); parameters (how many, and their
-    bytes); inputs (the others), outputs; programs; forms; fallbacks; copies; engine (what runs it); engine_note (why, if something is
-    known).
+    Attributes:
+        name: its name.
+        phase: forward, backward or inference.
+        ops: the number of ops by name.
+        kinds: the number of ops by kind.
+        parameters: the number of parameters and buffers, and their bytes.
+        inputs: all other inputs.
+        outputs: the outputs.
+        programs: the programs that were compiled for it.
+        forms: the chosen implementations of its ops.
+        fallbacks: its ops that torch's kernels compute.
+        copies: its arguments that are copied.
+        engine: the engine that runs it.
+        engine_note: why, if it is known.
     """
 
     name: str
@@ -152,14 +208,22 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """How many ops it has."""
+        """The number of its ops."""
         return sum(self.ops.values())
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What TorchDynamo, or a step, has given to the compiler at once. Attributes: number; line (the first of the user's in it); is_step;
-    ended (why it ends where it does; None at the function's end); graphs; fallbacks (of the whole)."""
+    """A graph that TorchDynamo or a step gave to the compiler.
+
+    Attributes:
+        number: of the captured graph.
+        line: the first line of the user's code in it.
+        is_step: it is a step of `compile_step`.
+        ended: the graph break at its end; None if it ends with its function.
+        graphs: the ATen graphs that AOTAutograd made of it.
+        fallbacks: those that belong to none of these graphs.
+    """
 
     number: int
     line: Line | None
@@ -171,8 +235,14 @@ class Captured:
 
 @dataclass(frozen=True)
 class Cost:
-    """What XLA spends on a line, or torch's kernels that run a graph in its place. Attributes: line; seconds (of processors, of a call; of
-    torch's kernels, by the clock); share (of all that they spend); what (the costliest instructions, by kind)."""
+    """The time that XLA, or torch's kernels that run a graph in its place, spend on a line.
+
+    Attributes:
+        line: the line.
+        seconds: in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
+        share: of the time of all lines.
+        what: the kinds of its costliest instructions.
+    """
 
     line: Line
     seconds: float
@@ -182,7 +252,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do next. Attributes: what; why; line."""
+    """A recommendation.
+
+    Attributes:
+        what: what to do.
+        why: the reason.
+        line: the line of the user's code, or None.
+    """
 
     what: str
     why: str
@@ -191,14 +267,26 @@ class Advice:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `dynaxla.explain` has found. Print it, save it, or let a notebook show it.
+    """The result of `dynaxla.explain`. Print it, save it, or let a notebook show it.
 
-    Attributes: name (of what was called); captured; breaks; recompilations; phases (seconds of the first call, or of all of a script, by
-    phase); seconds (of that call, or script); later_seconds (of a later call, neither the fastest nor the slowest; None if there was
-    none); xla_seconds (of a later call inside of programs, or of all of a script); costs (of lines, the costliest first, ten at most);
-    unplaced (the share of that time of no known line; None if nothing was measured); ways (what steps did besides, and why); notes (what
-    is to be known of all this); advice; versions; is_script; error (what the call or the script failed with, or ""); torch_seconds (of a
-    later call in graphs that torch's kernels run without a program, or of all of a script).
+    Attributes:
+        name: of the function or script.
+        captured: the captured graphs.
+        breaks: the graph breaks.
+        recompilations: the functions that were captured again.
+        phases: seconds by phase, of the first call or of the whole script.
+        seconds: of the first call, or of the whole script.
+        later_seconds: of a typical later call (the median); None if there was none.
+        xla_seconds: the time of XLA's programs in that later call, or in the whole script.
+        costs: by line, the costliest first, ten at most.
+        unplaced: the share of that time without a known line; None if nothing was measured.
+        ways: the steps that ran in another way than as one program, and why.
+        notes: remarks about the measurements.
+        versions: of dynaxla, torch, jax and Python, and the device.
+        is_script: a script was explained, not a function.
+        error: the exception of the call, or how the script failed, or "".
+        torch_seconds: as `xla_seconds`, for graphs that torch's kernels run without a program.
+        advice: what to do next, the most important first.
     """
 
     name: str
@@ -221,30 +309,30 @@ class Explanation:
 
     @property
     def graphs(self) -> Sequence[Graph]:
-        """Of all that was captured."""
+        """The ATen graphs of all captured graphs."""
         return [graph for captured in self.captured for graph in captured.graphs]
 
     def __str__(self) -> str:
         state = random.getstate()
-        from .as_text import text  # rich draws from Python's random numbers when it is imported
+        from .as_text import text  # importing rich draws from Python's random generator, whose state is restored below
 
         random.setstate(state)
         return text(self)
 
     def html(self) -> str:
-        """A whole page, which needs nothing from elsewhere."""
+        """Returns a complete, self-contained HTML page."""
         from .page import page
 
         return page(self)
 
     def _repr_html_(self) -> str:
-        """For a notebook: the page in a frame of its own, so that neither's styles reach the other."""
+        """Returns the page in a frame, for notebooks, so that its styles and the notebook's do not mix."""
         from .page import framed
 
         return framed(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page. Returns: its path. Raises: OSError."""
+        """Writes the HTML page and returns its path. Raises: OSError."""
         written = Path(path)
         written.write_text(self.html(), encoding="utf-8")
         return written

@@ -1,8 +1,8 @@
-"""What XLA spends on which line of the user's code: its own profile of a few runs, and the names of its instructions.
+"""Costs by line of the user's code, from XLA's profile of a few runs and the names of its instructions.
 
-XLA says for each instruction that it runs how long it took. In the program's text the instruction has the name that it was traced under,
-with the number of the user's line (`events.line_scope`). A fused instruction stands for many, which are of several lines perhaps: its time
-is divided among them by how many numbers each computes, since XLA measures the whole alone.
+XLA's profile has the time of each instruction. In the program's text the metadata of the instruction has the name under which it was
+traced, with the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly of several lines, and XLA
+measures only the whole: its time is divided among them by the number of elements that each computes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..runtime import private
 from .explanation import Cost, Line
 from .words import BY_TORCH
 
-# Later runs of each program that are measured.
+# The number of later runs of each program to measure.
 RUNS = 3
-# Of the lines that are told.
+# The largest number of lines to report.
 MOST = 10
-# Seconds by what instructions are.
+# Seconds by kind of instruction.
 Kinds = Mapping[str, float]
 # A run of a program: seconds by event. A module: its name, and XLA's number for it.
 Run = dict[str, float]
 Module = tuple[str, int]
-# Events are of a program that has names for this part of them at least.
+# The smallest likeness (see `Text.likeness`) with which events are attributed to a program.
 _LIKELY = 0.3
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?(?P<name>[^\s(]+) (?:\(.*\) -> .*)?\{$")
@@ -42,18 +42,18 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _NUMBER = re.compile(r"line\[(\d+)\]")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
-# These move or name numbers, and compute none.
+# Opcodes that move or name elements without computing.
 _FREE = frozenset({"parameter", "constant", "broadcast", "bitcast", "tuple", "get-tuple-element", "reshape", "iota"})
 _MOVES = _FREE | {"copy", "transpose", "fusion", "call", "slice", "copy-start", "copy-done"}
-# How far what moves numbers is followed to what made them.
+# The number of data movements to follow back to an instruction that computes.
 _DEPTH = 8
-# XLA computes these in many steps.
+# Opcodes that take many machine instructions for each element.
 _LONG = frozenset(
     {"exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "sine", "cosine", "tan", "power", "logistic", "erf", "atan2"}
     | {"divide", "sqrt", "rsqrt", "cbrt"}
 )
 _LONG_WEIGHT = 8
-# What these run has events of its own.
+# Opcodes whose computations have events of their own in the profile.
 _CONTROL = frozenset({"while", "conditional", "call"})
 
 
@@ -68,7 +68,7 @@ class _Instruction:
 
 
 class Text:
-    """A program's text, as XLA optimized it: which line each of its instructions comes from."""
+    """The optimized HLO text of a program, parsed for the lines that its instructions come from."""
 
     def __init__(self, text: str) -> None:
         self._instructions: dict[str, _Instruction] = {}
@@ -93,20 +93,20 @@ class Text:
                 current.append(found["name"])
 
     def name_of(self, event: str) -> str | None:
-        """The instruction that an event of XLA's profile is of; None if it is not of this program."""
+        """Returns the instruction of an event in XLA's profile; None if it is not in this program."""
         name = event
-        while name not in self._instructions and "__" in name:  # behind it stands what it calls
+        while name not in self._instructions and "__" in name:  # the suffix names the called function
             name = name.rpartition("__")[0]
         return name if name in self._instructions else None
 
     def likeness(self, events: Collection[str]) -> float:
-        """From 0 to 1: whether these events are of this program, and are all that it has."""
+        """Returns, from 0 to 1, how well events match this program: all of them belong to it, and all its instructions have events."""
         known = {name for event in events if (name := self.name_of(event)) is not None}
         timed = {name for name in self._entry if self._instructions[name].opcode not in _FREE}
         return len(known) / len(events) * min(1.0, len(known) / max(1, len(timed)))
 
     def kind(self, name: str) -> str:
-        """What an instruction is, for people."""
+        """Returns a readable kind of an instruction."""
         found = self._instructions[name]
         if found.opcode == "custom-call":
             return (
@@ -115,11 +115,11 @@ class Text:
         return "fusion" if found.opcode == "fusion" else found.opcode
 
     def runs_others(self, name: str) -> bool:
-        """Whether what it runs has events of its own."""
+        """True if the computations of an instruction have events of their own."""
         return self._instructions[name].opcode in _CONTROL
 
     def shares(self, name: str) -> Mapping[int, float]:
-        """The numbers of lines that an instruction comes from, with the share of each; -1 for none that is known."""
+        """Returns the share of each line number in an instruction; -1 is the number for an unknown line."""
         found = self._instructions[name]
         weights: Counter[int] = Counter()
         if found.opcode == "fusion":
@@ -132,7 +132,7 @@ class Text:
         return {line: weight / total for line, weight in weights.items()}
 
     def _line(self, found: _Instruction, depth: int = 0) -> int:
-        """Its own; else, as of what XLA has put in to move numbers, that of what it reads."""
+        """Returns the line number of an instruction. For a data movement that XLA inserted, that of the instruction that it reads."""
         inside = list(self._inside(found.called, set()))
         own = next((line for line in (found.line, *(other.line for other in inside)) if line != events.UNPLACED), events.UNPLACED)
         moves = all(other.opcode in _MOVES for other in (found, *inside))
@@ -152,9 +152,10 @@ class Text:
 
 
 class Profiler:
-    """Has XLA measure the first later runs of each program, as they come.
+    """Profiles the first few runs of each program after its very first one, with XLA's profiler.
 
-    Attributes: problem (why there is no profile; "").
+    Attributes:
+        problem: why there is no profile, or "".
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class Profiler:
         self._lock = threading.RLock()
 
     def ran(self, executable: Any) -> None:
-        """A program has run."""
+        """Notes a run of a program, and starts or stops the profiler accordingly."""
         with self._lock:
             left = self._missing.setdefault(id(executable), RUNS + 1)
             self._missing[id(executable)] = max(0, left - 1)
@@ -180,7 +181,7 @@ class Profiler:
     def _begin(self) -> None:
         try:
             self._stop = private.profile()
-        except Exception as error:  # somebody else measures
+        except Exception as error:  # another profile is in progress
             self.problem = f"XLA's profiler did not start: {error}"
         if self._stop is None and not self.problem:
             self.problem = "this jaxlib has no profiler where dynaxla looks for it"
@@ -198,10 +199,10 @@ class Profiler:
         return self._runs[id(executable)]
 
     def runs(self) -> dict[Module, list[Run]]:
-        """What was measured, by program."""
+        """Returns the measured runs by module."""
         found: dict[Module, dict[Any, Run]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
         with warnings.catch_warnings():
-            # Python 3.12 deprecates the type that jaxlib makes for the first event; where warnings are errors, that ends the process.
+            # For the first event jaxlib creates a type in a way that Python 3.12 deprecates. That ends the process if warnings are errors.
             warnings.simplefilter("ignore", DeprecationWarning)
             for number, data in enumerate(self._data):
                 for plane in jax.profiler.ProfileData.from_serialized_xspace(data).planes:
@@ -221,24 +222,25 @@ def _read(plane: Any, number: int, found: dict[Module, dict[Any, Run]]) -> None:
             elif event.name.startswith("end: ") and "_c" in stats:
                 ends[stats["_c"]] = event.start_ns
     for flow, run, op, start, duration in begun:
-        # A thunk that goes on in other threads returns before it is done.
+        # A thunk that continues in other threads returns before it is done.
         run[op] += max(duration, ends.get(flow, start) - start) / 1e9
 
 
 def costs(
     profiler: Profiler, runs: Sequence[tuple[Any, float]], by_torch: Mapping[int, Mapping[int, float]]
 ) -> tuple[tuple[Cost, ...], float | None]:
-    """The costliest lines of the user's code, and the share of the time that no line is known for (None: nothing was measured).
+    """Returns the costliest lines of the user's code, and the share of time without a known line (None: nothing was measured).
 
-    runs: executables, with how often each runs in what the costs are for. by_torch: of those that are torch's kernels, by their id(), a
-    run's seconds by the number of the line.
+    Args:
+        runs: the executables, with the number of runs of each for which costs are computed.
+        by_torch: for executables that are torch's kernels, by their id(), the seconds of a run by line number.
     """
     texts: dict[str, list[tuple[Text, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
     for executable, count in runs:
         measured_runs = profiler.measured_runs(executable)
         if executable.program is None or not measured_runs:
             continue
-        for module in executable.program.text().split("HloModule ")[1:]:  # a program may consist of several
+        for module in executable.program.text().split("HloModule ")[1:]:  # a program may consist of several modules
             texts[f"jit_{executable.name}"].append((Text(module), count / measured_runs))
     spent: defaultdict[int, float] = defaultdict(float)
     what: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -266,8 +268,10 @@ def costs(
 
 
 def _best(texts: list[tuple[Text, float]], measured: Run) -> tuple[Text, float] | None:
-    """The program that these events are of, among those of one name. It is taken out: XLA numbers programs as they are compiled, and so
-    programs that look alike come in turn."""
+    """Finds the program of these events among programs with one name, and removes it from the list.
+
+    XLA numbers programs in the order of compilation, so programs that look alike are found in that order.
+    """
     scores = [text.likeness(measured) for text, _ in texts]
     if not scores or max(scores) < _LIKELY:
         return None

@@ -1,4 +1,4 @@
-"""An explanation as one HTML page: styles and pictures are in it, nothing is fetched, and no script runs."""
+"""Formats an explanation as one HTML page with its styles and pictures. The page fetches nothing and has no scripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WIDTH, _ROW, _NAMES, _VALUES = 760, 24, 230, 90
 
 
 def page(found: Explanation) -> str:
-    """The whole page."""
+    """Returns the HTML of the whole page."""
     title = _text(f"dynaxla explains {found.name}")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -51,7 +51,7 @@ def page(found: Explanation) -> str:
 
 
 def framed(found: Explanation) -> str:
-    """The page in a frame."""
+    """Returns the HTML of an iframe with the page."""
     source = html.escape(page(found), quote=True)
     return f'<iframe srcdoc="{source}" style="width: 100%; height: 40rem; border: 1px solid #8884" title="dynaxla.explain"></iframe>'
 
@@ -131,7 +131,7 @@ def _graph(graph: Graph) -> str:
 
 
 class _Html(str):
-    """Text that is HTML already."""
+    """A string that is HTML already, and needs no escaping."""
 
 
 def _text(what: str) -> str:
@@ -165,7 +165,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int =
 
 
 def _bars(title: str, values: Mapping[str, float]) -> str:
-    """A picture of seconds by name."""
+    """Returns an SVG bar chart of seconds by name."""
     most = max(values.values(), default=0.0) or 1.0
     room = _WIDTH - _NAMES - _VALUES
     rows = []

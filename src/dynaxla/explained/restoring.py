@@ -1,4 +1,4 @@
-"""Calling a function as if nobody had: what it can reach is put back as it was."""
+"""Restores everything that a function can reach after calls of it, so that the calls have no effect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from ..training.surroundings import walk
 
 @contextlib.contextmanager
 def restored(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Afterwards tensors that the function and its arguments lead to (parameters, buffers, gradients, optimizers' states, caches) hold what
-    they held, and so do containers, attributes, closures, globals that its code names, arrays, random generators, and what TorchDynamo
-    remembers of sizes. Meanwhile there is a second copy of all these tensors.
+    """Restores, after the block, the state that the function and its arguments can reach.
 
-    A tensor that was written to has another version from then on, so a backward pass that was begun before may refuse it.
+    That state is tensors (parameters, buffers, gradients, optimizer states, caches), containers, attributes, closures, globals that the
+    function's code names, NumPy arrays, random generators, and TorchDynamo's memory of dynamic sizes. Inside the block there is a second
+    copy of all these tensors.
+
+    A tensor that was written to has a new version, so a backward pass from before the block may reject it.
     """
     found = walk({"function": function, "args": args, "kwargs": kwargs})
     tensors = _Tensors(found.tensors.values())
@@ -55,7 +57,15 @@ def restored(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lay. Attributes: tensor; storage; view (where in it); key (what tells the storage from others); requires_grad."""
+    """The metadata of a tensor before the block.
+
+    Attributes:
+        tensor: the tensor.
+        storage: its storage.
+        view: its offset, shape and strides.
+        key: the identity of the storage.
+        requires_grad: the tensor's flag.
+    """
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
@@ -65,7 +75,7 @@ class _Place:
 
 
 class _Tensors:
-    """What tensors held."""
+    """A snapshot of tensors: their values and metadata."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._places: list[_Place] = []

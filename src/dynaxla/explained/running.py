@@ -1,4 +1,4 @@
-"""A user's script, run as Python runs it, and what it compiled."""
+"""Runs a user's script as Python does, and explains what it compiles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .explanation import Explanation
 
 
 def explain_script(script: Path, arguments: Sequence[str]) -> tuple[Explanation, int | str | None]:
-    """Run a Python script as `python script arguments...` does. Returns: what became of all that it compiled with dynaxla; what it exits
-    with, as SystemExit has it."""
+    """Runs a Python script as `python script arguments...` does.
+
+    Returns: the explanation of everything that it compiles with dynaxla, and its exit code, as in SystemExit.
+    """
     session = Session()
     start = time.perf_counter()
     with session:
@@ -27,9 +29,9 @@ def explain_script(script: Path, arguments: Sequence[str]) -> tuple[Explanation,
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> int | str | None:
-    """Run a Python script as `python script arguments...` does. Returns what it exits with, as SystemExit has it.
+    """Runs a Python script as `python script arguments...` does, and returns its exit code, as in SystemExit.
 
-    An exception of the script's is shown as Python shows it, and the code is 1 (of Ctrl-C: 130).
+    An uncaught exception is printed as Python prints it, and the code is 1 (130 for Ctrl-C).
     """
     path = script.absolute()
     module = types.ModuleType("__main__")

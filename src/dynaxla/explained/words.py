@@ -1,4 +1,4 @@
-"""Numbers in words, and the rows that the text and the page both show."""
+"""Formats numbers, and the table rows that the text and the HTML page have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from .explanation import Captured, Copy, Explanation, Fallback, Form, Graph, Program, Tensor
 
-# Who runs a graph in which XLA has nothing to fuse.
+# The name for torch's kernels that run a graph in which XLA has nothing to fuse.
 BY_TORCH = "torch's kernels, without a program"
 
-# Of inputs, outputs and ops that are named one by one.
+# The largest number of inputs, outputs or ops that are listed.
 MOST = 12
 
 
@@ -40,7 +40,7 @@ def number(count: int, what: str) -> str:
 
 
 def summary(found: Explanation) -> list[tuple[str, str]]:
-    """What is to be known first, by name."""
+    """Returns the rows of the summary: name and value."""
     graphs = found.graphs
     compiled = [program for graph in graphs for program in graph.programs if not program.is_by_torch]
     by_torch = [graph for graph in graphs if any(program.is_by_torch for program in graph.programs)]
@@ -69,20 +69,20 @@ def summary(found: Explanation) -> list[tuple[str, str]]:
 
 
 def fallbacks(found: Explanation) -> list[Fallback]:
-    """Of all graphs, and of what is no graph's."""
+    """Returns the fallbacks of all graphs, and those that belong to no graph."""
     return [
         item for captured in found.captured for item in (*captured.fallbacks, *(f for graph in captured.graphs for f in graph.fallbacks))
     ]
 
 
 def title(captured: Captured) -> str:
-    """What was captured, in a line."""
+    """Returns a one-line title of a captured graph."""
     what = "a step" if captured.is_step else "TorchDynamo's graph"
     return f"{what} {captured.number}" + (f", from {captured.line}" if captured.line is not None else "")
 
 
 def ended(captured: Captured) -> str:
-    """Why it ends where it does."""
+    """Returns a sentence that says where a captured graph ends, and why."""
     if captured.ended is None:
         return "It ends with its function." if not captured.is_step else "It is the whole of what was recorded."
     return f"It ends at {captured.ended.line}: {captured.ended.reason}"
@@ -95,7 +95,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def ops(counts: Mapping[str, int]) -> str:
-    """As `counted`, of ops by name, without what nearly all names have in common."""
+    """Formats counts of ops as `counted` does, without the prefix "aten." and the suffix ".default"."""
     return counted({name.removeprefix("aten.").removesuffix(".default"): count for name, count in counts.items()})
 
 
@@ -108,7 +108,7 @@ def tensors(found: Sequence[Tensor]) -> str:
 
 
 def facts(graph: Graph) -> list[tuple[str, str]]:
-    """Of a graph, by name."""
+    """Returns the rows of a graph's table: name and value."""
     parameters, held = graph.parameters
     rows = [
         ("ops", f"{graph.size}: {ops(graph.ops)}"),
@@ -125,7 +125,7 @@ PROGRAM = ("program", "sizes", "trace", "lower", "compile", "arguments", "result
 
 
 def program_row(program: Program) -> tuple[str, ...]:
-    """As `PROGRAM` names it."""
+    """Returns a row with the columns of `PROGRAM`."""
     memory = program.memory
     held = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
     phases = [seconds(program.seconds.get(phase)) for phase in ("trace", "lower", "compile")]
@@ -138,7 +138,7 @@ FORM = ("op", "problem", "computed by", "also possible")
 
 
 def form_row(form: Form) -> tuple[str, ...]:
-    """As `FORM` names it."""
+    """Returns a row with the columns of `FORM`."""
     if form.seconds:
         others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in form.seconds.items())
         others = f"measured: {others}"
@@ -148,12 +148,12 @@ def form_row(form: Form) -> tuple[str, ...]:
     return form.op, form.problem, name, others or "-"
 
 
-# What forms are, for people.
+# Readable names of forms.
 NAMES = {"onednn": "oneDNN, called by XLA's program", "torch": "torch's kernel, called by XLA's program", "xla": "XLA"}
 
 COPY = ("argument", "bytes", "why", "at first calls", "at later calls")
 
 
 def copy_row(copy: Copy) -> tuple[str, ...]:
-    """As `COPY` names it."""
+    """Returns a row with the columns of `COPY`."""
     return copy.argument, size(copy.bytes), copy.reason, str(copy.first), str(copy.later)

@@ -1,2 +1,4 @@
-"""Exported models: StableHLO, weights, and what is known of both. Nothing in this folder needs torch: `dynaxla.load_artifact` and what it
-gives work in a process that has JAX and safetensors alone."""
+"""Exported models: StableHLO, weights, and a manifest.
+
+No module in this folder needs torch: `dynaxla.load_artifact` and the models that it returns need only JAX and safetensors.
+"""

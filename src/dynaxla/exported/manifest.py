@@ -1,4 +1,4 @@
-"""What is known of an exported model besides its program and its weights: `manifest.json`."""
+"""The manifest of an exported model, `manifest.json`: all facts besides its program and its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .structures import Structure, count
 
 FORMAT = "dynaxla.exported"
 VERSION = 1
-# By the name in a manifest. What numpy lacks is JAX's.
+# The dtypes by their name in a manifest. Those that NumPy lacks come from ml_dtypes, as in JAX.
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(getattr(ml_dtypes, name, None) or name)
     for name in (
@@ -27,14 +27,17 @@ DTYPES: dict[str, np.dtype] = {
 
 
 class Damaged(Exception):
-    """It is not what was written; the message says what is wrong."""
+    """Raised for a manifest, program or weights that differ from those that were written. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array that a program takes or gives.
+    """An array that a program takes or returns.
 
-    Attributes: name; shape (numbers, and expressions of dynamic dimensions as text, such as "batch" or "2*length"); dtype (numpy's name).
+    Attributes:
+        name: its name.
+        shape: numbers, and expressions of dynamic dimensions as text, such as "batch" or "2*length".
+        dtype: NumPy's name.
     """
 
     name: str
@@ -47,7 +50,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class CheckSpec:
-    """What must hold while a program runs, or the call raises. Attributes: error (the name of Python's exception); message."""
+    """A check that a program makes at run time. If it fails, the call raises Python's exception named `error` with the message."""
 
     error: str
     message: str
@@ -57,13 +60,24 @@ class CheckSpec:
 class Manifest:
     """All facts of an exported model.
 
-    The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It gives the outputs, then the new
-    values of `updates`, then, if there are checks, the number of the first one that failed (int32[], -1 if none did).
+    The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It returns the outputs, then the
+    new values of `updates`, then, if there are checks, the index of the first failed one (int32[], -1 if none failed).
 
-    Attributes: name; platforms (JAX's names); dimensions (of each dynamic one, the smallest size and the largest, or None for no limit);
-    weights; inputs; outputs; arguments (of the call: a tuple of the positional ones and the named ones); results; updates (the weights
-    whose new values it gives); checks; draws_random; calling_convention (JAX's version of it); is_polymorphic (whether XLA compiles it for
-    given sizes or a platform that the call decides); made_with (versions, for people).
+    Attributes:
+        name: of the model.
+        platforms: JAX's names.
+        dimensions: for each dynamic dimension its smallest and its largest size; None for no limit.
+        weights: the weights that the program takes.
+        inputs: the arrays in the call's arguments.
+        outputs: the arrays in the call's results.
+        arguments: the structure of the call's arguments: a tuple of the positional and the keyword arguments.
+        results: the structure of the call's results.
+        updates: the names of the weights whose new values the program returns.
+        checks: the checks at run time.
+        draws_random: the program draws random numbers.
+        calling_convention: the version of JAX's calling convention.
+        is_polymorphic: the call decides about sizes or the platform, for which XLA then compiles.
+        made_with: versions, for information only.
     """
 
     name: str
@@ -82,28 +96,28 @@ class Manifest:
     made_with: Mapping[str, str]
 
     def taken(self) -> tuple[ArraySpec, ...]:
-        """What the program takes, in its order."""
+        """Returns the arrays that the program takes, in order."""
         key = (ArraySpec("key", (2,), "uint32"),) if self.draws_random else ()
         return self.weights + key + self.inputs
 
     def given(self) -> tuple[ArraySpec, ...]:
-        """What the program gives, in its order."""
+        """Returns the arrays that the program returns, in order."""
         by_name = {spec.name: spec for spec in self.weights}
         failure = (ArraySpec("failed_check", (), "int32"),) if self.checks else ()
         return self.outputs + tuple(by_name[name] for name in self.updates) + failure
 
 
 def written(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
-    """As JSON, with a hash of each of the files that belong to it and one of its own."""
+    """Encodes a manifest as JSON, with a hash of each file that belongs to it and a hash of its own."""
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
     facts["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     return json.dumps({**facts, "sha256": _digest(facts)}, indent=1).encode()
 
 
 def read(data: bytes, files: Mapping[str, bytes]) -> Manifest:
-    """What `written` wrote, compared with the files that lie beside it.
+    """Decodes the output of `written`, and checks the files next to it.
 
-    Raises: Damaged for another format or version, and for what is not what was written.
+    Raises: Damaged for another format or version, and for a manifest or files that have changed.
     """
     try:
         facts = json.loads(data)
@@ -136,7 +150,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def _manifest(facts: Mapping[str, Any]) -> Manifest:
-    """Raises: KeyError, TypeError, ValueError."""
+    """Builds a manifest from decoded JSON. Raises: KeyError, TypeError or ValueError if facts are missing or wrong."""
     fields = {field.name: facts[field.name] for field in dataclasses.fields(Manifest)}
     for name in ("weights", "inputs", "outputs"):
         fields[name] = tuple(_array_spec(spec) for spec in fields[name])

@@ -1,4 +1,4 @@
-"""An exported model: a program with its weights, saved, loaded and called without torch."""
+"""Exported models, which are a program with its weights: saved, loaded and called without torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ from .structures import Mismatch, flatten, unflatten
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
 _ANEW = "export the model again, or copy the whole directory again"
-# An array of a dtype that JAX has without 64 bits may stand for one with them.
+# By 64-bit dtype of an input: the 32-bit dtype that a caller may pass for it, as JAX has no 64-bit arrays unless they are enabled.
 _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 class ExportedModel:
-    """A model as StableHLO, with its weights. `dynaxla.export` makes it of a PyTorch model, and `load_artifact` of files.
+    """A model as StableHLO, with its weights. `dynaxla.export` makes it from a PyTorch model, `load_artifact` from files.
 
-    Attributes: manifest (names, shapes and dtypes of all it takes and gives); weights (by name, as NumPy arrays: not to be written to).
+    Attributes:
+        manifest: the names, shapes and dtypes of everything that it takes and returns.
+        weights: NumPy arrays by name. The caller must not write to them.
     """
 
     def __init__(self, manifest: Manifest, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
-        """Raises: ArtifactError if they do not belong together, or if the program calls what exported programs may not."""
+        """Checks the parts of a model.
+
+        Raises: ArtifactError if they do not belong together, or if the program calls a function that exported programs must not call.
+        """
         self.manifest = manifest
         self.weights = dict(weights)
         self._program = program
@@ -51,27 +56,31 @@ class ExportedModel:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Where the program runs, in JAX's names."""
+        """The platforms on which the program runs, by JAX's names."""
         return self.manifest.platforms
 
     def mlir_text(self) -> str:
-        """The program as StableHLO's text."""
+        """Returns the program as StableHLO text."""
         text: str = self._exported.mlir_module()
         return text
 
     def call(self, *args: Any, key: Any = None, weights: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        """What the model gives for these arguments: arrays where it gives tensors, in tuples, lists and dicts.
+        """Calls the model, also under `jax.jit`.
 
-        args, kwargs: as at export, with arrays (NumPy's or JAX's) for tensors. key: of `jax.random`, for a model that draws random numbers.
-        weights: other values of some of the weights, by name, such as those that an earlier call gave.
-        Returns (results, updates) if the model writes to its buffers, as batch norms do while they train: updates are their new values, by
-        name.
+        The program computes with the dtypes of its manifest, even if 64-bit numbers are not enabled in this process, and its results have
+        these dtypes. In such a process a caller cannot pass 64-bit arrays: a 32-bit array of the same kind is widened.
 
-        Also under `jax.jit`. The program computes with the dtypes of its manifest, whether this process has enabled 64-bit numbers or not,
-        and its results have these. Without them JAX has no 64-bit arrays to pass: a 32-bit array of the same kind is widened.
+        Args:
+            args: the positional arguments as at export, with NumPy or JAX arrays for tensors.
+            key: of `jax.random`, for a model that draws random numbers.
+            weights: other values for some of the weights, by name, e.g. the updates of an earlier call.
+            kwargs: the keyword arguments as at export.
 
-        Raises: ArtifactError for arguments that do not fit, and in a derivative; what the model raises in eager mode for values that it
-        refuses, such as IndexError for an index out of range (under `jax.jit` such values go unnoticed).
+        Returns: the results, with arrays for tensors, in tuples, lists and dicts. If the model writes to its buffers, as batch norms do in
+        training: (results, updates), where updates has the new values of these buffers by name.
+
+        Raises: ArtifactError for arguments of another structure, shape or dtype, and in a derivative; the error of eager mode for values
+        that the model rejects, such as IndexError for an index out of range (under `jax.jit` such values are not detected).
         """
         manifest = self.manifest
         arguments = self._arguments(args, kwargs)
@@ -86,17 +95,21 @@ class ExportedModel:
         return (results, updates) if manifest.updates else results
 
     def serialize(self) -> bytes:
-        """All of it as bytes, for `load_artifact`."""
+        """Returns the whole model as bytes, for `load_artifact`."""
         parts = self._files()
         parts[MANIFEST] = manifests.written(self.manifest, parts)
         sizes = b"".join(len(parts[name]).to_bytes(8, "little") for name in (MANIFEST, PROGRAM, WEIGHTS))
         return _MAGIC + sizes + parts[MANIFEST] + parts[PROGRAM] + parts[WEIGHTS]
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a new directory.
+        """Writes `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a new directory.
 
-        The directory appears when all is written. overwrite: it may be there already, if it is that of an exported model.
-        Raises: ArtifactError if it is there, or cannot be written.
+        The directory appears only when all files are complete.
+
+        Args:
+            overwrite: replaces the directory if it holds an exported model.
+
+        Raises: ArtifactError if the directory exists and may not be replaced, or cannot be written.
         """
         target = Path(directory)
         if os.path.lexists(target) and not (overwrite and (target / MANIFEST).is_file()):
@@ -131,7 +144,7 @@ class ExportedModel:
         return {PROGRAM: self._program, WEIGHTS: weights}
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The call's arrays, in the order and with the dtypes in which the program takes them."""
+        """Returns the arrays in a call's arguments, in the program's order and with its dtypes."""
         structure = self.manifest.arguments
         try:
             positional, named = structure["items"]
@@ -156,7 +169,7 @@ class ExportedModel:
         raise _refused(f"{path} ({spec}) is given as {name}", f"{path}.astype({spec.dtype!r}); nothing but 32-bit arrays is widened")
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
-        """Raises: ArtifactError. What only a solution of equations tells, as for a dimension 2*length, JAX says."""
+        """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
         sizes: dict[str, tuple[int, str]] = {}
         for spec, value in zip(self.manifest.inputs, arguments, strict=True):
             fits = len(value.shape) == len(spec.shape)
@@ -186,7 +199,7 @@ class ExportedModel:
         return self.manifest.draws_random
 
     def _weights(self, given: Mapping[str, Any]) -> list[Any]:
-        """Those that the program takes. Its own are copied to JAX's device at the first call, and stay there."""
+        """Returns the weights that the program takes. The model's own are copied to JAX's device at the first call, and stay there."""
         specs = self.manifest.weights
         if unknown := given.keys() - {spec.name for spec in specs}:
             known = ", ".join(spec.name for spec in specs) or "none: they are constants of the program"
@@ -206,10 +219,11 @@ class ExportedModel:
 
 
 def load_artifact(source: str | os.PathLike[str] | bytes) -> ExportedModel:
-    """The exported model that `ExportedModel.save` wrote to this directory, or `serialize` to these bytes.
+    """Loads an exported model from a directory that `ExportedModel.save` wrote, or from the bytes of `serialize`.
 
-    It needs JAX and safetensors, not torch. Nothing of what is loaded is run; hashes, names, shapes and dtypes are compared, and a program
-    that calls what exported programs may not is refused. The hashes tell damage, not who wrote the files.
+    This needs JAX and safetensors, but not torch, and runs no loaded code. It checks hashes, names, shapes and dtypes, and rejects a
+    program that calls functions which exported programs must not call. The hashes detect damage; they do not authenticate the author.
+
     Raises: ArtifactError.
     """
     files = _split(source) if isinstance(source, bytes) else _files_of(Path(source))
@@ -245,7 +259,7 @@ def _split(data: bytes) -> dict[str, bytes]:
     return found
 
 
-# The names of safetensors' format.
+# Dtypes by their names in the safetensors format.
 _FORMATS = {
     "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "I8": "int8", "I16": "int16", "I32": "int32",
     "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
@@ -274,7 +288,7 @@ def _weight(spec: ArraySpec, value: Any) -> Any:
 
 
 def _key_data(key: Any) -> Any:
-    """The two numbers of a key of JAX's threefry generator, new style or old."""
+    """Returns the uint32[2] data of a key of JAX's threefry generator, new style or old."""
     data = jax.random.key_data(key) if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if getattr(data, "shape", None) != (2,) or data.dtype != np.uint32:
         raise _refused("key is no key of JAX's threefry generator", 'jax.random.key(0, impl="threefry2x32")')
@@ -282,7 +296,7 @@ def _key_data(key: Any) -> Any:
 
 
 def _without_derivative(function: Any, name: str) -> Any:
-    """The function, which raises where JAX would take its derivative: the program that stands for it has none."""
+    """Wraps a function so that it raises where JAX would differentiate it, since the exported program has no derivative."""
 
     @jax.custom_vjp
     def call(*arrays: Any) -> Any:
@@ -296,7 +310,7 @@ def _without_derivative(function: Any, name: str) -> Any:
 
 
 def _refused(message: str, hint: str) -> Exception:
-    """An ArtifactError. Its module needs torch's base class where there is torch, which takes seconds to import: it waits until here."""
+    """Returns an ArtifactError. The import is here, since errors.py imports torch where it is installed, which takes seconds."""
     from ..errors import ArtifactError
 
     return ArtifactError(message, hint=hint)

@@ -1,4 +1,4 @@
-"""A program as StableHLO: what it may call, and how JAX calls it."""
+"""StableHLO programs: checks of the functions that they call, and a `jax.export.Exported` to call them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
 from .manifest import DTYPES, ArraySpec, Damaged, Manifest
 
-# What later versions of JAX keep for exported programs: LAPACK on the CPU, the vendors' solvers and generators on GPUs, factorizations on
-# TPUs, and what belongs to dynamic dimensions. (jax.export has a list of the same purpose, which also has kernels of users.)
+# The custom calls that later versions of JAX keep for exported programs: LAPACK on the CPU, the vendors' solvers and generators on GPUs,
+# factorizations on TPUs, and those for dynamic dimensions. (jax.export has a list for the same purpose, which also has users' kernels.)
 _KEPT = frozenset(
     [
         *("Eigh", "LuDecomposition", "ProductOfElementaryHouseholderReflectors", "Qr", "ApproxTopK", "AllocateBuffer", "shape_assertion"),
@@ -37,17 +37,17 @@ _KEPT = frozenset(
         *("cusolver_sytrd_ffi", "hipsolver_gesdd_ffi", "cusparse_gtsv2_ffi"),
     ]
 )
-# Elsewhere than in the device's program.
+# Ops that communicate with the host or another device.
 _OUTSIDE = frozenset(["stablehlo.send", "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"])
 
 
 def is_stable(target: str) -> bool:
-    """Whether an exported program may call this function: later versions of JAX have it, and it runs nothing of the host's."""
+    """True if an exported program may call this function: later versions of JAX keep it, and it runs no host code."""
     return target in _KEPT
 
 
 def calls(program: bytes) -> set[str]:
-    """The functions that a serialized program calls, and its ways out of the device, by name.
+    """Returns the names of the functions that a serialized program calls, and of its ops that communicate with the host.
 
     Raises: Damaged if these bytes are no program.
     """
@@ -72,10 +72,11 @@ def calls(program: bytes) -> set[str]:
 
 
 def exported(manifest: Manifest, program: bytes) -> export.Exported:
-    """The program as JAX's exported functions are: from flat arrays to a list of arrays.
+    """Returns a program as a JAX exported function, from flat arrays to a list of arrays.
 
-    JAX makes an exported function that takes and gives the same, and this program is put in its place.
-    Raises: Damaged for shapes that cannot be, and for a program that calls what is not listed.
+    JAX exports a placeholder function with the same inputs and outputs, whose program is then replaced by this one.
+
+    Raises: Damaged for impossible shapes, and for a program that calls functions which are not listed.
     """
     unlisted = sorted(name for name in calls(program) if not is_stable(name))
     if unlisted:
@@ -105,7 +106,7 @@ def exported(manifest: Manifest, program: bytes) -> export.Exported:
 
 
 def scope_of(dimensions: Mapping[str, tuple[int, int | None]]) -> export.SymbolicScope:
-    """JAX's, in which dynamic dimensions have these limits."""
+    """Returns JAX's scope for symbolic dimensions with these limits."""
     found = [f"{name} >= {low}" for name, (low, _) in dimensions.items()]
     return export.SymbolicScope(found + [f"{name} <= {high}" for name, (_, high) in dimensions.items() if high is not None])
 

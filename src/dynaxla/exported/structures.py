@@ -1,7 +1,7 @@
-"""Nested tuples, lists and dicts with arrays in them, described in JSON.
+"""JSON descriptions of nested tuples, lists and dicts of arrays.
 
 A description is one of {"kind": "tuple" or "list", "items": [...]}, {"kind": "dict", "keys": [...], "items": [...]}, {"kind": "array"}
-and {"kind": "constant", "value": ...}, which stands for a number, a string, a bool or None.
+and {"kind": "constant", "value": ...}, whose value is a number, a string, a bool or None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONSTANTS = (bool, int, float, str, type(None))
 
 
 class Mismatch(Exception):
-    """A value is not structured as described; the message says where."""
+    """Raised for a value with another structure than described. The message names the place."""
 
 
 def constant(value: Any) -> Structure:
@@ -24,7 +24,7 @@ def constant(value: Any) -> Structure:
 
 
 def sequence(kind: str, items: Sequence[Structure]) -> Structure:
-    """kind: "tuple" or "list"."""
+    """Returns the description of a sequence. `kind` is "tuple" or "list"."""
     return {"kind": kind, "items": list(items)}
 
 
@@ -33,7 +33,10 @@ def mapping(items: Mapping[Any, Structure]) -> Structure:
 
 
 def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The arrays in a value, each with its path. path: that of the value. A dict may have its keys in any order.
+    """Yields the arrays in a value, each with its path. A dict may have its keys in any order.
+
+    Args:
+        path: of the value itself.
 
     Raises: Mismatch.
     """
@@ -63,7 +66,7 @@ def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, 
 
 
 def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
-    """The described value, with these arrays in it, in their order."""
+    """Returns the described value, with the given arrays in order."""
     kind = structure["kind"]
     if kind == "array":
         return next(arrays)
@@ -76,7 +79,7 @@ def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
 
 
 def count(structure: Structure) -> int:
-    """How many arrays there are. Raises: KeyError, TypeError or ValueError for what is no description."""
+    """Returns the number of arrays. Raises: KeyError, TypeError or ValueError for an invalid description."""
     kind = structure["kind"]
     if kind == "array":
         return 1

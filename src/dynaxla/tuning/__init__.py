@@ -1,4 +1,4 @@
-"""Which form of an op is the fastest: measured on this machine, for the shapes at hand, once."""
+"""Measures, once for each problem, which form (implementation) of an op is the fastest on this machine for the given shapes."""
 
 from .tuner import Measurement, Tuner, kept, tried
 

@@ -1,4 +1,4 @@
-"""Measurements as tables on a terminal. For commands: rich draws from Python's random numbers when it is imported."""
+"""Prints measurements as tables on a terminal. Only commands import this, since importing rich draws from Python's random generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tuner import Measurement
 
 
 def show(measurements: Iterable[Measurement], console: Console) -> None:
-    """A table for each op and machine: a line for each problem, its forms with their times, the chosen one marked."""
+    """Prints a table for each op and machine, with a row for each problem: the times of its forms, the chosen one marked."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for item in measurements:
         groups.setdefault((item.op, item.machine), []).append(item)

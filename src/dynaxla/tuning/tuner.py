@@ -1,4 +1,4 @@
-"""Measures the forms of an op on a problem, and remembers the fastest, also for later processes."""
+"""Measures the forms (implementations) of an op on a problem, and stores the fastest for this process and later ones."""
 
 from __future__ import annotations
 
@@ -21,20 +21,26 @@ from ..observe import metrics
 from ..runtime import machine, private, programs
 from ..runtime.store import Store
 
-# Of all forms of a problem together; each is called this often at least.
+# The seconds for all forms of a problem together, after at least the minimum number of calls of each form.
 _SECONDS = 0.3
 _MINIMUM_ROUNDS = 3
 _MAXIMUM_ROUNDS = 50
-# A form must be that much faster than the expected one: less is noise, or lost again among the program's other parts.
+# A form is chosen only if it takes less than this fraction of the expected form's time: a smaller gain is noise, or is lost among the other
+# parts of the program.
 _WORTHWHILE = 0.95
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was tried for one problem.
+    """The measurements for one problem.
 
-    Attributes: op; problem (for people to read); machine; seconds (the median call of each form; None: XLA refused it); expected (the
-    form that would be taken without measuring); chosen.
+    Attributes:
+        op: its name.
+        problem: readable text.
+        machine: the name of the machine.
+        seconds: of the median call of each form; None if XLA rejected the form.
+        expected: the form that would be chosen without measuring.
+        chosen: the form to use.
     """
 
     op: str
@@ -45,12 +51,12 @@ class Measurement:
     chosen: str
 
     def encode(self) -> bytes:
-        """As it is written to a file."""
+        """Encodes the measurement for a file."""
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def decode(data: bytes) -> Measurement | None:
-        """None for what is no measurement, e.g. another release's."""
+        """Decodes a measurement. None for data of another format, e.g. of another release."""
         try:
             return Measurement(**json.loads(data))
         except (ValueError, TypeError):
@@ -64,8 +70,12 @@ _lock = forks.lock()
 class Tuner:
     """Chooses forms by measurement on a device.
 
-    forced: forms by op that are taken wherever they fit. options: XLA's. store: of earlier processes' measurements. keep_heap: as for the
-    programs that the forms are measured for.
+    Args:
+        device: the device to measure on.
+        forced: by op, the form to use wherever it supports the problem.
+        options: XLA's options.
+        store: the measurements of earlier processes, or None.
+        keep_heap: as for the programs that will use the forms.
     """
 
     def __init__(
@@ -79,9 +89,9 @@ class Tuner:
         self.machine = machine.machine_name(device)
 
     def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
-        """The fastest of the forms that fit; the expected one for a problem that cannot be measured.
+        """Returns the fastest form that supports a problem, or the expected form for a problem that cannot be measured.
 
-        Raises: CompilationError if XLA refuses them all.
+        Raises: CompilationError if XLA rejects all forms.
         """
         fitting = forms.fitting(problem, self.forced)
         if len(fitting) == 1:
@@ -109,7 +119,7 @@ class Tuner:
         return found
 
     def _time(self, problem: Measurable, fitting: Sequence[Form[Any]]) -> dict[str, float | None]:
-        """Median seconds per call, in turns."""
+        """Returns the median seconds per call of each form. The forms are called in turn."""
         arrays = [self._random(operand) for operand in problem.operands]
         calls: dict[str, Callable[[], object]] = {}
         refusals: dict[str, Exception] = {}
@@ -134,7 +144,7 @@ class Tuner:
         return {form.name: statistics.median(samples[form.name]) if form.name in samples else None for form in fitting}
 
     def _random(self, operand: Operand) -> Array:
-        """Normal numbers, in the operand's order in memory."""
+        """Returns normally distributed numbers in the operand's memory order."""
         generator = np.random.default_rng(0)
         shape = operand.shape if operand.order is None else tuple(operand.shape[dim] for dim in operand.order)
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -164,12 +174,12 @@ def _fastest(seconds: Mapping[str, float | None], expected: str) -> str:
 
 
 def tried() -> list[Measurement]:
-    """What this process has measured, or found measured."""
+    """Returns the measurements that this process has made or loaded."""
     with _lock:
         return list(_known.values())
 
 
 def kept(store: Store) -> list[Measurement]:
-    """What a store holds."""
+    """Returns the measurements in a store."""
     found = (Measurement.decode(store.get(key) or b"") for key in store)
     return [measurement for measurement in found if measurement is not None]

@@ -65,6 +65,14 @@ def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:
     return {index: positions[target] for index, target in enumerate(targets) if target is not None}
 
 
+def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Returns a copy of a graph that the caller may change. Its output node has the metadata that `written_inputs` reads."""
+    graph = torch.fx.Graph()
+    output = graph.output(graph.graph_copy(module.graph, {}))
+    output.meta = dict(module.graph.output_node().meta)
+    return torch.fx.GraphModule(module, graph)
+
+
 # Ops whose result may be on a different device than their operand.
 COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)
 

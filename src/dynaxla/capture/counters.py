@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.interpreter import is_plain_python
-from .crossings import copied
+from .aten_graph import copy_graph
 from .split import symbols
 
 
@@ -52,7 +52,7 @@ def take_apart(module: GraphModule) -> Counters | None:
     for node in reversed(nodes[:-1]):
         if node in needed:
             needed.update(node.all_input_nodes)
-    rest = copied(module)
+    rest = copy_graph(module)
     own = dict(zip(nodes, rest.graph.nodes, strict=True))
     returned = [index for index, node in enumerate(outputs) if node not in depending]
     output = rest.graph.output_node()

@@ -43,14 +43,6 @@ def has_several(module: GraphModule) -> bool:
     return len(set().union(*map(computed_on, nodes))) > 1
 
 
-def copied(module: GraphModule) -> GraphModule:
-    """Returns a copy of a graph that the caller may change."""
-    graph, copies = Graph(), dict[Node, Node]()
-    output = graph.output(graph.graph_copy(module.graph, copies))
-    output.meta = dict(module.graph.output_node().meta)
-    return GraphModule(module, graph)
-
-
 def remove_detours(graph: Graph) -> None:
     """Changes a graph so that each op except copies has its operands on its own device, where possible.
 

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..lowering.asynchronous import is_asynchronous
 from ..lowering.graphs import is_view
 from ..torch_ops import aten
+from .aten_graph import copy_graph
 from .split import Part, part_of
 
 
@@ -49,10 +50,8 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
         pack: changes a graph so that it reads weights in another memory order, and returns True if it packed any. Its second argument has
             the parameters, the buffers and the nodes that depend only on them.
     """
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    graph.output(graph.graph_copy(module.graph, copies))
-    module = GraphModule(module, graph)
+    module = copy_graph(module)
+    graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.interpreter import draws_random
 from ..torch_ops import aten
+from .aten_graph import copy_graph
 
 # Random ops that read only the size, strides and dtype of their tensor.
 _OF_SHAPES = (
@@ -36,8 +37,8 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
 
     Draws keep their order, since the numbers depend on it. A draw that depends on values, such as `multinomial`, is not moved.
     """
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    module = copy_graph(module)
+    graph = module.graph
     place = _Place(graph)
     drawn: set[Node] = set()
     for node in list(graph.nodes):
@@ -48,7 +49,8 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
                 made = [node]
             drawn.update(made)
     graph.lint()
-    return GraphModule(module, graph), drawn
+    module.recompile()
+    return module, drawn
 
 
 class _Place:

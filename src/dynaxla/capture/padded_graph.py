@@ -20,8 +20,7 @@ from ..lowering.graphs import storage_of, user_line, viewed
 from ..lowering.interpreter import draws_random, is_plain_python
 from ..runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
-from .aten_graph import AtenGraph, graph_device
-from .crossings import copied
+from .aten_graph import AtenGraph, copy_graph, graph_device
 from .extents import Extent, Extents, Unknown, grows, quotient, size_of, sizes_of, symbols_in
 from .inputs import Sizes
 from .masks import Masks
@@ -174,7 +173,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
 
     Raises: Unknown.
     """
-    module = copied(graph.module)
+    module = copy_graph(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
         raise Unknown("a size depends on values")

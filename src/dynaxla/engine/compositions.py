@@ -20,10 +20,10 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Loose, Phase, graph_devices, tensors_of, written_inputs
+from ..capture.aten_graph import AtenGraph, Loose, Phase, copy_graph, graph_devices, tensors_of, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.counters import Counters, take_apart
-from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
+from ..capture.crossings import COPY, arrange, has_several, remove_detours
 from ..capture.freeze import Frozen, copy_weights, freeze
 from ..capture.hoisting import hoist
 from ..capture.late_writes import LateWrites, take_late_writes
@@ -169,7 +169,7 @@ class Split:
         """
         module = graph.module
         if has_several(module):
-            module = copied(module)
+            module = copy_graph(module)
             remove_detours(module.graph)
         drawn: set[torch.fx.Node] = set()
         if self._options.exact_rng:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+from .. import forks
 
 
 class Captured(NamedTuple):
@@ -157,7 +158,7 @@ UNPLACED = -1
 _listeners: list[Callable[[Any], None]] = []
 # The numbers of user frames, in the form `File "model.py", line 41, in forward`. Traced programs refer to a frame by its number.
 _lines: dict[str, int] = {}
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 @contextlib.contextmanager

@@ -436,10 +436,7 @@ _channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary(
 
 
 def _channel_of(group: Any) -> _Channel:
-    channel = _channels.get(group)
-    if channel is None:
-        channel = _channels[group] = _Channel(group)
-    return channel
+    return _channels.get(group) or _channels.setdefault(group, _Channel(group))  # one for all threads
 
 
 class _Waiting:

@@ -321,6 +321,7 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a negative": lambda x: -x + 0,
     "negated": lambda x: -(x + 0.0),
     "in place": lambda x: x.clone().add_(0.0),
+    "plus infinitely many zeros": lambda x: torch.add(x, torch.zeros(4, dtype=x.dtype), alpha=torch.inf),
     "plus zeros": lambda x: x + torch.zeros(4, dtype=x.dtype),
     "plus a row of zeros": lambda x: torch.zeros_like(x)[None].expand(2, 4) + x,
     "plus a constant": lambda x: x + torch.tensor(0.0),

@@ -102,7 +102,7 @@ def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
 
 def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
     """x + alpha * y. zeros: for x and for y, True if it is a tensor of constant zeros."""
-    is_positive = not is_open(alpha) and alpha >= 0 if isinstance(alpha, (int, float)) else False
+    is_positive = isinstance(alpha, (int, float)) and not is_open(alpha) and 0 <= alpha < math.inf  # the factor inf makes a NaN of 0
     if is_positive and (zeros[1] or _is_zero(y)):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     if zeros[0] or _is_zero(x):

@@ -219,8 +219,9 @@ class _Group:
     def __init__(self, group: fsdp.Group, call: _Call) -> None:
         self.group, self._call = group, call
         self.values: list[torch.Tensor] | None = None
-        # Whether a backward pass has reduced the gradients of the current unsharded parameters; whether one has done so since it began.
+        # True if the unsharded parameters have been used by a backward pass, so that the next use needs a new autograd node.
         self._is_spent = False
+        # True if the running backward pass has reduced the group's gradients.
         self._is_reduced = False
 
     def gather(self) -> None:

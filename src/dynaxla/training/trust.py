@@ -87,7 +87,7 @@ def is_trusted_module(module: types.ModuleType) -> bool:
 
 
 def is_trusted_function(function: types.FunctionType) -> bool:
-    """True if a function's globals are trusted. Names and files are not used: `functools.wraps` copies names, generated code has no file."""
+    """True if a function's globals are trusted. Names and files say little: `functools.wraps` copies names, generated code has no file."""
     return is_trusted_namespace(function.__globals__)
 
 

@@ -26,7 +26,7 @@ from .gpu_parts import PARTS, Part
 from .measure import Settings, measure, rehearse
 from .runner import Placement, device_peak_bytes
 
-# For memory: first calls, which are not counted because programs are compiled, and specialized for memory that is seen again; counted calls.
+# For memory: first calls, which are not counted because programs are compiled, and memory is seen for the second time; counted calls.
 WARM_CALLS, CALLS = 3, 2
 
 

@@ -364,8 +364,8 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
     """Runs a tiny model in each engine of this process.
 
-    So work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored: they will
-    show in the rows.
+    So work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored: they
+    will show in the rows.
     """
     for engine in engines:
         if not engine.isolated:
@@ -396,7 +396,10 @@ def pool_of(threads: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def prepared_process(threads: int) -> Iterator[list[str]]:
-    """Inside the context, torch and so dynaxla's XLA pool have this many threads, and caches on disk are empty. Yields notes for the report."""
+    """Gives torch, and so dynaxla's XLA pool, this many threads inside the context, with empty caches on disk.
+
+    Yields notes for the report.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:

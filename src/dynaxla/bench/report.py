@@ -236,8 +236,8 @@ def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milli
     """Returns the cells for `LAZY_HEADINGS`.
 
     Args:
-        phases: milliseconds of `record` (Python's part of the call), `lookup` (of the program, by the recorded ops), `execute` (until XLA has
-            accepted or finished the program), `wait` (until everything is finished).
+        phases: milliseconds of `record` (Python's part of the call), `lookup` (of the program, by the recorded ops), `execute` (until XLA
+            has accepted or finished the program), `wait` (until everything is finished).
         ops: recorded ops in a call.
         compilations: programs compiled in all timed calls.
         milliseconds: the median of the whole call.

@@ -49,7 +49,7 @@ class OpCounter(TorchDispatchMode):
 
 
 def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
-    """Compiles a model with a backend that runs each graph unchanged, and counts. The model is called three times with these inputs."""
+    """Compiles a model with a backend that runs each graph unchanged, and counts. Calls the compiled model three times, the model once."""
     forget_sizes()
     graph_sizes: list[int] = []
     calls: list[int] = []

@@ -234,7 +234,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The same for GPUs, where dynaxla rounds half types after every op as eager mode does, and puts convolutions into CUDA graphs.
+# The same for GPUs, where dynaxla rounds half types at the same points as eager mode, and puts convolutions into CUDA graphs.
 XLA_GPU_OPTIONS: dict[str, dict[str, Any]] = {
     "xla_fewer_roundings": {"xla_allow_excess_precision": True},
     "xla_small_graphs": {COMMANDS: WITHOUT_CONVOLUTIONS},

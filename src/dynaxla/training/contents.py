@@ -244,7 +244,7 @@ def is_known_by_identity(value: Any) -> bool:
     if (made := private.made_into_op(value)) is not None:
         return isinstance(made, types.FunctionType) and is_trusted_function(made)
     wrapped = getattr(value, "__wrapped__", None)
-    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
+    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
     return type(value) is _CACHED_FUNCTION and is_known_by_identity(wrapped)
 

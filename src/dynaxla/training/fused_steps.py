@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..lowering.ops import fused_optimizers as fused_optimizers  # it defines the ops that are named below
+from ..lowering.ops import fused_optimizers as fused_optimizers  # defines torch.ops.dynaxla.fused_*
 from ..torch_ops import aten
 
 Tensors = Sequence[torch.Tensor]

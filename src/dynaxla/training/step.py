@@ -6,8 +6,8 @@ recorded and compiled. So every program repeats a step that has succeeded in eag
 what state the step can read. A step that repeatedly does what no program can do rests: it runs in eager mode without being watched, for
 twice as many calls each time.
 
-With `fullgraph` the first call is recorded at once, and refused before it has any effect. With several processes, each decides for itself:
-in eager mode a step calls the same collectives as in a program (eager_collectives.py).
+With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
+processes, each decides for itself: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Situation:
 
 
 class Watched:
-    """The programs of a function, one per combination of what it reads."""
+    """The programs of a function, one for each situation, that is, for each combination of surroundings, arguments and torch's settings."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function = function
@@ -253,7 +253,7 @@ class Watched:
         try:
             if self._first is None:
                 _put(around, given, initial)
-            else:  # the first call has a program of its own
+            else:  # the first call has a program of its own, so look at the state after it
                 _put(around, given, self._first.left(given, initial))
                 return self.held_back(args, kwargs, look)
             later = self._around()

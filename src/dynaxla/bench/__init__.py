@@ -1,1 +1,1 @@
-"""The benchmark: the experiment of the TorchDynamo and XLA integration of 2022, repeated. `dynaxla bench`, or `python -m dynaxla.bench`."""
+"""The benchmark, `dynaxla bench` or `python -m dynaxla.bench`: repeats the experiment of the TorchDynamo and XLA integration of 2022."""

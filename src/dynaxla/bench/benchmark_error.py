@@ -1,7 +1,7 @@
-"""What the benchmark tells its user."""
+"""The exception for requests that the benchmark cannot meet."""
 
 from __future__ import annotations
 
 
 class BenchmarkError(Exception):
-    """A request that cannot be met: an unknown name, or something that is not installed."""
+    """A request that cannot be met, such as an unknown name, or a package that is not installed."""

@@ -1,7 +1,7 @@
-"""Functions of `dynaxla.to_jax` beside the same mathematics written in JAX by hand, both under `jax.jit`: `dynaxla bench-cpu interop`.
+"""`dynaxla bench-cpu interop`: functions of `dynaxla.to_jax` against the same mathematics written by hand in JAX, both under `jax.jit`.
 
-Both take the same parameters in the same layout (torch's: images NCHW, weights as `nn.Linear` and `nn.Conv2d` have them). Inference, and
-the gradient of a loss by all parameters. The two run in turn, so that what else the machine does meets both.
+Both take the same parameters in torch's layout (images NCHW, weights as in `nn.Linear` and `nn.Conv2d`). The benchmark measures inference,
+and the gradient of a loss with respect to all parameters. The two functions run in turn, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ HEADS, WIDTH = 4, 256
 
 
 class Block(nn.Module):
-    """A block as GPT-2's."""
+    """A GPT-2 block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,13 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """Attributes: build (the model); by_hand (the same of parameters, buffers and an input); shape (of the input)."""
+    """A model, and the same computation written in JAX.
+
+    Attributes:
+        build: creates the torch model.
+        by_hand: the JAX function of parameters and buffers, and an input.
+        shape: the input's shape.
+    """
 
     build: Callable[[], nn.Module]
     by_hand: Callable[[Params, Array], Array]
@@ -119,8 +125,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Attributes: by_hand, to_jax (milliseconds, medians); ratio (of to_jax to by_hand, the median of those of each round); distance
-    (between the two results, of the largest number)."""
+    """Times and difference of the two functions.
+
+    Attributes:
+        by_hand: median milliseconds of the function written in JAX.
+        to_jax: median milliseconds of the function from `to_jax`.
+        ratio: to_jax over by_hand, the median over the rounds.
+        distance: the largest difference between the two results, relative to the largest number in them.
+    """
 
     by_hand: float
     to_jax: float
@@ -129,7 +141,7 @@ class Measured:
 
 
 def runs(names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """What `Measured` has, by case and what is computed. names: of cases; all, if there are none. Raises: BenchmarkError."""
+    """Returns the fields of `Measured` by case and kind ("inference", "gradient"). Without names, all cases. Raises: BenchmarkError."""
     unknown = sorted({*names} - CASES.keys())
     if unknown:
         raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} written by hand in JAX; there are: {', '.join(CASES)}")
@@ -137,7 +149,7 @@ def runs(names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """seconds: about as long as each of the two is timed."""
+    """Measures a case; returns the fields of `Measured` by kind. Each function is timed for about `seconds`."""
     torch.manual_seed(0)
     model = case.build().eval()
     jax_fn, params = to_jax(model)
@@ -168,7 +180,7 @@ def _compared(first: Any, second: Any, operands: Any, seconds: float) -> Measure
 
 
 def _timed(run: Any, operands: Any, calls: int) -> float:
-    """Seconds of a call."""
+    """Returns the mean seconds of a call."""
     start = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(run(*operands))
@@ -176,12 +188,12 @@ def _timed(run: Any, operands: Any, calls: int) -> float:
 
 
 def is_good(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> bool:
-    """Whether both ways compute the same. found: as `runs` gives it."""
+    """True if both functions give the same results. `found` is a result of `runs`."""
     return all(item["distance"] < 1e-3 for kinds in found.values() for item in kinds.values())
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Lines of Markdown. found: as `runs` gives it."""
+    """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
         "Functions of `dynaxla.to_jax` and the same mathematics written in JAX by hand (`bench/beside_jax.py`), both under `jax.jit`, in",
         f"turn. Milliseconds; at most {LIMIT} is wanted of the ratio. *Distance*: between the results, of their largest number.",

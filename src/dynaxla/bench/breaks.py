@@ -1,4 +1,4 @@
-"""Small models that break graphs: TorchDynamo captures a part, Python runs, and another part follows."""
+"""Small models with graph breaks: TorchDynamo captures a part, Python code runs, and another captured part follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompts(batch: int, generator: torch.Generator, length: int = 8) -> tuple[to
 
 
 class Layer(nn.Module):
-    """A residual layer: through several of them a result still depends on the input, whatever the weights."""
+    """A residual layer: after several of them, the result still depends on the input, whatever the weights."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def perceptron(width: int = 256, layers: int = 4) -> nn.Sequential:
 
 
 class Branch(nn.Module):
-    """Which half runs depends on a tensor's value."""
+    """A model in which a tensor's value decides which half runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Branch(nn.Module):
 
 
 class Item(nn.Module):
-    """A tensor's value becomes a Python number, and Python works on with it."""
+    """A model that computes with a tensor's value as a Python number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Item(nn.Module):
 
 
 class SideEffects(nn.Module):
-    """Python effects between the layers: logging, a list, a global counter."""
+    """A model with Python side effects between its layers: logging, a list, a global counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class SideEffects(nn.Module):
 
 
 def count_call() -> None:
-    """Python that TorchDynamo may not look into: it runs at every call."""
+    """Counts a call in a global variable. TorchDynamo does not trace this function: it runs at every call."""
     global calls_seen
     torch._dynamo.graph_break()
     calls_seen += 1
 
 
 class NumpyRoundTrip(nn.Module):
-    """Out to NumPy, through a function that torch does not have, and back."""
+    """A model that converts to NumPy, calls a function that torch does not have, and converts back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class NumpyRoundTrip(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's layer with a causal mask."""
+    """A transformer layer with a causal mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Generate(nn.Module):
-    """A GPT that adds 20 tokens greedily, each the likeliest, and stops at an end token: every step has another length."""
+    """A GPT that generates 20 tokens greedily, and stops at an end token: every step has another length."""
 
     vocabulary = 512
 

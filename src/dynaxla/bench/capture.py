@@ -1,4 +1,4 @@
-"""What TorchDynamo captures of a model: how many graphs, how large, and what share of the ops that eager mode runs."""
+"""Counts the graphs that TorchDynamo captures from a model, their sizes, and their share of the ops that eager mode runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Capture:
-    """Counts of ATen ops, as the dispatcher sees them.
+    """Counts of graphs, and of ATen ops as the dispatcher sees them.
 
-    Attributes: graphs compiled; graph_calls in one call of the model; ops_per_graph, the mean over those calls; largest_graph;
-    eager_ops in one call of the model; captured_share of them that ran inside graphs, 0 to 1; breaks, the reasons for which TorchDynamo
-    ended a graph, with how often each occurred while compiling.
+    Attributes:
+        graphs: compiled graphs.
+        graph_calls: calls of graphs in one call of the model.
+        ops_per_graph: the mean number of ops in these calls.
+        largest_graph: the number of ops in the largest graph.
+        eager_ops: ops in one eager call of the model.
+        captured_share: the share of these ops that ran inside graphs, 0 to 1.
+        breaks: the reasons for graph breaks, and how often each occurred while compiling.
     """
 
     graphs: int
@@ -32,7 +37,7 @@ class Capture:
 
 
 class OpCounter(TorchDispatchMode):
-    """Counts the ops that are dispatched below autograd while it is entered."""
+    """A mode that counts the ops dispatched below autograd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +49,7 @@ class OpCounter(TorchDispatchMode):
 
 
 def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
-    """Compile the model with a backend that runs each graph as it is, and count. Inputs are used as they are, three times."""
+    """Compiles a model with a backend that runs each graph unchanged, and counts. Calls the compiled model three times, the model once."""
     forget_sizes()
     graph_sizes: list[int] = []
     calls: list[int] = []
@@ -64,7 +69,7 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
 
     already = len(torch._dynamo.utils.graph_break_reasons)
     compiled = torch.compile(model, backend=counting)
-    for _ in range(2):  # the second call may compile more graphs: of a size that has changed, for example
+    for _ in range(2):  # the second call may compile more graphs, for example for a size that has changed
         compiled(*inputs)
     calls.clear()
     compiled(*inputs)
@@ -84,8 +89,10 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
 
 
 def forget_sizes() -> None:
-    """Make TorchDynamo forget which sizes it has seen change, so that what one engine has met does not alter another's graphs. Compiled
-    code stays."""
+    """Makes TorchDynamo forget which sizes have changed, so that one engine's calls do not alter another's graphs.
+
+    Compiled code stays.
+    """
     with contextlib.suppress(ImportError, AttributeError):
         from torch._dynamo.pgo import reset_code_state
 

@@ -1,4 +1,4 @@
-"""Single measurements of a long table, kept in a file until the table is whole: a run that was stopped goes on."""
+"""Single measurements of a long table, kept in a file until the table is complete, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 
 
 class Cells:
-    """What has been measured of one table.
+    """The measurements of one table so far.
 
-    A file of another table, of other versions, other sources or another machine is not gone on with.
+    A file from other versions, other sources or another machine is ignored.
     """
 
     def __init__(self, file: Path | None, environment: Mapping[str, str]) -> None:
-        """file: None, to keep nothing. environment: what is to be the same; its date is not compared."""
+        """Reads earlier measurements.
+
+        Args:
+            file: the file that keeps them; None to keep nothing.
+            environment: the facts that must be equal to continue, except for the date.
+        """
         self._file = file
         self._circumstances = {name: fact for name, fact in environment.items() if name != "date"}
         self._found: dict[str, Any] = {}
@@ -26,7 +31,7 @@ class Cells:
                 self._found = kept["cells"]
 
     def measured(self, name: str, measure: Callable[..., Any], *args: Any) -> Any:
-        """The measurement of this name: that of the run that was stopped, or a new one. measure: gives what JSON can hold."""
+        """Returns the measurement of this name from the interrupted run, or a new one. `measure` returns a value that JSON can hold."""
         if name not in self._found:
             self._found[name] = measure(*args)
             if self._file is not None:
@@ -37,6 +42,6 @@ class Cells:
         return self._found[name]
 
     def done(self) -> None:
-        """The table is whole: the next run measures anew."""
+        """Deletes the file after the table is complete: the next run measures everything again."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The names of what the benchmark knows, for the help of its commands: the tables themselves import torch and JAX.
+"""The names of the benchmark's suites, models, engines and parts, for the help of its commands, without importing torch and JAX.
 
-Tests compare them with the tables: SUITES with suites.SUITES, MODELS with the first of them, ENGINES with engines.ENGINES, OPTIMIZERS with
-training.OPTIMIZERS, PARTS with what cpu.py writes, DEVICE_PARTS with what device_jax.py writes.
+Tests compare these names with the tables: SUITES with suites.SUITES, MODELS with the first suite, ENGINES with engines.ENGINES, OPTIMIZERS
+with training.OPTIMIZERS, PARTS with the parts of cpu.py, DEVICE_PARTS with those of device_jax.py.
 """
 
 from __future__ import annotations

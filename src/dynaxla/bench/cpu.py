@@ -1,4 +1,4 @@
-"""`dynaxla bench-cpu`: dynaxla beside Inductor on the CPU, in every way that is promised. It writes cpu.md and cpu.json."""
+"""`dynaxla bench-cpu`: compares dynaxla with Inductor on the CPU, for every claim in the documentation. Writes cpu.md and cpu.json."""
 
 from __future__ import annotations
 
@@ -39,8 +39,20 @@ STEPS = ("layer", "decoder")
 
 @dataclass(frozen=True)
 class Part:
-    """One table. ratios: pairs of engines; the first one's time over the second's is shown. reads: also the time for reading all weights
-    and buffers once. cases: those of the suite whose names begin so."""
+    """One table.
+
+    Attributes:
+        title: the table's title.
+        suite: the suite of its cases.
+        batch: the batch size.
+        dtype: the dtype of models and inputs.
+        threads: the number of threads.
+        engines: the engines that are compared.
+        calls: calls that are timed together.
+        training: the name of an optimizer, or "" for inference.
+        reads: True to show also the time for reading all weights and buffers once.
+        cases: prefixes of the names of the suite's cases that are measured.
+    """
 
     title: str
     suite: str = "models"
@@ -54,12 +66,16 @@ class Part:
     cases: tuple[str, ...] = ("",)
 
     def chosen(self, models: Sequence[str]) -> list[suites.Case]:
-        """Its cases, or those of them that `models` names. Raises: BenchmarkError."""
+        """Returns the table's cases, or those that `models` names. Raises: BenchmarkError."""
         return [case for case in suites.choose(self.suite, models) if case.name.startswith(self.cases)]
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
-        """The last engine is dynaxla in the way that matters here; of other models both are to be faster than eager mode."""
+        """Pairs of engines; the first one's time over the second's is shown.
+
+        The second is the last engine, which is dynaxla in the way that matters here. For the suite "others", eager mode is compared with
+        both dynaxla engines.
+        """
         if self.engines == OTHERS:
             return [("eager", name) for name in OTHERS[1:]]
         return [(name, self.engines[-1]) for name in (*self.engines[:-1], *([READING] if self.reads else []))]
@@ -94,14 +110,15 @@ PARTS = {
 }
 MEMORY_BATCH, MEMORY_OPTIMIZER = 4, "adamw"
 SECOND_STARTS = 3
-# Parts that take more than half an hour: a run that was stopped goes on.
+# Parts that take more than half an hour: an interrupted run can continue.
 LONG = (STARTS, LENGTHS, "training-others")
 MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
 
 def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float) -> bool:
-    """Measure these parts (all, if none are named), and write the tables. Whether no model failed or disagreed with eager.
+    """Measures these parts (all, if none are named), and writes the tables.
 
+    Returns: True if no model failed or disagreed with eager mode.
     Raises: BenchmarkError.
     """
     known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, PROCESSES, OPS]
@@ -113,7 +130,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     file = output / "cpu.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for name in parts or known:
-        if name == OPS:  # in files of its own
+        if name == OPS:  # written to files of its own
             good = single_ops.write(output, models, seconds) and good
             continue
         if name == FIRST_CALL:
@@ -149,17 +166,17 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
 
 def _cells(part: str, output: Path) -> Cells:
-    """What a stopped run of this part has left in the directory of the tables."""
+    """Returns the measurements that an interrupted run of this part has left in the output directory."""
     return Cells(output / f"unfinished-{part}.json", {**report.environment(), "sources": machine.sources() or ""})
 
 
 def _measured(name: str, models: Sequence[str], seconds: float, output: Path) -> dict[str, Any]:
-    """A part as cpu.json keeps it; of a long one each model for itself."""
+    """Measures a part, and returns its entry in cpu.json. In a long part, each model is kept by itself."""
     part = PARTS[name]
 
     def of(names: Sequence[str]) -> dict[str, Any]:
         found = as_part(measure_part(part, names, seconds))
-        if name in LONG and not found["models"]:  # Ctrl-C ends a report, not the program
+        if name in LONG and not found["models"]:  # `run` catches Ctrl-C and returns a report without models
             raise KeyboardInterrupt
         return found
 
@@ -178,7 +195,7 @@ def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Re
 
 
 def as_part(result: report.Report) -> dict[str, Any]:
-    """What cpu.json keeps: milliseconds with their spread, and what is wrong, by model and engine."""
+    """Returns a report's entry in cpu.json: milliseconds with quartiles, or the failure, by model and engine."""
     models: dict[str, Any] = {}
     for row in result.rows:
         entry: dict[str, Any] = {"good": row.good}
@@ -191,13 +208,15 @@ def as_part(result: report.Report) -> dict[str, Any]:
 
 
 def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
-    """CPU seconds of first calls by model: of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of
-    capture alone."""
+    """Returns CPU seconds of first calls by engine and model.
+
+    They are of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of capture alone.
+    """
     names = [case.name for case in suites.choose("models", models)]
     with tempfile.TemporaryDirectory() as bytecode:
         for engine in ("inductor", "dynaxla"):
             with tempfile.TemporaryDirectory() as cache:
-                start(engine, names[0], cache, bytecode)  # so that each module's bytecode is there
+                start(engine, names[0], cache, bytecode)  # writes each module's bytecode
         with tempfile.TemporaryDirectory() as cache:
             found = {again: first_calls("dynaxla", names, cache, bytecode) for again in ("dynaxla", "dynaxla again")}
         for engine in ("dynamo_aot", "inductor"):
@@ -207,8 +226,11 @@ def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
 
 
 def measure_starts(models: Sequence[str], cells: Cells) -> dict[str, dict[str, list[float]]]:
-    """CPU seconds of the whole first call in a fresh process, by model and engine: with empty caches, and then `SECOND_STARTS` times
-    with what the first one has left, the engines in turn."""
+    """Returns CPU seconds of the whole first call in a fresh process, by model and engine.
+
+    The first value is with empty caches, the next `SECOND_STARTS` values with the caches that the first process has left. Engines take
+    turns.
+    """
     others = [model for model in models if model != DECODER]
     names = [case.name for case in suites.choose("models", others)] if others or not models else []
     names += [DECODER] if len(others) < len(models) or not models else []
@@ -220,11 +242,11 @@ def measure_starts(models: Sequence[str], cells: Cells) -> dict[str, dict[str, l
 
 
 def _starts(model: str, bytecode: str) -> dict[str, list[float]]:
-    """Of one model, by engine."""
+    """Returns the values of `measure_starts` for one model, by engine."""
     found: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     with contextlib.ExitStack() as stack:
         caches = {engine: stack.enter_context(tempfile.TemporaryDirectory()) for engine in ENGINES}
-        if not (complete := Path(bytecode) / "complete").exists():  # so that each module's bytecode is there
+        if not (complete := Path(bytecode) / "complete").exists():  # first write each module's bytecode
             for engine in ENGINES:
                 with tempfile.TemporaryDirectory() as cache:
                     start(engine, model, cache, bytecode)
@@ -236,7 +258,7 @@ def _starts(model: str, bytecode: str) -> dict[str, list[float]]:
 
 
 def measure_memory(models: Sequence[str]) -> dict[str, Any]:
-    """Bytes by model and engine: the peak of a step, and the parameters with the optimizer's state."""
+    """Returns bytes by model and engine: the peak of a step, and the size of the parameters with the optimizer's state."""
     names = [case.name for case in suites.choose("models", models)]
     return {
         "bytes": {name: {engine: step_memory(engine, name, MEMORY_BATCH, MEMORY_OPTIMIZER) for engine in MEMORY_ENGINES} for name in names}
@@ -283,7 +305,7 @@ def _table(part: Part, models: dict[str, Any]) -> list[str]:
 
 
 def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Inductor's part after capture is its whole first call less that of capture alone."""
+    """Returns the table of first calls. Inductor's time after capture is its whole first call less that of capture alone."""
     lines = [
         "CPU seconds, children included, caches empty. *Compile*: what comes after TorchDynamo's and AOTAutograd's capture (lowering and",
         "XLA); for Inductor, its first call less that of the engine `dynamo_aot`. *Again*: in a second process, with the first one's cache",

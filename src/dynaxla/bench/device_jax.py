@@ -1,4 +1,4 @@
-"""`dynaxla bench-device`: trace once, lazy and eager mode on the device "jax". It writes device.md and device.json, model by model."""
+"""`dynaxla bench-device`: compares trace once, lazy mode and eager mode on the device "jax". Writes device.md and device.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ SEVERAL = 10
 
 @dataclass(frozen=True)
 class Part:
-    """One set of tables. training: the name of an optimizer, or "". ratios: pairs of engines; the first one's time over the second's."""
+    """One set of tables.
+
+    Attributes:
+        title: its title.
+        engines: the engines that are compared.
+        ratios: pairs of engines; the first one's time over the second's is shown.
+        training: the name of an optimizer, or "" for inference.
+    """
 
     title: str
     engines: tuple[str, ...]
@@ -60,9 +67,12 @@ _CAPTURE_ALONE = ("dynamo", "dynamo_aot")
 
 
 def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float, minutes: float, device: str) -> bool:
-    """Measure what these parts (all, if none are named) lack, beginning no model after so many minutes, and write the tables after each.
+    """Measures the models that these parts (all, if none are named) still lack, and writes the tables after each model.
 
-    Whether all that was asked for is there, and no model failed or disagreed with eager. Raises: BenchmarkError.
+    No model is begun after this many minutes; a later call with the same output continues.
+
+    Returns: True if everything has been measured, and no model failed or disagreed with eager mode.
+    Raises: BenchmarkError.
     """
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
@@ -96,7 +106,10 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
 
 def measure_model(part: Part, case: suites.Case, device: torch.device, seconds: float) -> dict[str, Any]:
-    """`environment`; `captured` (see capture.Capture; None in training); `engines`: see `_as_entry`."""
+    """Measures one model.
+
+    Returns: `environment`; `captured`, the fields of capture.Capture (None in training); `engines`, see `_as_entries`.
+    """
     settings = Settings(_placement(part, device), seconds=seconds, amortized=0 if part.training else SEVERAL)
     result = measure(case, _engines(part), settings)
     captured = None if result.captured is None else asdict(result.captured)
@@ -112,9 +125,12 @@ def _placement(part: Part, device: torch.device) -> Placement:
 
 
 def _as_entries(result: ModelResult) -> dict[str, Any]:
-    """By engine `good`, or `failure`; milliseconds of a call: `ms` with `lower` and `upper` quartiles, `cpu_ms`, `amortized_ms` (None if
-    that was not measured), and mean ones of its `phases`; `first_call` in seconds; `recorded_ops` in a call; `compilations` and `traces` in
-    all timed calls; `error`."""
+    """Returns a model's entry in device.json, by engine.
+
+    An entry has `good`; `failure` if that is False; milliseconds of a call: the median `ms` with `lower` and `upper` quartiles, `cpu_ms`,
+    `amortized_ms` (None if it was not measured), and the mean ones of its `phases`; `first_call` in seconds; `recorded_ops` in a call;
+    `compilations` and `traces` in all timed calls; `error`.
+    """
     entries: dict[str, Any] = {}
     for row in result.rows:
         entry: dict[str, Any] = {"good": row.good}
@@ -164,7 +180,7 @@ def _conclusion(engines: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _with_ms(engines: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, dict[str, Any]]:
-    """The same, where `ms` is another time."""
+    """Returns the same entries with another time as `ms`."""
     return {
         model: {engine: {**row, "ms": row[name]} if row["good"] else row for engine, row in rows.items()} for model, rows in engines.items()
     }

@@ -1,22 +1,22 @@
-"""The ways to run a model that are compared.
+"""The engines: the ways to run a model that the benchmark compares.
 
-eager            PyTorch as it is
-lazy             eager mode's Python on the device "jax", recorded at every call and run as one program
+eager            PyTorch's eager mode
+lazy             eager mode's Python code on the device "jax"; the ops are recorded at every call and run as one program
 inductor         torch.compile's own compiler, in its default mode
 torchscript      torch.jit.trace, not frozen
-dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
-dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
+dynamo           TorchDynamo alone: its guards around the captured graph, which runs in eager mode
+dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs in eager mode
 dynaxla          trace once
-dynaxla_tuned    trace once, forms chosen by measurement
+dynaxla_tuned    trace once, implementations chosen by measurement
 dynaxla_frozen   trace once, with the option freeze
-dynaxla_separate of a training step: forward pass, backward pass and the optimizer as a program each
+dynaxla_separate for a training step: one program each for forward pass, backward pass and optimizer
 dynaxla_step     dynaxla.compile_step: the whole training step as one program
 inductor_autotuned  Inductor in its mode max-autotune, which also uses CUDA graphs
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
-..._native       eager, dynaxla or dynaxla_step on the CPU's own tensors, beside tensors of the device "jax"
-jax              the model as a JAX function (dynaxla.to_jax) under jax.jit; inputs and results cross by DLPack
-xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS, XLA_GPU_OPTIONS)
+..._native       eager, dynaxla or dynaxla_step on CPU tensors, to compare with tensors of the device "jax"
+jax              the model as a JAX function (dynaxla.to_jax) under jax.jit; inputs and results are passed by DLPack
+xla_...          trace once, with one XLA option that differs from dynaxla's choice (see XLA_OPTIONS, XLA_GPU_OPTIONS)
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
 """
@@ -57,11 +57,11 @@ class Engine:
     """One way to run a model.
 
     Attributes:
-        name.
-        prepare: from a model and example inputs to what is called; compiling may wait for the first call.
-        obstacle: why the engine cannot be used here, or "". Cheap, and without importing anything that changes this process.
-        isolated: must run in a process of its own.
-        native: runs a model and inputs of the CPU, where the other engines' are on the device "jax".
+        name: the engine's name.
+        prepare: returns the callable for a model and example inputs; it may compile only at its first call.
+        obstacle: returns the reason why the engine cannot be used here, or "". It is cheap, and imports nothing that changes this process.
+        isolated: True if it must run in a process of its own.
+        native: True if it runs on the CPU while the other engines run on the device "jax".
     """
 
     name: str
@@ -71,7 +71,7 @@ class Engine:
     native: bool = False
 
     def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
-        """What is called, also of a `Training`: there it is the training's model that the engine prepares."""
+        """Returns the callable for a model. For a `Training`, most engines prepare only its model."""
         if not isinstance(model, Training) or self.name in FOR_TRAINING:
             return self.prepare(model, inputs)
         return model.compiled(lambda module: self.prepare(module, inputs))
@@ -126,8 +126,11 @@ def _as_jax_function(model: nn.Module, inputs: Inputs) -> Call:
 
 
 def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
-    """Compiled by a first call. TorchDynamo, too, looks at the setting, so it has to be global meanwhile; as an option of torch.compile it
-    freezes nothing. With a backend of its own, TorchDynamo does not find what it compiled for plain Inductor."""
+    """Compiles a model by a first call with Inductor's `freezing`.
+
+    TorchDynamo, too, reads this setting, so it has to be set globally during the call; as an option of torch.compile it freezes nothing. A
+    separate backend function keeps TorchDynamo from reusing code compiled for plain Inductor.
+    """
     from torch._inductor import config  # Inductor takes a second to import
     from torch._inductor.compile_fx import compile_fx
 
@@ -158,7 +161,7 @@ def _no_device() -> str:
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
     with warnings.catch_warnings():
-        # Deprecated since torch 2.9, and it warns of every Python branch that it cannot see.
+        # torch.jit.trace is deprecated since torch 2.9, and warns about every Python branch that it cannot see.
         warnings.simplefilter("ignore")
         return torch.jit.trace(model, inputs, check_trace=False)
 
@@ -172,7 +175,7 @@ def _boxed_graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Cal
 
 
 def _torchax(model: nn.Module, _: Inputs) -> Call:
-    """Inputs and results cross over at each call, as in the other engines they stay tensors of torch."""
+    """Compiles a model with torchax. Inputs and results are converted at each call, since all engines take and return torch tensors."""
     import torchax
 
     environment = torchax.default_env()
@@ -189,7 +192,7 @@ def _torchax(model: nn.Module, _: Inputs) -> Call:
 
 
 def _torch_xla(model: nn.Module, _: Inputs) -> Call:
-    """Inputs and results cross over at each call, which is included, as in PR #87741."""
+    """Compiles a model with torch_xla. The time includes moving inputs and results at each call, as in PR #87741."""
     import torch_xla
 
     device = torch_xla.device()
@@ -213,9 +216,9 @@ def _not_importable(module: str) -> Callable[[], str]:
     return obstacle
 
 
-# What XLA can be told on the CPU, by engine. Its own default is in force for emitters (on) and fast math (off); dynaxla chooses vectors
-# (512 bits where the processor has them; XLA's default is 256), the scheduler (that which saves memory) and for what XLA calls its library
-# YNN (single products and convolutions).
+# XLA's options on the CPU, by engine. dynaxla keeps XLA's defaults for emitters (on) and fast math (off). It sets the vector width (512
+# bits if the processor has them; XLA's default is 256), the scheduler (the one that saves memory), and the ops for which XLA calls its
+# library YNN (single products and convolutions).
 XLA_OPTIONS: dict[str, dict[str, Any]] = {
     "xla_vectors_128": {"xla_cpu_prefer_vector_width": 128},
     "xla_vectors_256": {"xla_cpu_prefer_vector_width": 256},
@@ -231,7 +234,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The same on a GPU, where dynaxla has half types rounded where eager mode does, and convolutions in CUDA graphs.
+# The same for GPUs, where dynaxla rounds half types at the same points as eager mode, and puts convolutions into CUDA graphs.
 XLA_GPU_OPTIONS: dict[str, dict[str, Any]] = {
     "xla_fewer_roundings": {"xla_allow_excess_precision": True},
     "xla_small_graphs": {COMMANDS: WITHOUT_CONVOLUTIONS},
@@ -263,15 +266,15 @@ _ALL = [
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
-# They prepare the whole step, not its model.
+# Engines that prepare the whole training step, not only its model.
 FOR_TRAINING = ("lazy", "dynaxla_separate", "dynaxla_step", "dynaxla_step_native")
 
-# TorchScript follows the example's path and repeats it, so it cannot be right about models whose path depends on values.
+# TorchScript repeats the path of the example inputs, so it gives wrong results for models whose path depends on values.
 USUAL: Mapping[str, list[str]] = {
     "models": ["eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
-# Those that run tensors of the device "jax". There, eager mode runs each op as a program of XLA's, and what is right the CPU says.
+# Engines for tensors of the device "jax". There, eager mode runs each op as an XLA program; results are compared with those of the CPU.
 ON_THE_DEVICE_JAX = (
     "eager", "lazy", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace", "eager_native",
     "dynaxla_native", "dynaxla_step_native",
@@ -282,7 +285,7 @@ TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", 
 
 
 def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[str]:
-    """Which engines a suite is measured with, if none are named. device: the kind of device that tensors are on."""
+    """Returns the engines for a suite if none are named. `device` is the type of the tensors' device."""
     if device == "jax":
         names = (
             ["eager", "lazy", "dynaxla", "dynaxla_step", "dynaxla_retrace"] if training else ["eager", "lazy", "dynaxla", "dynaxla_retrace"]
@@ -292,11 +295,15 @@ def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[
 
 
 def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[Engine], list[str]]:
-    """Engines by name, in the table's order, and notes about those left out. Without names: the usual ones that can be used here.
+    """Returns engines in the table's order, and notes about engines that are left out.
 
-    device: the kind of device that tensors are on.
+    Args:
+        names: the engines; if empty, those in `usual` that can be used here.
+        usual: the default engines.
+        device: the type of the tensors' device.
 
-    Raises: BenchmarkError for an unknown name, and for a named engine that cannot be used here.
+    Raises:
+        BenchmarkError: a name is unknown, or a named engine cannot be used here.
     """
     wanted = list(dict.fromkeys(names))
     known = list(ON_THE_DEVICE_JAX if device == "jax" else ENGINES)

@@ -1,6 +1,6 @@
-"""The first call of each model in one engine, in CPU seconds: `python -m dynaxla.bench.first_call ENGINE`, in a process of its own.
+"""CPU seconds of the first call of each model in one engine: `python -m dynaxla.bench.first_call ENGINE MODEL...`, in its own process.
 
-CPU seconds of the process and of the compilers that it starts, one thread. What happens once per process is over before they are counted.
+They include the compilers that the process starts. There is one thread. Work that is done once per process is not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASES = ("trace", "lower", "compile")
 
 
 def first_calls(engine: str, models: Sequence[str], cache: str, bytecode: str) -> dict[str, dict[str, float]]:
-    """CPU seconds by model: "cpu", of the whole first call, and of dynaxla's phases `PHASES`. cache, bytecode: as of `start`."""
+    """Returns, by model, CPU seconds of the whole first call ("cpu") and of dynaxla's `PHASES`. `start` explains `cache` and `bytecode`."""
     command = [sys.executable, "-m", "dynaxla.bench.first_call", engine, *models]
     done = subprocess.run(command, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

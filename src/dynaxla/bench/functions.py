@@ -1,4 +1,4 @@
-"""Single functions on activations as a transformer has them: elementwise, and along rows."""
+"""Single functions on a transformer's activations: elementwise, and along rows."""
 
 from __future__ import annotations
 

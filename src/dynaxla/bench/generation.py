@@ -1,5 +1,5 @@
-"""One step of generation: a token's keys and values are written into caches, which attention reads. The caches are filled to their end, and
-a call writes their last row, so that every call of one input does the same."""
+"""One step of generation: a token's keys and values are written into caches, which attention reads. The caches are full, and a call
+overwrites their last row, so that every call with the same input does the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = WIDTH // HEADS
 
 
 class Row(nn.Module):
-    """A row is written into a cache. The result says nothing of the cache, since reading it is another matter."""
+    """Writes a row into a cache. The result does not depend on the cache, so that the time does not include reading it."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Row(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of one token for each sequence, over as many others as the cache is long. Several heads share one of the cache's."""
+    """Attention of one token for each sequence over all positions of the cache. Several query heads share one cached head."""
 
     def __init__(self, length: int, sequences: int = 1) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of a decoder."""
+    """A decoder layer."""
 
     def __init__(self, length: int, sequences: int = 1) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
-    """A decoder without a vocabulary, with caches of this length for so many sequences."""
+    """Returns a decoder without embeddings, with caches of this length for this number of sequences."""
     return nn.Sequential(*[Block(length, sequences) for _ in range(layers)])
 
 
@@ -68,12 +68,12 @@ def rows(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 
 def tokens(batch: int, generator: torch.Generator, sequences: int = 1) -> tuple[torch.Tensor, ...]:
-    """A token for each sequence, of which each model has caches for a certain number: a batch is so many."""
+    """Returns one token for each sequence. A model has caches for a fixed number of sequences, which is a batch of 1."""
     return (torch.randn(batch * sequences, 1, WIDTH, generator=generator),)
 
 
 def reading_ms(model: nn.Module, rounds: int = 9) -> float:
-    """Milliseconds for reading all weights and caches once, at the speed at which this machine sums a large tensor: the best of some."""
+    """Returns milliseconds for reading all weights and caches once, at the best speed at which this machine sums a large tensor."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     large = torch.zeros(1 << 26)
     best = float("inf")

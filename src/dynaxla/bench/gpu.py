@@ -1,4 +1,4 @@
-"""`dynaxla bench-gpu`: dynaxla beside Inductor on a GPU, in time, memory and first calls. It writes gpu.md and gpu.json, model by model."""
+"""`dynaxla bench-gpu`: compares dynaxla with Inductor on a GPU: time, memory and first calls. Writes gpu.md and gpu.json."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ convolutions are not in CUDA graphs.
 def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float, minutes: float, device: str, jobs: int) -> bool:
     """Measures the rows that these parts (all, if none are named) lack, for about `minutes`, and writes the tables after each step.
 
-    The rows that people ask for most come first, and all times before any memory. A later call with the same output continues. `jobs` rows
+    The most requested rows come first, and all times come before any memory. A later call with the same output continues. `jobs` rows
     compile at once, and are timed one after the other.
 
-    Returns True if every row is there, and no engine failed or disagreed with eager mode. Raises: BenchmarkError.
+    Returns: True if every row has been measured, and no engine failed or disagreed with eager mode.
+    Raises: BenchmarkError.
     """
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
@@ -62,7 +63,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
 
 def _rank(wanted: tuple[str, str]) -> int:
-    """The place of a part and model in FIRST; all others come after these, in their own order."""
+    """Returns the position of a part and model in FIRST, as a sort key; all others come after these."""
     return FIRST.index(wanted) if wanted in FIRST else len(FIRST)
 
 
@@ -70,8 +71,10 @@ def _measure_times(
     found: dict[str, Any], wanted: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, minutes: float, end: float,
     save: Callable[[], None], jobs: int,
 ) -> int:  # fmt: skip
-    """Returns how many models are left. A model that does not finish though it had all of the time is recorded as a failure, so that the
-    next call continues behind it."""
+    """Measures times, and returns the number of models that are left.
+
+    If the first model does not finish within all of the time, it is recorded as a failure, so that the next call continues after it.
+    """
     lacking = [(part, model) for part, model in wanted if model not in found.get(part, {})]
     done = 0
     for start in range(0, len(lacking), jobs):
@@ -91,18 +94,18 @@ def _measure_times(
             done += 1
             save()
         if done - before < len(group):
-            break  # the time is over
+            break  # the time is up
     return len(lacking) - done
 
 
-# Seconds that a row takes besides its engines' times: their results are compared once more.
+# Seconds that a row takes after its engines have been timed: their results are compared once more.
 _AFTER_ROUNDS = 3.0
 
 
 def _side_by_side(
     group: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, end: float
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Part, model and what was measured, for those that were done in time. All compile at once; then each is timed while no other runs."""
+    """Yields part, model and measurements of the rows that finish in time. All compile at once; then each is timed while no other runs."""
     turns = {row: Turn(caches.joinpath("turns", *row)) for row in group}
     latest = end - sum(seconds * len(PARTS[part].engines) + _AFTER_ROUNDS for part, _ in group)
     with ThreadPoolExecutor(len(group)) as pool:
@@ -130,7 +133,7 @@ def _measure_memory(
     found: dict[str, Any], wanted: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, end: float,
     save: Callable[[], None],
 ) -> int:  # fmt: skip
-    """Returns how many engines' memory is left to measure."""
+    """Measures memory, and returns the number of engines that are left."""
     lacking = [
         (part, model, engine)
         for part, model in wanted

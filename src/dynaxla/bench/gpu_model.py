@@ -1,8 +1,8 @@
-"""One model for `dynaxla bench-gpu`, in processes of its own: one for the times of all engines, and one for the memory of each.
+"""One model of `dynaxla bench-gpu`, in separate processes: one for the times of all engines, and one for the memory of each engine.
 
-`python -m dynaxla.bench.gpu_model PART MODEL DEVICE SECONDS` prints times, and with an engine's name behind it that engine's memory. Times
-are measured when it is its turn (see `Turn`). A kernel that fails leaves a CUDA context in which nothing works any more, and what one
-engine has allocated would be counted with another's.
+`python -m dynaxla.bench.gpu_model PART MODEL DEVICE SECONDS` prints times, and with an engine's name at the end that engine's memory. Times
+are measured when it is the process's turn (see `Turn`). The processes are separate because a kernel that fails makes its CUDA context
+unusable, and because one engine's memory would be counted with another's.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from .gpu_parts import PARTS, Part
 from .measure import Settings, measure, rehearse
 from .runner import Placement, device_peak_bytes
 
-# Of the memory: calls before it counts, in which programs are compiled and memory is seen for the second time; calls that count.
+# For memory: first calls, which are not counted because programs are compiled, and memory is seen for the second time; counted calls.
 WARM_CALLS, CALLS = 3, 2
 
 
-# Seconds between two looks at whose turn it is.
+# Seconds between two checks of whose turn it is.
 INTERVAL = 0.2
 # The environment variable that names a process's directory of a `Turn`.
 _TURN = "DYNAXLA_BENCH_TURN"
 
 
 class Turn:
-    """One process's turn to be timed: processes compile side by side, and are timed one after the other. Two files in `directory`, which is
-    made, carry the messages."""
+    """One process's turn to be timed: processes compile in parallel, and are timed one after the other.
+
+    Two files in `directory`, which is created, are the messages between the processes.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -51,15 +53,15 @@ class Turn:
         return (self.directory / "ready").exists()
 
     def give(self) -> None:
-        """Let the process measure its times."""
+        """Lets the process measure its times."""
         (self.directory / "go").touch()
 
     def stop(self) -> None:
-        """End the process."""
+        """Ends the process at its next check."""
         self.is_stopped = True
 
     def wait(self) -> None:
-        """In the process: until it is its turn."""
+        """Called in the measuring process: reports that it is ready, and waits until it is its turn."""
         (self.directory / "ready").touch()
         while not (self.directory / "go").exists():
             time.sleep(INTERVAL)
@@ -68,10 +70,20 @@ class Turn:
 def measure_times(
     part: str, model: str, device: str, seconds: float, end: float, caches: Path, turn: Turn | None = None
 ) -> dict[str, Any] | None:
-    """`environment`, and `engines`: by engine `good`, `ms` with `lower` and `upper` quartiles, `first_call` in seconds, or `failure`.
+    """Measures the times of a model in a process of its own.
 
-    caches: this model's directory, which is empty or not there. turn: when times may be measured; left out, at once. Returns None if the
-    process was not done by `end`, a time of time.monotonic(), or was stopped.
+    Args:
+        part: the name of the table.
+        model: the model's name.
+        device: the device's name.
+        seconds: about how long each engine is timed.
+        end: when the process is stopped, as a time of time.monotonic().
+        caches: this model's directory, which is empty or missing.
+        turn: says when times may be measured; None: at once.
+
+    Returns:
+        `environment`, and `engines`: by engine `good`, the median `ms` with `lower` and `upper` quartiles, `first_call` in seconds, or
+        `failure`. None if the process did not finish by `end`, or was stopped.
     """
     variables = _with_caches(caches) | ({_TURN: str(turn.directory)} if turn is not None else {})
     found = _answer([part, model, device, str(seconds)], variables, end, turn)
@@ -81,17 +93,22 @@ def measure_times(
 
 
 def measure_memory(part: str, model: str, engine: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
-    """`peak`, the engine's memory in bytes (None where it is not known), or `failure`; None if the process was not done by `end`.
+    """Measures the memory of an engine in a process of its own.
 
-    caches: the directory that `measure_times` was given, or an empty one. What it holds need not be compiled again, and the memory that
-    XLA needs to try out kernels is not counted.
+    Args: as of `measure_times`. With its `caches`, nothing is compiled again, and the memory that XLA needs to autotune kernels is not
+    counted; an empty directory works, too.
+
+    Returns: `peak`, the memory in bytes (None if unknown), or `failure`; None if the process did not finish by `end`.
     """
     return _answer([part, model, device, str(seconds), engine], _with_caches(caches), end)
 
 
 def _with_caches(directory: Path) -> dict[str, str]:
-    """The environment of a process that keeps everything it compiles in this directory: dynaxla's and Inductor's caches, JAX's compiled
-    programs, and XLA's autotuning results (xla_gpu_per_fusion_autotune_cache_dir in openxla/xla)."""
+    """Returns the environment of a process that keeps everything it compiles in this directory.
+
+    That is dynaxla's and Inductor's caches, JAX's compiled programs, and XLA's autotuning results (xla_gpu_per_fusion_autotune_cache_dir in
+    openxla/xla).
+    """
     tuned, compiled = directory / "xla", directory / "jax"
     for each in (tuned, compiled):
         each.mkdir(parents=True, exist_ok=True)
@@ -106,7 +123,10 @@ def _with_caches(directory: Path) -> dict[str, str]:
 
 
 def _answer(arguments: Sequence[str], environment: dict[str, str], end: float, turn: Turn | None = None) -> dict[str, Any] | None:
-    """What the process prints last, or `failure`. None if it was not done in time, and then it is stopped with its children."""
+    """Runs a process, and returns the JSON in its last line, or `failure`.
+
+    Returns None if it does not finish in time, or was stopped; it is then killed with its children.
+    """
     command = [sys.executable, "-m", "dynaxla.bench.gpu_model", *arguments]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -155,7 +175,7 @@ def _memory(part: Part, case: suites.Case, device: torch.device, engine: str) ->
     with torch.no_grad():
         model = placement.model(case)
         call = engine_table.ENGINES[engine].prepare_call(model, inputs)
-        del model  # for training, every engine has a copy of its own
+        del model  # for training, the engine has a copy of its own
         for _ in range(WARM_CALLS):
             call(*inputs)
         placement.synchronise()

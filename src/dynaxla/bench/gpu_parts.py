@@ -1,4 +1,4 @@
-"""The tables of `dynaxla bench-gpu`: each precision, batch size, inference and training, beside Inductor as it is and autotuned."""
+"""The tables of `dynaxla bench-gpu`: each precision and batch size, inference and training, against Inductor and autotuned Inductor."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ import torch
 
 INFERENCE = ("eager", "inductor", "dynaxla")
 TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_step")
-# Autotuning takes minutes for a model: tables of their own.
+# Autotuning takes minutes for each model, so these engines have tables of their own.
 AUTOTUNED = ("eager", "inductor_autotuned", "dynaxla")
 AUTOTUNED_TRAINING = ("eager", "inductor_autotuned", "dynaxla_step")
-# The same program without PyTorch around it, and with other options of XLA's.
+# The same program without PyTorch around it, and with other XLA options.
 VARIANTS = ("jax", "xla_fewer_roundings", "xla_small_graphs", "dynaxla")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One table. precision: float32, tf32 or bfloat16. training: the name of an optimizer, or "". calls: timed together."""
+    """One table.
+
+    Attributes:
+        precision: float32, tf32 or bfloat16.
+        batch: the batch size.
+        engines: the engines that are compared.
+        training: the name of an optimizer, or "" for inference.
+        calls: calls that are timed together.
+    """
 
     precision: str
     batch: int
@@ -38,11 +46,11 @@ class Part:
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
-        """The last engine is dynaxla in the way that matters here."""
+        """Pairs of engines: each other engine, and the last one, which is dynaxla in the way that matters here."""
         return [(name, self.engines[-1]) for name in self.engines[:-1]]
 
     def set_precision(self) -> None:
-        """torch's settings of TF32, for the whole process: all engines follow them."""
+        """Sets torch's TF32 settings for the whole process; all engines follow them."""
         is_coarse = self.precision == "tf32"
         torch.set_float32_matmul_precision("high" if is_coarse else "highest")
         torch.backends.cudnn.allow_tf32 = is_coarse
@@ -64,7 +72,7 @@ def _parts() -> dict[str, Part]:
 
 PARTS = _parts()
 
-# Parts and models in the order in which people ask for them.
+# Parts and models that are requested most, which are measured first.
 FIRST = [
     ("bfloat16-batch32-training", "bert_base"),
     ("bfloat16-batch32", "resnet50"),

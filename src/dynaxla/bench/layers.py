@@ -1,8 +1,8 @@
-"""The first call of a decoder with many equal layers: `python -m dynaxla.bench.layers LAYERS REGION`, in a process of its own.
+"""CPU seconds of the first call of a decoder with many equal layers: `python -m dynaxla.bench.layers LAYERS KIND`, in its own process.
 
-Equal layers are lowered and compiled once, so what follows capture (TorchDynamo's and AOTAutograd's) should hardly grow with their number.
-With `torch.compiler.nested_compile_region` around a layer's forward pass, TorchDynamo captures it once, too. CPU seconds, caches empty, one
-thread. What happens once per process is over before they are counted.
+Equal layers are lowered and compiled once, so the time after capture (by TorchDynamo and AOTAutograd) should hardly grow with their number.
+With `torch.compiler.nested_compile_region` around a layer's forward pass, TorchDynamo captures it once, too. Caches are empty, and there is
+one thread. Work that is done once per process is not counted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .first_call import PHASES
 from .second_start import cpu_seconds, environment
 
 LAYERS = (12, 48)
-# As this module is called.
+# The values of KIND.
 PLAIN, REGION = "plain", "region"
 LENGTH = 256
 
 
 def runs() -> dict[str, dict[str, dict[str, float]]]:
-    """CPU seconds by kind, number of layers, and what: "cpu" (the whole call) and "after" (capture)."""
+    """Returns CPU seconds by kind and number of layers: "cpu" (of the whole call) and "after" (after capture)."""
     with tempfile.TemporaryDirectory() as bytecode:
         return {kind: {str(count): measure(kind, count, bytecode) for count in LAYERS} for kind in (PLAIN, REGION)}
 
 
 def measure(kind: str, layers: int, bytecode: str) -> dict[str, float]:
-    """In a fresh process, with empty caches. bytecode: the directory of all Python modules' bytecode, as an earlier run has left it."""
+    """Measures in a fresh process with empty caches. `bytecode` is the directory of Python's bytecode, which earlier runs have filled."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "dynaxla.bench.layers", str(layers), kind]
         done = subprocess.run(command, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)
@@ -43,7 +43,7 @@ def measure(kind: str, layers: int, bytecode: str) -> dict[str, float]:
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Lines of Markdown. found: as `runs` gives it."""
+    """Returns lines of Markdown. `found` is a result of `runs`."""
     few, many = map(str, LAYERS)
     lines = [
         f"CPU seconds of the first call of a decoder with {few} and with {many} equal layers, caches empty. *After capture*: lowering and",
@@ -72,9 +72,9 @@ def _measure(layers: int, kind: str) -> dict[str, float]:
 
 
 def _first_call(layers: int, kind: str) -> float:
-    """CPU seconds."""
+    """Returns CPU seconds of the first call."""
     torch.manual_seed(0)
-    # Another length than the rehearsal's, whose programs would be found again.
+    # The rehearsal (one layer) has another length, so that its programs are not found again.
     model: Any = generation.decoder(LENGTH if layers > 1 else LENGTH // 2, layers=layers).eval().requires_grad_(False)
     if kind == REGION:
         model = _of_regions(model)
@@ -86,7 +86,7 @@ def _first_call(layers: int, kind: str) -> float:
 
 
 def _of_regions(model: torch.nn.Module) -> torch.nn.Module:
-    """The same with each layer's forward pass as a region: one function, called with each layer."""
+    """Returns the model with each layer's forward pass as a compile region: one function, called with each layer."""
 
     @torch.compiler.nested_compile_region
     def region(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

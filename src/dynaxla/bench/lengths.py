@@ -1,8 +1,7 @@
-"""A model called with many lengths, one after the other: `python -m dynaxla.bench.lengths ENGINE CASE`, in a process of its own.
+"""Calls of a model with many different lengths: `python -m dynaxla.bench.lengths ENGINE CASE`, in a process of its own.
 
-Each length is a new one, so that every call is the first with its size: what compilation costs then is seen in the calls themselves, or in
-another thread. Engines are told that sizes change (`dynamic=True`). Not counted is what eager mode needs, too: importing torch, making the
-model, first eager calls. One thread.
+Every call is the first with its length: the cost of compilation shows in the calls themselves, or in another thread. Engines compile with
+`dynamic=True`. Costs that eager mode has, too, are not counted: importing torch, building the model, first eager calls. One thread is used.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from .second_start import cpu_seconds
 from .training import Training
 
 COUNT, LONGEST = 100, 512
-# Calls before which an engine may still be busy with its first compilations.
+# The number of first calls that `Run.worst` ignores: an engine may still be busy with its first compilations.
 FIRST = 10
 
-# What torch.compile is given; None: eager mode.
+# Arguments of torch.compile; None: eager mode.
 ENGINES: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor": {"backend": "inductor"},
@@ -48,7 +47,7 @@ ENGINES: dict[str, dict[str, Any] | None] = {
 
 
 class Gpt(nn.Module):
-    """One block of GPT-2's, with its embeddings."""
+    """One GPT-2 block, with its embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,12 @@ _bert = partial(suites.Bert, hidden_size=256, num_hidden_layers=4, num_attention
 
 @dataclass(frozen=True)
 class Case:
-    """Attributes: build (the model); optimizer (of a training step; "": a forward pass)."""
+    """A model.
+
+    Attributes:
+        build: creates the model.
+        optimizer: the optimizer of a training step; "" for a forward pass.
+    """
 
     build: Callable[[], nn.Module]
     optimizer: str = ""
@@ -76,17 +80,20 @@ CASES = {"bert": Case(_bert), "gpt_block": Case(Gpt), "bert_training": Case(_ber
 
 
 def lengths() -> list[int]:
-    """All different. 1, for which TorchDynamo captures a graph of its own, is the second."""
+    """Returns different lengths in a random order. The second is 1, for which TorchDynamo captures a separate graph."""
     first, *others = random.Random(0).sample(range(2, LONGEST + 1), COUNT - 1)
     return [first, 1, *others]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One engine's calls. Seconds.
+    """One engine's calls, in seconds.
 
-    Attributes: calls (wall time of each); cpu (of all of them, with children, and with what other threads have left to do behind the
-    last one); executables; disagreement (the first call whose result is not eager's, and how, or "").
+    Attributes:
+        calls: the wall time of each call.
+        cpu: the CPU time of all calls, of child processes, and of work that other threads finish after the last call.
+        executables: the number of programs that dynaxla has compiled.
+        disagreement: the first length whose result differs from eager mode's, with the difference; or "".
     """
 
     calls: list[float]
@@ -99,17 +106,17 @@ class Run:
         return sum(self.calls)
 
     def worst(self, eager: Run) -> float:
-        """The greatest ratio of a call's time to eager's with the same length, of those behind the first ones."""
+        """Returns the largest ratio of a call's time to eager mode's with the same length, after the `FIRST` calls."""
         return max(mine / theirs for mine, theirs in list(zip(self.calls, eager.calls, strict=True))[FIRST:])
 
 
 def engines(case: str) -> list[str]:
-    """Those that a case is measured with. A hundred programs of a training step are a quarter of an hour of compiling."""
+    """Returns the engines for a case. dynaxla_exact is left out in training: its hundred compilations take a quarter of an hour."""
     return [engine for engine in ENGINES if engine != "dynaxla_exact" or not CASES[case].optimizer]
 
 
 def runs(names: Sequence[str], cells: Cells) -> dict[str, dict[str, dict[str, Any]]]:
-    """What `Run` has, by case and engine. names: of cases; all, if there are none. Raises: BenchmarkError for an unknown name."""
+    """Returns the fields of `Run` by case and engine. Without names, all cases. Raises: BenchmarkError for an unknown name."""
     unknown = sorted({*names} - CASES.keys())
     if unknown:
         raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} called with many lengths; there are: {', '.join(CASES)}")
@@ -125,13 +132,13 @@ def _run(engine: str, case: str) -> dict[str, Any]:
 
 
 def measure(engine: str, case: str) -> Run:
-    """In a fresh process, with empty caches."""
+    """Measures a case in a fresh process with empty caches."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {
             **os.environ,
             "DYNAXLA_CACHE": os.path.join(cache, "dynaxla"),
             "TORCHINDUCTOR_CACHE_DIR": cache,
-            # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
+            # Inductor's compilers then run one by one, as awaited child processes, so that their time can be counted.
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         command = [sys.executable, "-m", "dynaxla.bench.lengths", engine, case]
@@ -140,7 +147,7 @@ def measure(engine: str, case: str) -> Run:
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Lines of Markdown. found: as `runs` gives it."""
+    """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
         f"{COUNT} different lengths up to {LONGEST}, one call with each, in a random order; caches are empty. *Total*: seconds of all",
         "calls; *CPU*: of the whole process and its children, with what is compiled after the last. *Worst*: of a call behind the first",
@@ -190,8 +197,11 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
 
 
 def _kept(result: Any) -> Any:
-    """What is compared of a result. Of a step's gradients, whose copies would fill the memory, sums with random signs: two tensors with the
-    same sums of all their elements, under some choices of signs, are the same."""
+    """Returns the part of a result that is compared.
+
+    Copies of all steps' gradients would fill the memory. Instead, four sums of each gradient's elements with random signs are kept: tensors
+    with equal sums are almost certainly equal.
+    """
     if not isinstance(result, tuple) or not isinstance(result[-1], list):
         return pytree.tree_map_only(torch.Tensor, torch.clone, result)
     loss, gradients = result
@@ -204,7 +214,7 @@ def _signs(count: int) -> torch.Tensor:
 
 
 def _executables() -> int:
-    """How many programs dynaxla has compiled."""
+    """Returns the number of programs that dynaxla has compiled."""
     if "dynaxla" not in sys.modules:
         return 0
     from ..observe import metrics

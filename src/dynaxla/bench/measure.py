@@ -1,7 +1,8 @@
 """The measurements: every engine of a model is prepared and checked, then all are timed in turns.
 
-Turns matter: a machine's speed drifts, and what one engine leaves behind (caches, clocks) must not always meet the same successor. In each
-round each engine makes one call untimed, to be warm, and `iterations_per_run` calls timed; the order moves on by one from round to round.
+Turns matter because a machine's speed drifts, and because the state that one engine leaves behind (caches, clocks) must not always affect
+the same successor. In each round each engine makes one untimed call to warm up, and `iterations_per_run` timed calls; the order rotates by
+one from round to round.
 """
 
 from __future__ import annotations
@@ -34,17 +35,25 @@ Inputs = tuple[torch.Tensor, ...]
 
 MINIMUM_ROUNDS = 3
 MAXIMUM_ROUNDS = 100
-# TorchDynamo keeps the code of all engines under one function, and would give up compiling at 8 of them.
+# TorchDynamo keeps the compiled code of all engines under one function, and by default stops compiling after 8 versions.
 RECOMPILE_LIMIT = 256
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long.
+    """The settings of a measurement.
 
-    Attributes: placement; iterations_per_run (calls timed together); randomize_input (new values at each call, instead of one input);
-    baseline (the engine that is 1.00); rounds, or else seconds of timing for each engine of a model; memory (measure it); traceback
-    (print those of failures); amortized (also time that many calls with one wait at their end; 0: do not).
+    Attributes:
+        placement: how models and inputs are created.
+        iterations_per_run: calls that are timed together.
+        randomize_input: True for new values at each call, instead of one input.
+        baseline: the engine whose speedup is 1.00.
+        rounds: the number of rounds; None to use `seconds`.
+        seconds: about how long each engine of a model is timed.
+        memory: True to measure memory, too.
+        traceback: True to print the tracebacks of failures.
+        amortized: also time this many calls with one synchronization at their end; 0: do not.
+        before_rounds: called after the first calls, before the timing.
     """
 
     placement: Placement = field(default_factory=Placement)
@@ -61,7 +70,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Spread:
-    """Milliseconds per call over the rounds: the median, and the quartiles around it."""
+    """Milliseconds per call over the rounds: the median, and the lower and upper quartiles."""
 
     median: float
     lower: float
@@ -77,13 +86,27 @@ class Spread:
 
 @dataclass
 class Row:
-    """One engine on one model. What could not be measured is None; `failure` says why.
+    """One engine on one model. Values that could not be measured are None.
 
-    Attributes: first_call_seconds; first_phases, seconds of dynaxla's phases in the first call; call_phases, milliseconds of them in one
-    timed call; traces and compilations, how often a graph was traced and a program compiled in all timed calls; recorded_ops, the ops
-    that lazy mode recorded in one of them; wall and cpu, milliseconds per call, and their samples, one of
-    each round; amortized, milliseconds per call where several share one wait, and its samples; speedup over the baseline; agreement with
-    eager; memory.
+    Attributes:
+        model: the model's name.
+        engine: the engine's name.
+        failure: why the engine failed, or "".
+        first_call_seconds: wall time of the first call.
+        first_phases: seconds of dynaxla's phases in the first call.
+        call_phases: milliseconds of these phases in one timed call.
+        traces: how many graphs were traced in all timed calls.
+        compilations: how many programs were compiled in all timed calls.
+        recorded_ops: the ops that lazy mode records in one timed call.
+        wall: wall time per call.
+        cpu: CPU time per call.
+        wall_samples: the wall time per call in each round, in milliseconds.
+        cpu_samples: the CPU time per call in each round, in milliseconds.
+        amortized: wall time per call where several calls share one synchronization.
+        amortized_samples: this time in each round, in milliseconds.
+        speedup: over the baseline.
+        agreement: with eager mode.
+        memory: the engine's memory.
     """
 
     model: str
@@ -112,7 +135,7 @@ class Row:
 
 @dataclass
 class ModelResult:
-    """One model: its rows, and what TorchDynamo captures of it (None if that failed: capture_failure)."""
+    """One model: its rows, and the counts of its capture (None in training, or if counting failed; then `capture_failure` says why)."""
 
     model: str
     rows: list[Row]
@@ -121,7 +144,7 @@ class ModelResult:
 
 
 class Progress(Protocol):
-    """Told what is being done, and how many of a model's steps are behind it."""
+    """A listener for progress: the current activity, and the number of a model's steps that are done."""
 
     def begin(self, model: str, steps: int) -> None: ...
 
@@ -141,7 +164,7 @@ STEPS_OF_ROUNDS = 5
 
 
 def measure(case: Case, engines: Sequence[Engine], settings: Settings, progress: Progress | None = None) -> ModelResult:
-    """One model in all engines. A failing engine becomes a row that says why; only a model that cannot be built raises."""
+    """Measures one model in all engines. A failing engine gets a row with its failure; only a model that cannot be built raises."""
     progress = progress or Silent()
     progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + STEPS_OF_ROUNDS)
     generator = torch.Generator().manual_seed(settings.placement.seed + 1)
@@ -165,7 +188,7 @@ class _Measurement:
         progress.step("building")
         self.model = settings.placement.model(case)
         self.judge = self.model if settings.placement.judge is settings.placement else settings.placement.judge.model(case)
-        # The second input is kept for after the timing: what was compiled for the first must be right for it too.
+        # The second input is for a check after the timing: programs compiled for the first input must be right for it, too.
         self.inputs = [self._fresh(), self._fresh()]
         self.expected: list[Any] = []
         self.reference: list[Any] | None = None
@@ -186,7 +209,7 @@ class _Measurement:
             return result
         self.reference = in_float64(self.judge, judged)
         if self.settings.placement.training:
-            # Gradients may be that uncertain: a maximum that changes places moves them, and deep networks have many.
+            # The uncertainty of gradients: a maximum that changes its position changes them, and deep networks have many.
             self.moved = [moved(self.judge, args) for args in judged]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
@@ -234,7 +257,7 @@ class _Measurement:
         placement = self.settings.placement
         runner: Runner | None = None
         with self._failure_in(row):
-            # A process of its own makes the model before the clock starts: its first call is the engine's, not the process's.
+            # A separate process builds the model before the clock starts, so that its first call measures only the engine.
             if engine.isolated:
                 runner = Remote(engine.name, self.case, placement)
             before = metrics.seconds()
@@ -244,7 +267,7 @@ class _Measurement:
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
             row.agreement = self._agreement(engine, result, 0)
-            # The calls after the first still differ: memory is seen for the second time, TorchScript specialises, sizes become dynamic.
+            # The next calls still differ: memory is seen for the second time, TorchScript specializes, sizes become dynamic.
             for _ in range(3):
                 runner.call(self._fresh() if self.settings.randomize_input else self.inputs[0])
         if row.failure and runner is not None:
@@ -319,7 +342,7 @@ class _Measurement:
 
 
 class _PhaseCounts:
-    """Sums up what dynaxla counts while it is entered."""
+    """A context that sums up dynaxla's counters and seconds of phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -339,8 +362,11 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 
 
 def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
-    """Run something tiny in each engine of this process, so that what happens once per process (imports, compilers' own start) is not
-    charged to the first model. Failures will show in the rows."""
+    """Runs a tiny model in each engine of this process.
+
+    So work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored: they
+    will show in the rows.
+    """
     for engine in engines:
         if not engine.isolated:
             device = placement.judge.device if engine.native else placement.device
@@ -354,8 +380,10 @@ def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
 
 @contextlib.contextmanager
 def pool_of(threads: int) -> Iterator[list[str]]:
-    """JAX's own CPU client, which torchax and the device "jax" use, reads the size of its pool from PJRT_NPROC when it is made. Yields
-    notes for the report."""
+    """Sets PJRT_NPROC inside the context, unless the environment has it, and yields notes for the report.
+
+    JAX's own CPU client, which torchax and the device "jax" use, reads the size of its thread pool from PJRT_NPROC when it is created.
+    """
     if os.environ.get("PJRT_NPROC"):
         yield [f"XLA's CPU pools have PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says."]
         return
@@ -368,7 +396,10 @@ def pool_of(threads: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def prepared_process(threads: int) -> Iterator[list[str]]:
-    """Give torch this many threads, and so dynaxla's XLA pool too; start with empty caches on disk. Yields notes for the report."""
+    """Gives torch, and so dynaxla's XLA pool, this many threads inside the context, with empty caches on disk.
+
+    Yields notes for the report.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
@@ -377,7 +408,7 @@ def prepared_process(threads: int) -> Iterator[list[str]]:
         stack.enter_context(empty_caches())
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")
-        # Its one message says how to avoid a graph break at .item(), in the middle of the progress bar.
+        # This logger's only message, about graph breaks at .item(), would appear in the middle of the progress bar.
         logger = logging.getLogger("torch._dynamo.variables.tensor")
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)

@@ -1,11 +1,11 @@
-"""What a call costs besides XLA's own execution: `dynaxla overhead`.
+"""`dynaxla overhead`: the cost of a call besides XLA's own execution.
 
-One perceptron of narrow layers, so that hardly anything is computed, called in several ways, interleaved in one process:
+A perceptron of narrow layers, so that hardly anything is computed, is called in several ways, interleaved in one process:
 
 eager, inductor, dynaxla    the whole call
 capture                     TorchDynamo's guards and AOTAutograd's wrapper around a graph that returns at once
 program                     dynaxla's part: the graph's inputs as torch tensors in, its outputs as torch tensors out
-executable                  XLA's part: the bare executable on arrays prepared beforehand, and the wait for its result
+executable                  XLA's part: the bare executable on arrays prepared in advance, and the wait for its result
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ ALLOWED_MICROSECONDS_PER_INPUT = 0.6
 class Overhead:
     """Microseconds of wall time for one call, by way of calling.
 
-    Attributes: layers; inputs (tensors that the executable takes); minimum and median over the rounds.
+    Attributes:
+        layers: the number of layers.
+        inputs: the number of tensors that the executable takes.
+        minimum: the minimum over the rounds, by way.
+        median: the median over the rounds, by way.
     """
 
     layers: int
@@ -59,13 +63,13 @@ def perceptron(layers: int, width: int) -> nn.Sequential:
 
 
 def _boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """Says that a function takes its arguments as one list, which it may empty, as a backend's own do."""
+    """Marks a function as boxed: it takes its arguments as one list, which it may clear, as functions of a backend do."""
     run._boxed_call = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
     return run
 
 
 def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, calls: int = 100, seed: int = 0) -> Overhead:
-    """Each round times every way once, `calls` calls together."""
+    """Measures a perceptron. Each round times every way once, with `calls` calls together."""
     torch.manual_seed(seed)
     x = torch.randn(batch, width)
     programs: list[Program] = []
@@ -89,7 +93,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
 
         return _boxed(run)
 
-    # Each way has a model of its own: TorchDynamo keeps the compiled code of one module in one list.
+    # Each way has a model of its own, because TorchDynamo keeps all compiled code of a module in one list.
     torch._dynamo.reset()
     models = {name: perceptron(layers, width) for name in ("eager", "inductor", "dynaxla", "capture", "remember")}
     table = decompositions("cpu")
@@ -122,7 +126,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
 
 
 def _interleaved(ways: dict[str, Callable[[], Any]], rounds: int, calls: int) -> dict[str, list[float]]:
-    """Microseconds per call, one figure for each round."""
+    """Returns microseconds per call by way, one number for each round."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -136,7 +140,7 @@ def _interleaved(ways: dict[str, Callable[[], Any]], rounds: int, calls: int) ->
 
 
 def show(layers: Sequence[int], width: int, batch: int, rounds: int) -> bool:
-    """Measure perceptrons of so many layers and print a table. Whether dynaxla adds no more than is allowed."""
+    """Measures perceptrons with these numbers of layers, and prints a table. Returns: True if dynaxla adds no more than is allowed."""
     torch.set_num_threads(1)
     results = [measure(count, width, batch, rounds) for count in layers]
     names = list(results[0].median)

@@ -1,8 +1,7 @@
-"""The most memory that a training step holds: `python -m dynaxla.bench.peak_memory ENGINE MODEL BATCH OPTIMIZER`, in a process of its own.
+"""Peak memory of a training step: `python -m dynaxla.bench.peak_memory ENGINE MODEL BATCH OPTIMIZER`, in a process of its own.
 
-In bytes, what the process holds besides the libraries: the model, its gradients, the optimizer's state, the programs, and whatever a
-warm step needs on top. Compiling needs more for a while, which is not counted, and leaves pages of the compiler's own code in memory, which
-are no more counted than the other libraries' (all that is mapped from files).
+The peak, in bytes, includes the model, its gradients, the optimizer's state, the programs, and the temporary memory of a warm step. It does
+not include the temporary memory of compilation, nor pages that are mapped from files, such as the code of libraries and the compiler.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ WARM_STEPS, STEPS = 3, 2
 
 
 def step_memory(engine: str, model: str, batch: int, optimizer: str) -> dict[str, int]:
-    """`peak`, and `state`: the bytes of parameters and the optimizer's state, without gradients.
+    """Returns, in bytes, `peak`, and `state`: parameters and the optimizer's state, without gradients.
 
-    Raises: BenchmarkError where the kernel does not tell (it must be Linux), and if the process fails.
+    Raises: BenchmarkError if the system is not Linux, or if the process fails.
     """
     if not REFERENCES.exists():
         raise BenchmarkError("the peak of memory can only be measured on Linux")
@@ -42,7 +41,10 @@ def step_memory(engine: str, model: str, batch: int, optimizer: str) -> dict[str
 
 
 def _resident(which: str) -> int:
-    """RssAnon: memory that no file is behind, now; RssFile: memory from files, now; VmHWM: the most of both so far. Source: proc(5)."""
+    """Returns a size in bytes: RssAnon, current memory not backed by files; RssFile, current memory of files; VmHWM, the peak of both.
+
+    Source: proc(5).
+    """
     found = re.search(rf"{which}:\s+(\d+) kB", STATUS.read_text())
     assert found is not None, f"no {which} in {STATUS}"
     return int(found[1]) * 1024
@@ -52,7 +54,7 @@ def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, i
     torch.set_num_threads(1)
     placement = Placement(batch, training=optimizer)
     rehearse([engines.ENGINES[engine]], placement)
-    release()  # what the heap kept would be the step's, and not count
+    release()  # the step could reuse free memory of the heap, which would not be counted
     before = _resident("RssAnon")
     (case,) = suites.choose("models", [model])
     training = placement.model(case)
@@ -60,11 +62,11 @@ def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, i
     inputs = placement.inputs(case, torch.Generator().manual_seed(1))
     parameters = sum(parameter.nbytes for parameter in training.parameters())
     step = engines.ENGINES[engine].prepare_call(training, inputs)
-    del training  # every engine has a copy of its own
+    del training  # the engine has a copy of its own
     for _ in range(WARM_STEPS):
         step(*inputs)
     gc.collect()
-    REFERENCES.write_text("5")  # the most so far begins anew
+    REFERENCES.write_text("5")  # resets the peak
     for _ in range(STEPS):
         step(*inputs)
     return {"peak": _resident("VmHWM") - _resident("RssFile") - before, "state": parameters * (3 if optimizer == "adamw" else 1)}

@@ -1,4 +1,4 @@
-"""What was measured, as tables on the terminal, JSON, Markdown, and a plot."""
+"""Reports of measurements: tables on the terminal, JSON, Markdown, and a plot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm"
 
 @dataclass
 class Report:
-    """All models of a run. Write it with `write`, show it with `show`."""
+    """The results of a run for all models. `write` writes it, `show` prints it."""
 
     suite: str
     settings: Settings
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def subject(self) -> str:
-        """What was measured, in words."""
+        """A short description of the workload."""
         optimizer = self.settings.placement.training
         return f"{self.suite}, training with {optimizer}" if optimizer else self.suite
 
@@ -53,20 +53,23 @@ class Report:
         return [row for row in self.rows if not row.good]
 
     def geometric_mean(self, engine: str, over: str, *, amortized: bool = False) -> tuple[float, int] | None:
-        """Of the speedups of one engine over another, and how many models it is of: those on which both succeed and are right."""
+        """Returns the geometric mean of the speedups of one engine over another, and the number of models in it.
+
+        Models count if both engines succeed and agree with eager mode. Returns None if there are none.
+        """
         ratios = [ratio for model in self.models if (ratio := ratio_of(model, engine, over, amortized=amortized)) is not None]
         return (math.exp(sum(map(math.log, ratios)) / len(ratios)), len(ratios)) if ratios else None
 
 
 def ratio_of(model: ModelResult, engine: str, over: str, *, amortized: bool = False) -> float | None:
-    """How many times as fast one engine is as another. amortized: where several calls share one wait."""
+    """Returns the speedup of one engine over another, with `amortized` that of calls which share one synchronization; None if unknown."""
     rows = [next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over)]
     mine, theirs = [None if row is None else row.amortized if amortized else row.wall for row in rows]
     return None if mine is None or theirs is None else theirs.median / mine.median
 
 
 def environment() -> dict[str, str]:
-    """Versions and the machine."""
+    """Returns the date, versions of packages, and facts about the machine."""
     facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"), "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -90,7 +93,7 @@ def _cpu_model() -> str:
     return platform.processor() or "unknown"
 
 
-# One table, for the terminal and for Markdown: a heading, and what it shows of a row.
+# The columns of the table of measurements: a heading, and a function that formats a row's cell.
 _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("model", lambda row: row.model),
     ("engine", lambda row: row.engine),
@@ -133,7 +136,7 @@ def _agreement(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table before it is drawn. The first `left` columns are text, the others numbers."""
+    """A table before it is rendered. The first `left` columns are text, the others numbers."""
 
     title: str
     headings: list[str]
@@ -142,7 +145,7 @@ class Grid:
 
 
 def grids(report: Report) -> list[Grid]:
-    """Everything that is shown, in order."""
+    """Returns the tables of a report, in order."""
     found = [
         _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _lazy_phases(report),
         _captured(report),
@@ -169,12 +172,12 @@ def _speedups(report: Report) -> Grid:
     return Grid(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
 
 
-# They capture, and run what they have captured as eager mode does.
+# Engines that run captured graphs in eager mode.
 _CAPTURE_ALONE = ("dynamo", "dynamo_aot")
 
 
 def _capture_alone(report: Report) -> Grid | None:
-    """What capture costs, where no backend gives anything for it."""
+    """Returns the table of the cost of capture alone, without an optimizing backend."""
     several = report.settings.amortized
     kinds = [(name, amortized) for name in _CAPTURE_ALONE if name in report.engines for amortized in (False, True)]
     if not several or not kinds or "eager" not in report.engines:
@@ -217,7 +220,7 @@ def _call_phases(report: Report) -> Grid:
 
 
 def _lazy_phases(report: Report) -> Grid | None:
-    """Of a later call in lazy mode: recording, finding the program, running it, waiting for it."""
+    """Returns the table of the phases of a later call in lazy mode: recording, finding the program, running it, waiting for it."""
     lines = []
     for model in report.models:
         row = next((row for row in model.rows if row.engine == "lazy" and row.good), None)
@@ -230,8 +233,15 @@ LAZY_HEADINGS = ("ops", "recording", "µs for an op", "lookup", "execute", "wait
 
 
 def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milliseconds: float) -> list[str]:
-    """phases, in milliseconds: record (Python's part of the call), lookup (of the program, by the recorded ops), execute (until XLA has
-    taken it, or done it), wait (until all is done). milliseconds: the whole call's median. compilations: of all timed calls."""
+    """Returns the cells for `LAZY_HEADINGS`.
+
+    Args:
+        phases: milliseconds of `record` (Python's part of the call), `lookup` (of the program, by the recorded ops), `execute` (until XLA
+            has accepted or finished the program), `wait` (until everything is finished).
+        ops: recorded ops in a call.
+        compilations: programs compiled in all timed calls.
+        milliseconds: the median of the whole call.
+    """
     shown = [phases.get(name, 0.0) for name in ("record", "lookup", "execute", "wait")]
     recording, *others = [f"{value:.3f}" for value in shown]
     each = f"{shown[0] / ops * 1e3:.1f}" if ops else "-"
@@ -254,7 +264,7 @@ def _captured(report: Report) -> Grid:
 
 
 def conclusions(report: Report) -> list[str]:
-    """Sentences that sum the tables up."""
+    """Returns sentences that summarize the tables."""
     found = []
     mean = report.geometric_mean("dynaxla", "dynaxla_retrace")
     if mean is not None:
@@ -270,7 +280,7 @@ def conclusions(report: Report) -> list[str]:
 
 
 def describe(report: Report) -> list[str]:
-    """The circumstances, a line each."""
+    """Returns lines about the versions, the machine and the settings."""
     settings, placement = report.settings, report.settings.placement
     rounds = f"{settings.rounds} rounds" if settings.rounds else f"about {settings.seconds:g} s of rounds for each engine"
     versions = ", ".join(f"{name} {report.environment[name]}" for name in ("python", *_PACKAGES) if name in report.environment)
@@ -296,7 +306,7 @@ def show(report: Report, console: Console) -> None:
             if grid.left == 2 and previous is not None and not repeated:
                 table.add_section()
             style = "red" if any(cell.startswith(("failed", "NO")) for cell in line) else ""
-            # Text, not str: brackets in messages are no markup.
+            # Text, not str: rich would parse brackets in messages as markup.
             table.add_row(*[Text(cell) for cell in (["", *line[1:]] if repeated else line)], style=style)
             previous = line[0]
         console.print(table)
@@ -307,9 +317,9 @@ def show(report: Report, console: Console) -> None:
 
 
 def write(report: Report, directory: Path) -> list[Path]:
-    """NAME.json (everything, with each sample), NAME.md and NAME.png. Returns the files.
+    """Writes NAME.json (everything, with each sample), NAME.md and NAME.png, and returns these files.
 
-    NAME is made of the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
+    NAME has the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
 
     Raises: BenchmarkError if the directory cannot be written.
     """
@@ -350,7 +360,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has. Infinities become text: JSON has none."""
+    """Returns a value in terms of JSON's types. Infinities become text, which JSON does not have as numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -382,7 +392,7 @@ def _markdown_line(cells: Iterable[str]) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Bars of speedups, a group for each model and one for the geometric means. Raises: BenchmarkError without matplotlib."""
+    """Writes a bar plot of speedups: a group for each model, and one for the geometric means. Raises: BenchmarkError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -397,7 +407,7 @@ def plot(report: Report, path: Path) -> None:
     for number, name in enumerate(report.engines):
         heights = _heights(report, name)
         places = [place + (number - (len(report.engines) - 1) / 2) * width for place in range(len(groups))]
-        # From 1 upwards if faster, downwards if slower: on a logarithmic scale twice and half are equally far.
+        # Bars go up from 1 if faster, down if slower: on a logarithmic scale, twice and half as fast are equally far from 1.
         axes.bar(places, [height - 1 if height else 0.0 for height in heights], width, bottom=1.0, label=name)
         for place, height in zip(places, heights, strict=True):
             if not height:

@@ -1,4 +1,4 @@
-"""What a command's arguments ask for, checked. Each function raises BenchmarkError for what cannot be had, and says what can."""
+"""Checks of a command's arguments. Each function raises BenchmarkError for a value that is not possible, and lists the possible ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def split(names: Iterable[str] | None) -> list[str]:
 
 
 def with_more(names: list[str], more: Iterable[str]) -> list[str]:
-    """These names and more; none if there are none, which means the usual ones."""
+    """Returns these names and more; an empty list stays empty, since it stands for the default names."""
     return [*names, *more] if names else []
 
 
@@ -30,7 +30,12 @@ def check_dtype(name: str) -> torch.dtype:
 
 
 def check_device(name: str, jax_threads: int | None = None) -> torch.device:
-    """jax_threads: for the device "jax", which is then enabled; None where there is nothing to be done on it."""
+    """Returns the device with this name.
+
+    Args:
+        name: for example "cuda:1".
+        jax_threads: threads for the device "jax", which is enabled if it is named; None if the command does not support it.
+    """
     if jax_threads is not None and name.partition(":")[0] == "jax":
         return _device_of_jax(name, jax_threads)
     known = "cpu, cuda, cuda:N" + ("" if jax_threads is None else ", jax, jax:N")
@@ -55,7 +60,7 @@ def _device_of_jax(name: str, threads: int) -> torch.device:
 
 
 def check_writable(directory: Path) -> None:
-    """Before the measurements, not after them."""
+    """Creates a directory, and checks before the measurements that it can be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"

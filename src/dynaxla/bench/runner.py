@@ -1,4 +1,4 @@
-"""Running one engine on one model: in this process, or in one of its own behind the same interface."""
+"""Runners of one engine on one model: in this process, or in a separate process with the same interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ Inputs = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """What a model and its inputs are made with. training: the name of an optimizer, if steps of training are measured."""
+    """How a model and its inputs are created.
+
+    Attributes:
+        batch: the batch size.
+        dtype: the dtype of parameters and of floating-point inputs.
+        device: the device of both.
+        seed: the seed of the parameters.
+        threads: the number of threads.
+        training: the name of an optimizer if training steps are measured, else "".
+    """
 
     batch: int = 1
     dtype: torch.dtype = torch.float32
@@ -49,7 +58,7 @@ class Placement:
 
     @property
     def judge(self) -> Placement:
-        """Where eager mode says what is right: here, or, for the device "jax", on the CPU."""
+        """The placement of the eager-mode reference: this one, or the CPU for the device "jax"."""
         return replace(self, device=torch.device("cpu")) if self.device.type == "jax" else self
 
     def synchronise(self) -> None:
@@ -60,7 +69,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of several calls together, the device's work included. cpu_seconds: of all threads of the process."""
+    """Seconds of several calls together, including the device's work. `cpu_seconds` is the CPU time of all threads of the process."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -68,18 +77,18 @@ class Timing:
 
 class Runner(Protocol):
     def call(self, inputs: Inputs) -> Any:
-        """One call's result, complete."""
+        """Returns the result of one call, after the device has finished."""
         ...
 
     def time(self, batches: Sequence[Inputs]) -> Timing:
-        """One call after the other, one wait for the device at the end."""
+        """Times one call after the other, with one synchronization at the end."""
         ...
 
     def close(self) -> None: ...
 
 
 class Local:
-    """The engine in this process. model: one where the engine runs, which is the CPU for a native one; inputs may be elsewhere."""
+    """A runner in this process. The model is on the engine's device (the CPU for a native engine); inputs may be on another device."""
 
     def __init__(self, engine: engines.Engine, model: nn.Module, inputs: Inputs, placement: Placement) -> None:
         self._placement = placement
@@ -124,11 +133,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class RemoteError(RuntimeError):
-    """An exception of another process, as one line: not every exception can be sent."""
+    """An exception of another process, as one line, since not every exception can be pickled."""
 
 
 class Remote:
-    """The engine in a process of its own, which makes the same model of the same seed. That process idles while others are timed."""
+    """A runner in a separate process, which builds the same model from the same seed. That process idles while others are timed."""
 
     def __init__(self, engine_name: str, case: Case, placement: Placement) -> None:
         context = multiprocessing.get_context("spawn")
@@ -191,10 +200,14 @@ def _serve(connection: Connection, engine_name: str, case: Case, placement: Plac
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes above what the process held with the model and its inputs made and nothing run.
+    """Bytes in addition to the memory of the process with the model and its inputs, before any call.
 
-    peak: the most, during the first calls (which compile). kept: what was still held after them. Child processes (Inductor's
-    compilers) are not in it. On a GPU, device_peak is the device memory that torch and JAX held at most, the model included.
+    Child processes (Inductor's compilers) are not included.
+
+    Attributes:
+        peak_bytes: the peak during the first calls, which compile.
+        kept_bytes: the memory after these calls.
+        device_peak_bytes: on a GPU, the peak of the device memory of torch and JAX, with the model; else None.
     """
 
     peak_bytes: int
@@ -203,7 +216,7 @@ class Memory:
 
 
 def measure_memory(engine_name: str, case: Case, placement: Placement, batches: Sequence[Inputs]) -> Memory:
-    """In a fresh process, so that nothing which other engines took or left is counted. Raises: RemoteError if the engine fails."""
+    """Measures an engine's memory in a fresh process, without that of other engines. Raises: RemoteError if the engine fails."""
     remote = Remote(engine_name, case, placement)
     try:
         return remote.memory(batches)
@@ -224,11 +237,13 @@ def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs
 
 
 def device_peak_bytes(device: torch.device) -> int | None:
-    """The most that torch's allocator had given out (since its statistics were reset), and the most that JAX's ever had, added up. They
-    need not have been at the same time. None on the CPU."""
+    """Returns the sum of the peak of torch's allocator since its statistics were reset, and of JAX's peak so far; None on the CPU.
+
+    The two peaks need not be at the same time.
+    """
     if device.type != "cuda":
         return None
-    # Through the runtime, which keeps JAX from taking a GPU's memory if its client is only made now.
+    # `jax_device` keeps JAX from preallocating the GPU's memory if its client is only created now.
     statistics = jax_device(device).memory_stats() or {}
     return torch.cuda.max_memory_allocated(device) + statistics.get("peak_bytes_in_use", 0)
 
@@ -237,7 +252,7 @@ _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def resident_bytes() -> int:
-    """0 where the system does not tell."""
+    """Returns the resident memory of this process in bytes; 0 on systems other than Linux."""
     return _status("VmRSS:")
 
 
@@ -254,7 +269,10 @@ def _status(field: str) -> int:
 
 
 def _reset_peak() -> bool:
-    """Let the system's high-water mark start anew (Linux). getrusage cannot, and it inherits the parent's across an exec."""
+    """Resets the peak of resident memory. Returns: True if that is possible (Linux).
+
+    The peak in getrusage cannot be reset, and a process inherits it across an exec.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -264,8 +282,7 @@ def _reset_peak() -> bool:
 
 @contextlib.contextmanager
 def empty_caches() -> Iterator[None]:
-    """Inductor and dynaxla keep what they compile on disk, and processes share it; here they start with nothing, so that first calls are
-    first calls."""
+    """Inside the context, the caches of Inductor and dynaxla on disk are empty directories, so that first calls compile."""
     with contextlib.ExitStack() as stack:
         before = os.environ.get("DYNAXLA_CACHE")
         os.environ["DYNAXLA_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory())
@@ -285,7 +302,7 @@ def _restore(variable: str, value: str | None) -> None:
 
 
 def release() -> None:
-    """Collect garbage, and give what the C library keeps in store back to the system."""
+    """Collects garbage, and returns free memory of torch's CUDA cache and of the C library to the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -294,7 +311,7 @@ def release() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and its first line, of what a compiler raised rather than of TorchDynamo's wrapping."""
+    """Returns the type and the first line of an error; for one wrapped by TorchDynamo, those of the inner exception."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)

@@ -1,7 +1,7 @@
-"""The first call of a model in a fresh process, in CPU seconds: `python -m dynaxla.bench.second_start BACKEND MODEL`.
+"""CPU seconds of a model's first call in a fresh process: `python -m dynaxla.bench.second_start BACKEND MODEL`.
 
-All that torch.compile needs is counted, and so are the compilers that it starts: whoever starts a server waits for that. Not counted is
-what eager mode needs, too: importing torch, making the model, a first eager call. One thread.
+All costs of torch.compile are counted, including its imports and the compilers that it starts: the start of a server has to wait for them.
+Costs that eager mode has, too, are not counted: importing torch, building the model, a first eager call. One thread is used.
 """
 
 from __future__ import annotations
@@ -16,35 +16,41 @@ import torch
 
 from . import suites
 
-# In the order of the table's columns. "eager" is what TorchDynamo alone takes.
+# In the order of the table's columns. The backend "eager" is the cost of TorchDynamo alone.
 ENGINES = ("inductor", "dynaxla", "eager")
 DECODER = "decoder_256"
 
 
 def environment(cache: str, bytecode: str) -> dict[str, str]:
-    """Of a process that measures. Arguments: as of `start`."""
+    """Returns the environment of a measuring process; for the arguments see `start`."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **inherited,
-        # Installed packages have their bytecode beside them. That of sources that are being changed is better kept elsewhere.
+        # Installed packages have bytecode next to their sources. For sources that change, it is kept in a separate directory.
         "PYTHONPYCACHEPREFIX": bytecode,
         "DYNAXLA_CACHE": os.path.join(cache, "dynaxla"),
         "TORCHINDUCTOR_CACHE_DIR": cache,
-        # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
+        # Inductor's compilers then run one by one, as awaited child processes, so that their time can be counted.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
 
 
 def start(engine: str, model: str, cache: str, bytecode: str) -> float:
-    """CPU seconds. engine: a backend of torch.compile's. cache: the directory of all caches, as an earlier start has left it. bytecode: the
-    directory of the bytecode of all Python modules, likewise."""
+    """Returns CPU seconds of a first call in a fresh process.
+
+    Args:
+        engine: a backend of torch.compile.
+        model: the model's name.
+        cache: the directory of all caches; empty, or as an earlier start has left it.
+        bytecode: the directory of the bytecode of all Python modules, likewise.
+    """
     command = [sys.executable, "-m", "dynaxla.bench.second_start", engine, model]
     done = subprocess.run(command, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of its children that have ended."""
+    """Returns CPU seconds of this process, and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(item.ru_utime + item.ru_stime for item in used)
 

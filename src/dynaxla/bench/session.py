@@ -13,7 +13,7 @@ from .measure import Settings, measure, prepared_process, rehearse
 def run(
     cases: list[suites.Case], chosen: list[engine_table.Engine], settings: Settings, suite: str, notes: list[str] | None = None
 ) -> report.Report:
-    """Measure, with a progress bar on stderr. Stopped with Ctrl-C, it reports what it has."""
+    """Measures the cases, with a progress bar on stderr. After Ctrl-C, returns a report of the models measured so far."""
     result = report.Report(suite, settings, [engine.name for engine in chosen], list(notes or []))
     with prepared_process(settings.placement.threads) as more, Bar(len(cases)) as bar:
         result.notes += more
@@ -28,7 +28,7 @@ def run(
 
 
 class Bar:
-    """A bar over all models; each counts the same."""
+    """A progress bar over all models, which count equally."""
 
     def __init__(self, models: int) -> None:
         percentage = TextColumn("{task.percentage:>3.0f}%")

@@ -1,6 +1,6 @@
-"""Single ops at sizes that people use: 10^5 to 10^7 elements, matrices of 64 to 1,024, images of 8 x 64 x 56 x 56.
+"""Single ops at realistic sizes: 10^5 to 10^7 elements, matrices of size 64 to 1,024, images of 8 x 64 x 56 x 56.
 
-Each case names the entry of PyTorch's operator database (`op_db`) that it is of; what has no case is in `LEFT_OUT`, with the reason.
+Each case names its entry in PyTorch's operator database (`op_db`). single_ops_left_out.py has the reasons for entries without a case.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ Make = Callable[[torch.Generator], torch.Tensor]
 
 @dataclass(frozen=True)
 class OpCase:
-    """Attributes: name; entry (of op_db); function; makes (its inputs); differentiable (whether its gradient is measured, too); dtype (of
-    inputs that are floats)."""
+    """A call of an op.
+
+    Attributes:
+        name: the case's name.
+        entry: the op's entry in op_db.
+        function: the function that is called.
+        makes: functions that create its inputs.
+        differentiable: True to measure its gradient, too.
+        dtype: the dtype of floating-point inputs.
+    """
 
     name: str
     entry: str
@@ -28,7 +36,7 @@ class OpCase:
     dtype: torch.dtype = torch.float32
 
     def inputs(self) -> list[torch.Tensor]:
-        """The same ones at each call."""
+        """Returns the inputs; the same values at each call."""
         generator = torch.Generator().manual_seed(0)
         made = [make(generator) for make in self.makes]
         return [tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in made]
@@ -55,7 +63,7 @@ def ordered(*shape: int) -> Make:
 
 
 def transposed(*shape: int) -> Make:
-    """Its last two dimensions are the other way round in memory."""
+    """Makes a tensor whose last two dimensions are transposed in memory."""
     return lambda generator: torch.randn((*shape[:-2], shape[-1], shape[-2]), generator=generator).mT
 
 
@@ -361,7 +369,7 @@ def _products() -> Iterator[OpCase]:
     yield OpCase("cross", "cross", lambda x, y: torch.cross(x, y, dim=-1), (normal(300_000, 3), normal(300_000, 3)))
     yield OpCase("vdot", "vdot", torch.vdot, (normal(1_000_000), normal(1_000_000)))
     yield OpCase("linalg.vecdot", "linalg.vecdot", torch.linalg.vecdot, (normal(*MATRIX), normal(*MATRIX)))
-    square = (lambda generator: normal(128, 128)(generator) / 8,)  # whose determinant is no infinity
+    square = (lambda generator: normal(128, 128)(generator) / 8,)  # scaled so that the determinant is finite
     for name in _names("linalg.det linalg.inv linalg.slogdet linalg.qr linalg.svd linalg.svdvals linalg.lu_factor linalg.pinv"):
         has = name not in ("linalg.lu_factor", "linalg.svd")
         yield OpCase(name, name, _function(name), square, has)
@@ -524,7 +532,7 @@ def _names(text: str) -> list[str]:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """By the name that op_db has."""
+    """Returns torch's function with this name of op_db."""
     found: Any = torch
     for part in name.split("."):
         found = getattr(found, part)

@@ -1,9 +1,10 @@
-"""`dynaxla bench-cpu ops`: single ops, compiled and in eager mode. It writes ops.md and ops.json, op by op.
+"""`dynaxla bench-cpu ops`: single ops, compiled and in eager mode. Writes ops.md and ops.json.
 
-A compiled call is the op's program and what any call costs (TorchDynamo's guards, and for a gradient autograd's own work). An *empty* call
-compiles a sum of as many numbers as the op has inputs, each a tensor of one element: its time is that cost. All take turns. Where dynaxla
-is behind, the backend "aot_eager" is measured so too, later: eager mode's own kernels behind TorchDynamo and AOTAutograd, which no backend
-escapes. Side by side, five engines would leave each other less of the processor's caches.
+The time of a compiled call is that of the op's program and of any call (TorchDynamo's guards, and for a gradient autograd's own work). An
+*empty* call is a compiled sum of as many tensors of one element as the op has inputs: its time is that of any call. All three take turns.
+Where dynaxla is slower than eager mode, the backend "aot_eager" is measured in the same way: eager mode's own kernels behind TorchDynamo
+and AOTAutograd, whose cost no backend avoids. This is done afterwards, because five engines in turn would evict each other's data from the
+processor's caches.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from .single_op_cases import CASES, OpCase
 from .single_ops_left_out import left_out
 
 FORWARD, GRADIENT = "forward", "gradient"
-# Calls are timed together until they take about this long, so that the clock's own resolution does not show.
+# So many calls are timed together that they take about this long, so that the clock's resolution does not matter.
 _SECONDS_TOGETHER = 0.004
-# Each part has copies of the inputs, which lie somewhere else: where tensors lie can make a third of an op's time.
+# Each part has copies of the inputs at other addresses: the addresses of tensors can change an op's time by a third.
 _PARTS = 3
-_LEAST_ROUNDS, _MOST_ROUNDS = 2, 15  # of a part
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 15  # in each part
 _COLUMNS = ("eager", "dynaxla", "empty")
-# Dynaxla's time over eager's, beyond an empty call, above which an op counts as behind.
+# The ratio of dynaxla's time, beyond an empty call, to eager mode's, above which an op counts as slower.
 _BEHIND = 1.25
 
 INTRODUCTION = """\
@@ -56,8 +57,18 @@ eager mode's.
 
 @dataclass(frozen=True)
 class Measured:
-    """Milliseconds of calls, medians, by the clock and (`..._cpu`) of the processor. aot_eager: its time over eager's, beyond an empty
-    call's; None where it is not measured. failure: why there are none, or what disagrees; ""."""
+    """Median milliseconds of calls.
+
+    Attributes:
+        eager: wall time in eager mode.
+        dynaxla: wall time of the compiled op.
+        empty: wall time of an empty call.
+        eager_cpu: CPU time in eager mode.
+        dynaxla_cpu: CPU time of the compiled op.
+        empty_cpu: CPU time of an empty call.
+        aot_eager: the ratio of its time, beyond an empty call, to eager mode's; None if it is not measured.
+        failure: why there are no times, or how the results disagree; or "".
+    """
 
     eager: float = 0.0
     dynaxla: float = 0.0
@@ -70,9 +81,12 @@ class Measured:
 
 
 def write(output: Path, names: Sequence[str], seconds: float) -> bool:
-    """Measure what is asked for (all cases, if none are named), and write the tables. Whether nothing failed or disagreed with eager.
+    """Measures the cases with one of `names` in their name (all, if none are named), and writes the tables.
 
-    seconds: about as long as each row is timed. Raises: BenchmarkError.
+    Each row is timed for about `seconds`.
+
+    Returns: True if nothing failed or disagreed with eager mode.
+    Raises: BenchmarkError.
     """
     check_writable(output)
     chosen = {name: case for name, case in CASES.items() if not names or any(part in name for part in names)}
@@ -92,7 +106,7 @@ def write(output: Path, names: Sequence[str], seconds: float) -> bool:
 
 
 def measure(case: OpCase, kind: str, seconds: float) -> Measured:
-    """One op, forward or with its gradient. seconds: about as long as it is timed."""
+    """Measures one op, forward or with its gradient, for about `seconds`."""
     try:
         inputs, engines = case.inputs(), _engines(case, "dynaxla")
         calls = _calls(engines, inputs, kind)
@@ -128,7 +142,7 @@ def _calls(engines: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Ten
 
 
 def _sum(*tensors: torch.Tensor) -> Any:
-    """And one: of a single tensor, too, there is something to compile."""
+    """Returns the sum of tensors and 1, so that there is an op to compile for a single tensor, too."""
     return functools.reduce(operator.add, tensors, 1)
 
 
@@ -144,7 +158,7 @@ def _call(function: Callable[..., Any], inputs: Sequence[torch.Tensor], kind: st
     wanted = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
     outputs = _differentiable(function(*leaves))
     generator = torch.Generator().manual_seed(1)
-    # A mean's gradient is an expanded number; most layers get gradients that fill memory, in the order in which the layer behind computed.
+    # Most layers get dense gradients in the layout of their results, unlike the gradient of a mean, which is an expanded number.
     grads = [torch.empty_like(out).copy_(torch.randn(out.shape, generator=generator)) for out in outputs]
 
     def gradient() -> Any:
@@ -158,7 +172,7 @@ def _differentiable(results: Any) -> list[torch.Tensor]:
 
 
 def _in_float64(case: OpCase, inputs: Sequence[torch.Tensor], kind: str) -> Any:
-    """What judges results that are farther from eager's than rounding explains; None where there is no such thing."""
+    """Returns the result in float64, to judge results that differ from eager mode's; None if the op does not support float64."""
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     try:
         return _call(case.function, wide, kind)()
@@ -167,7 +181,7 @@ def _in_float64(case: OpCase, inputs: Sequence[torch.Tensor], kind: str) -> Any:
 
 
 def _timed(engines: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor], kind: str, seconds: float) -> dict[str, float]:
-    """Medians in milliseconds, by engine, and of the processor's time."""
+    """Returns median milliseconds by engine: wall time, and with the suffix `_cpu` CPU time."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for _ in range(_PARTS):
         inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in inputs]
@@ -180,7 +194,7 @@ def _timed(engines: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Ten
 
 
 def _samples(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of calls by engine, by the clock and of the processor."""
+    """Returns samples of a call's seconds by engine: pairs of wall time and CPU time."""
     together = {}
     for name, call in calls.items():
         for _ in range(2):
@@ -194,11 +208,11 @@ def _samples(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str
         if number >= _LEAST_ROUNDS and time.perf_counter() > end:
             break
         for name, call in calls.items():
-            call()  # warm
+            call()  # warm up
             count = together[name]
             start, cpu = time.perf_counter(), time.process_time()
             for _ in range(count):
-                result = call()  # which lives until the next one is there, as with a user
+                result = call()  # lives until the next result exists, as in a user's loop
             stop, cpu_stop = time.perf_counter(), time.process_time()
             samples[name].append(((stop - start) / count, (cpu_stop - cpu) / count))
             del result
@@ -210,7 +224,7 @@ def _beyond(eager: float, compiled: float, empty: float) -> float:
 
 
 def ratios(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Of dynaxla's time to eager's: beyond an empty call; whole; beyond an empty call, the processor's time."""
+    """Returns ratios of dynaxla's time to eager mode's: beyond an empty call; of whole calls; of CPU time beyond an empty call."""
     beyond, cpu = (_beyond(row[f"eager{of}"], row[f"dynaxla{of}"], row[f"empty{of}"]) for of in ("", "_cpu"))
     return beyond, row["dynaxla"] / row["eager"], cpu
 

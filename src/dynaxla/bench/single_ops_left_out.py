@@ -1,4 +1,4 @@
-"""Why entries of PyTorch's operator database have no row in the table of ops."""
+"""The reasons why entries of PyTorch's operator database (`op_db`) have no row in the table of ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REASONS = {
 
 
 def left_out(known: set[str]) -> dict[str, list[str]]:
-    """By reason, the entries of op_db that are not among those known."""
+    """Returns the entries of op_db that are not in `known`, by reason."""
     found: dict[str, list[str]] = {}
     for name in sorted(private.names_in_op_db() - known):
         reason = next((reason for reason, pattern in _REASONS.items() if re.fullmatch(pattern, name)), "no reason")

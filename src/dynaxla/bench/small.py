@@ -1,4 +1,4 @@
-"""Models so small that a call's overhead counts as much as its arithmetic."""
+"""Models so small that a call's overhead matters as much as its arithmetic."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ WIDTH = 32
 
 
 def mlp(layers: int) -> nn.Module:
-    """With weights that keep activations as large as they are: with those that layers are born with, the result of 50 is the same for all
-    inputs, and comparing it would show nothing."""
+    """Returns a perceptron whose weights preserve the size of activations.
+
+    With the default initialization, the result of 50 layers is the same for all inputs, and comparing it would show nothing.
+    """
     model = nn.Sequential(*[item for _ in range(layers) for item in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
     for linear in model[::2]:
         nn.init.kaiming_normal_(linear.weight)
@@ -35,7 +37,7 @@ class LstmLoop(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of four heads."""
+    """Self-attention with four heads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
+"""The suites: the models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
-models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
-others     models of timm and transformers that the ways in which ops are computed were not chosen on: as they are found in use
-small      models of a few microseconds, on which the cost of a call shows
+models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them as one graph
+others     further models of timm and transformers, as users run them; no implementation of an op was chosen by measuring them
+small      models that take a few microseconds, to show the overhead of a call
 functions  single functions on activations: elementwise, and along rows
 generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
-gpu        the ten, and a block of GPT-2 (small) over 1024 tokens
-breaks     small models whose Python TorchDynamo cannot capture whole
+gpu        the ten models, and a block of GPT-2 (small) over 1024 tokens
+breaks     small models with graph breaks in TorchDynamo
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 class Case:
     """One model. Both functions must be picklable: isolated measurements build the model in a process of their own.
 
-    Attributes: name; build, which makes the model with torch's default generator, on the CPU, in float32; inputs(batch, generator).
+    Attributes:
+        name: the model's name.
+        build: creates the model with torch's default generator, on the CPU, in float32.
+        inputs: inputs(batch, generator) creates inputs.
     """
 
     name: str
@@ -40,7 +43,7 @@ class Case:
 
 
 def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model, ready for inference. The same seed gives the same weights."""
+    """Returns a case's model, ready for inference. The same seed gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = case.build().eval()
@@ -54,9 +57,9 @@ def make_inputs(case: Case, batch: int, generator: torch.Generator, dtype: torch
 
 
 def settle_batch_norm(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Give batch norms the statistics of a batch.
+    """Gives batch norms the statistics of a batch.
 
-    With those they are born with, random weights let activations fade layer by layer: mobilenet_v2's logits end at 1e-9, almost the
+    With their initial statistics and random weights, activations shrink layer by layer: mobilenet_v2's logits are about 1e-9, almost the
     same for all inputs, and comparing such results would show little.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats]
@@ -86,8 +89,11 @@ _torchvision_ops: torch.library.Library | None = None
 
 
 def _declare_torchvision_ops() -> None:
-    """torchvision's C++ library loads only beside the very torch build that it was made for (a CUDA build's does not beside a CPU torch),
-    and without it importing torchvision fails for want of two schemas. The models here use neither op."""
+    """Declares the two ops without which importing torchvision fails, if its C++ library cannot be loaded.
+
+    The library loads only with the torch build that it was compiled for (that of a CUDA build does not load with a CPU build of torch). The
+    models here use neither op.
+    """
     global _torchvision_ops
     if _torchvision_ops is not None:
         return
@@ -111,7 +117,7 @@ def timm_model(name: str) -> nn.Module:
 
 
 class Bert(nn.Module):
-    """BERT (base), returning plain tensors, which every engine can. settings: of transformers' BertConfig."""
+    """BERT (base) that returns plain tensors, which every engine supports. `settings` are those of transformers' BertConfig."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -125,9 +131,9 @@ class Bert(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A model of transformers by its class, returning its last hidden state alone. Encoders and decoders read the same tokens.
+    """A model of transformers by the name of its class, which returns only its last hidden state.
 
-    settings: of the model's configuration.
+    Encoder and decoder read the same tokens. `settings` are those of the model's configuration.
     """
 
     def __init__(self, name: str, **settings: Any) -> None:
@@ -176,7 +182,7 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
 
 
 class GptBlock(nn.Module):
-    """A block of GPT-2 (small). Shape: (batch, length, 768) gives the same."""
+    """A block of GPT-2 (small). Input and output have the shape (batch, length, 768)."""
 
     def __init__(self, width: int = 768, heads: int = 12) -> None:
         super().__init__()
@@ -195,7 +201,7 @@ class GptBlock(nn.Module):
 
 
 def activations(batch: int, generator: torch.Generator, length: int = 1024, width: int = 768) -> tuple[torch.Tensor, ...]:
-    """float32[batch, length, width]."""
+    """Returns random activations, float32[batch, length, width]."""
     return (torch.randn(batch, length, width, generator=generator),)
 
 
@@ -227,7 +233,7 @@ _LENGTHS = (256, 1024, 4096, 16384)
 
 
 def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[Case]:
-    """One and eight sequences, with caches of each length."""
+    """Yields cases for one and for eight sequences, with caches of each length."""
     for sequences, prefix in ((1, ""), (8, "8x")):
         for length in _LENGTHS:
             yield Case(f"{name}_{prefix}{length}", partial(make, length, sequences), partial(generation.tokens, sequences=sequences))
@@ -249,7 +255,8 @@ SUITES: Mapping[str, list[Case]] = {
     "breaks": BREAKS,
 }
 
-# Of the ten: two convolutional networks that Inductor compiles soon (mobilenet_v2 takes it most of a minute), and a transformer.
+# The cases of a quick run. Of the ten models: two convolutional networks that Inductor compiles quickly (mobilenet_v2 takes most of a
+# minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {
     "models": ["resnet18", "squeezenet1_1", "bert_base"],
     "others": ["lcnet_050", "ElectraModel"],
@@ -261,7 +268,7 @@ QUICK: Mapping[str, list[str]] = {
 
 
 def choose(suite: str, names: Iterable[str]) -> list[Case]:
-    """The cases of a suite by name, in the suite's order; all of them without names. Raises: BenchmarkError for an unknown name."""
+    """Returns the cases of a suite with these names (all, if there are none), in its order. Raises: BenchmarkError for an unknown name."""
     if suite not in SUITES:
         raise BenchmarkError(f"no suite {suite!r}; there are: {', '.join(SUITES)}")
     wanted = set(names)

@@ -1,4 +1,4 @@
-"""The tables of engines' times by model, with ratios and their means, as lines of Markdown."""
+"""Tables of engines' times by model, with ratios and their means, as lines of Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def circumstances(environment: Mapping[str, str]) -> str:
 
 
 def all_circumstances(measured: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each day and machine on which models were measured. measured: of each, `environment`."""
+    """Returns a line for each day and machine on which models were measured. Each item of `measured` has `environment`."""
     found = [dict(item["environment"]) for item in measured if item["environment"]]
     return sorted({circumstances({**environment, "date": environment["date"].partition(" ")[0]}) for environment in found})
 
@@ -24,12 +24,18 @@ def line(cells: Sequence[str]) -> str:
 
 
 def heading(cells: Sequence[str]) -> list[str]:
-    """The first column is text, the others numbers."""
+    """Returns the heading of a table whose first column is text, and whose others are numbers."""
     return [line(cells), line(["---", *["---:"] * (len(cells) - 1)])]
 
 
 def times(engines: Sequence[str], ratios: Sequence[tuple[str, str]], models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """models: by model and engine `good`, and `ms` or `failure`. ratios: pairs of engines; the first one's time over the second's."""
+    """Returns a table of times and ratios.
+
+    Args:
+        engines: the engines that are shown.
+        ratios: pairs of engines; the first one's time over the second's is shown.
+        models: by model and engine `good`, and `ms` or `failure`.
+    """
     lines = heading(["model", *[f"{name} ms" for name in engines], *[f"{one} / {other}" for one, other in ratios]])
     collected: list[list[float]] = [[] for _ in ratios]
     for model, rows in models.items():
@@ -49,7 +55,7 @@ def times(engines: Sequence[str], ratios: Sequence[tuple[str, str]], models: Map
 
 
 def absent(row: Mapping[str, Any] | None) -> str:
-    """Why there is no time. A table that was measured earlier may lack an engine."""
+    """Returns why there is no time. A table that was measured earlier may lack an engine."""
     return "not measured" if row is None else f"failed: {row['failure']}"
 
 

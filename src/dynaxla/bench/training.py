@@ -1,4 +1,4 @@
-"""Training steps as things to measure: a model with a loss and an optimizer, which an engine runs as it runs a model."""
+"""Training steps for the benchmark: a module with a model, a loss and an optimizer, which an engine runs as it runs a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 
 class NoOptimizer(torch.optim.Optimizer):
-    """For the forward and backward pass alone: its step does nothing."""
+    """An optimizer whose step does nothing, to measure the forward and backward pass alone."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], fused: bool = False) -> None:
         super().__init__(parameters, {})
@@ -21,8 +21,8 @@ class NoOptimizer(torch.optim.Optimizer):
         pass
 
 
-# The learning rate changes next to nothing: however often an engine has been called, its results are those of the first call and can be
-# compared. It is not 0, by which Adam's step divides where torch compiles it: 0 / 0 for a parameter without a gradient.
+# The learning rate is so small that parameters hardly change: after any number of calls, an engine's results are those of the first call
+# and can be compared. It is not 0, because the Adam step that torch compiles divides by it: 0 / 0 for a parameter without a gradient.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=1e-12, **options),
     "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=1e-12, **options),
@@ -31,11 +31,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Training(nn.Module):
-    """A call is one step (zero_grad, forward, backward, the optimizer), and returns the loss and the gradients of all parameters.
+    """A module whose call is one training step (zero_grad, forward, backward, the optimizer).
 
-    The loss is the mean of the outputs' squares. Dropout is off: engines draw other masks, and their results could not be compared.
+    A call returns the loss and the gradients of all parameters. The loss is the sum over outputs of their mean squares. Dropout is off,
+    because engines draw different masks, and their results could not be compared.
 
-    Attributes: model (in training mode); optimizer (torch's fused one, unless an engine compiles its step; the device "jax" has none).
+    Attributes:
+        model: in training mode.
+        optimizer: torch's fused one, except where an engine compiles its step, and on the device "jax", which has no fused ones.
     """
 
     def __init__(self, model: nn.Module, optimizer: str) -> None:
@@ -54,7 +57,12 @@ class Training(nn.Module):
         compile_model: Callable[[nn.Module], Callable[..., Any]],
         compile_step: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     ) -> Training:
-        """The same training, of a copy of the model that is run as `compile_model` says; `compile_step`, if given, is for the optimizer."""
+        """Returns a copy of this training with a compiled copy of the model.
+
+        Args:
+            compile_model: compiles the model.
+            compile_step: compiles the optimizer's step; None to leave it as it is.
+        """
         mine = copy.deepcopy(self)
         mine._run = compile_model(mine.model)
         if compile_step is not None:
@@ -63,7 +71,7 @@ class Training(nn.Module):
         return mine
 
     def double(self) -> Training:
-        """The optimizer's state is made anew: it would stay in the old dtype."""
+        """Converts the model to float64, with a new optimizer, whose state would otherwise keep the old dtype."""
         super().double()
         self.optimizer = self._fused_optimizer()
         return self

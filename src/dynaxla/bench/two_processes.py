@@ -1,8 +1,8 @@
-"""Training on two processes of this machine: `python -m dynaxla.bench.two_processes WAY RANK FILE` is one of them.
+"""Training on two processes of this machine; `python -m dynaxla.bench.two_processes WAY RANK FILE` runs one of them.
 
-A small transformer with tensor parallelism, FSDP2 and DistributedDataParallel, over gloo, one thread and one core a process. Engines take
-turns; each has a copy of the model with the same weights, and a step is zero_grad, forward, backward and SGD. A round's time is that of the
-slower process.
+The model is a small transformer with tensor parallelism, FSDP2 or DistributedDataParallel, over gloo, with one thread and one core for each
+process. Engines take turns; each has a copy of the model with the same weights. A step is zero_grad, forward, backward and SGD. A round's
+time is that of the slower process.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WORLD = 2
 ENGINES = ("eager", "inductor", "dynaxla", "dynaxla_step")
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 512, 8, 4, 4, 128
 _ROUNDS, _ALIKE = 15, 1e-3
-# What each process of a way finds: by engine, milliseconds of each round, CPU seconds of the first step, and the losses of the first steps.
+# The results of a process, by engine: milliseconds of each round, CPU seconds of the first step, and the losses of the first steps.
 Found = dict[str, dict[str, Any]]
 
 
 class Block(nn.Module):
-    """A layer of a decoder. With tensor parallelism it has some of the heads, and of the hidden features."""
+    """A decoder layer. With tensor parallelism each process has some of the heads and of the hidden features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _fully_sharded(model: nn.Sequential) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-# How a model is wrapped, and whether each process has a part of the batch.
+# By way: the function that wraps a model, and True if each process has a part of the batch.
 WAYS: Mapping[str, tuple[Callable[[nn.Sequential], nn.Module], bool]] = {
     "tensor parallel": (_tensor_parallel, False),
     "FSDP2": (_fully_sharded, True),
@@ -82,7 +82,7 @@ WAYS: Mapping[str, tuple[Callable[[nn.Sequential], nn.Module], bool]] = {
 
 
 def runs() -> dict[str, Found]:
-    """By way and engine: "ms", "lower" and "upper" of a step, and "first", the CPU seconds of a process's first one.
+    """Returns by way and engine: the median "ms" of a step, its "lower" and "upper" quartiles, and CPU seconds of the "first" step.
 
     Raises: BenchmarkError if a process fails, or losses differ from eager mode's.
     """
@@ -90,7 +90,7 @@ def runs() -> dict[str, Found]:
 
 
 def _together(way: str) -> Found:
-    """What two processes have found."""
+    """Runs the two processes, and returns their combined results."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         processes = []
@@ -99,7 +99,7 @@ def _together(way: str) -> Found:
             variables = {
                 "DYNAXLA_CACHE": str(folder / f"dynaxla{rank}"),
                 "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor{rank}"),
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its compilers are children then, whose time is counted
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",  # Inductor's compilers are then child processes, whose time is counted
                 "OMP_NUM_THREADS": "1",
             }
             streams = [stack.enter_context((folder / f"{stream}{rank}").open("w")) for stream in ("out", "error")]
@@ -112,7 +112,7 @@ def _together(way: str) -> Found:
 
 
 def combined(way: str, found: list[Found]) -> Found:
-    """One table's row of what all processes have found. Raises: BenchmarkError if losses differ from eager mode's."""
+    """Combines the results of all processes into one row of the table. Raises: BenchmarkError if losses differ from eager mode's."""
     row: Found = {}
     for engine in ENGINES:
         mine = [each[engine] for each in found]
@@ -127,7 +127,7 @@ def combined(way: str, found: list[Found]) -> Found:
 
 
 def table(found: Mapping[str, Found]) -> list[str]:
-    """Lines of Markdown. found: as `runs` gives it."""
+    """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
         f"Milliseconds of a training step of {LAYERS} layers of width {WIDTH}, {BATCH} sequences of {LENGTH}, with SGD, over gloo.",
         "*First*: CPU seconds of a process's first step, the compilers' included, caches empty.",
@@ -148,7 +148,7 @@ def table(found: Mapping[str, Found]) -> list[str]:
 
 
 def _steps(way: str, rank: int) -> dict[str, Callable[[], float]]:
-    """A step by engine, on a model of its own."""
+    """Returns a step for each engine, with a model of its own."""
     wrap, divides = WAYS[way]
     x, y = torch.randn(2, BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
     if divides:
@@ -174,7 +174,7 @@ def _steps(way: str, rank: int) -> dict[str, Callable[[], float]]:
 
 
 def _rehearse() -> None:
-    """What each compiler does once for a process."""
+    """Compiles a tiny function with each compiler, so that work that is done once per process is not measured."""
     for backend in ("inductor", "dynaxla"):
         torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(4, requires_grad=True)).sum().backward()
 
@@ -183,7 +183,7 @@ def _measure(way: str, rank: int, rendezvous: str) -> Found:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    patience = datetime.timedelta(minutes=5)  # for a process that has failed
+    patience = datetime.timedelta(minutes=5)  # to wait in vain for a process that has failed
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
     _rehearse()
     steps = _steps(way, rank)

@@ -1,4 +1,4 @@
-"""`python -m dynaxla.bench.watch`: what it costs to see that nothing around a step has changed, on one core."""
+"""`python -m dynaxla.bench.watch`: the cost of checking that the surroundings of a step have not changed, on one core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..training.surroundings import walk
 
 
 def step_of(layers: int, closures: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A step of SGD for a model of twice as many parameters as layers, and so many closures around it."""
+    """Returns a step of SGD for a model with this number of linear layers (two parameters each), and this number of closures."""
     model = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -40,7 +40,7 @@ def step_of(layers: int, closures: int) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def measure(layers: int = 500, closures: int = 10, rounds: int = 500) -> dict[str, Any]:
-    """Microseconds of one look (minimum, median), tensors watched, and what is left beyond 0.15 µs for each of them."""
+    """Returns microseconds of one check (minimum, median), the numbers of places and tensors, and the time beyond 0.15 µs per tensor."""
     step = step_of(layers, closures)
     x = torch.ones(2, 4)
     for _ in range(2):

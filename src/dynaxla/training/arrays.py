@@ -1,6 +1,7 @@
-"""NumPy arrays as inputs of a program: those that a step makes tensors from, and whose values its Python does not read.
+"""NumPy arrays as inputs of a program: arrays that a step makes tensors from, and whose values its Python code does not read.
 
-A recording meets each array as a `Tracked` one, which notes when its values are asked for. Such an array is compared in full instead.
+During a recording the step sees each array as a `Tracked` view, which notes any access to its values. An array that Python reads is not an
+input: its contents are compared at every call.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ from .trust import is_trusted_namespace, module_of
 if TYPE_CHECKING:
     from .surroundings import Walk
 
-# What says nothing about an array's values.
+# Attributes that do not depend on an array's values.
 _METADATA = frozenset(("shape", "dtype", "ndim", "size", "strides", "itemsize", "nbytes", "__class__", "__module__", "__name__", "__len__"))
 _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
-# Globals with which code could read an array's memory, or see that a tracked one is none, without that being noted.
+# Globals with which code could read an array's memory, or tell a tracked array from a plain one, without that being noted.
 _UNSEEN = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 
 class Tracked(np.ndarray[Any, Any]):
-    """A view of an array. Attributes: dynaxla_path; dynaxla_read (the set to which the path is added when values are read, in the thread
-    dynaxla_thread).
+    """A view of an array that notes when its values are read.
+
+    Attributes:
+        dynaxla_path: the array's path.
+        dynaxla_read: the set to which the path is added when the values are read.
+        dynaxla_thread: the id of the only thread whose reads are noted.
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, Tracked):  # a view, which nothing follows
+        if isinstance(source, Tracked):  # a view of a view, whose reads would not be noted
             _note(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -47,7 +52,7 @@ class Tracked(np.ndarray[Any, Any]):
         return np.ndarray.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _METADATA:  # it would be that of this view, not of the array
+        if name in _METADATA:  # it would be set on this view, not on the array
             _refuse(self, f"{name} of")
         setattr(_plain(self), name, _plain(value))
 
@@ -64,7 +69,10 @@ Tracked.__module__, Tracked.__qualname__, Tracked.__name__ = "numpy", "ndarray",
 
 
 def _note(array: Tracked) -> None:
-    """Raises: Refused for a large array, before it is read or written to."""
+    """Notes that the recording thread reads an array.
+
+    Raises: Refused for a large array, before it is read or written to.
+    """
     state = np.ndarray.__getattribute__(array, "__dict__")
     if state.get("dynaxla_thread") == threading.get_ident():
         state["dynaxla_read"].add(state["dynaxla_path"])
@@ -77,7 +85,7 @@ def _refuse(array: Tracked, what: str, kind: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The arrays themselves, in nested containers: whoever asks reads them."""
+    """Returns nested containers with the arrays themselves in place of tracked ones, and notes that they are read."""
     if isinstance(value, Tracked):
         _note(value)
         return untracked(value)
@@ -95,7 +103,7 @@ def _reading(name: str) -> Any:
     return read
 
 
-for _name, _value in vars(np.ndarray).items():  # what Python calls without asking for an attribute
+for _name, _value in vars(np.ndarray).items():  # special methods, which Python calls without asking for an attribute
     if _name.startswith("__") and callable(_value) and _name not in {*vars(Tracked), *vars(object), *_METADATA}:
         setattr(Tracked, _name, _reading(_name))
 for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
@@ -103,24 +111,24 @@ for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__",
 
 
 def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> Tracked:
-    """A view that adds `path` to `read` when this thread asks for its values."""
+    """Returns a view that adds `path` to `read` when this thread reads its values."""
     tracked = array.view(Tracked)
     np.ndarray.__getattribute__(tracked, "__dict__").update(dynaxla_path=path, dynaxla_read=read, dynaxla_thread=threading.get_ident())
     return tracked
 
 
 def untracked(array: Tracked) -> np.ndarray[Any, Any]:
-    """The same memory as an ordinary array."""
+    """Returns the same memory as an ordinary array."""
     return np.ndarray.view(array, np.ndarray)
 
 
 def mark_read(values: Any) -> None:
-    """Note that arrays in nested containers are read, by something that does not ask them."""
+    """Notes that arrays in nested containers are read, by a function that does not call their methods."""
     _plain(values)
 
 
 class ValuesRead(Exception):
-    """Something has read the values of arrays. Attributes: paths."""
+    """Python has read the values of the arrays at `paths`."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__(f"values of {', '.join(sorted(paths))} are read")
@@ -128,10 +136,16 @@ class ValuesRead(Exception):
 
 
 class StandIns:
-    """What stands for arrays while a step is recorded.
+    """The tracked views that replace arrays while a step is recorded.
 
-    paths: of those whose values must not be read.
-    Attributes: tensors (in arrays' memory, by path); read (the paths of arrays whose values something has read).
+    Args:
+        paths: the paths of the arrays whose values must not be read.
+        around: the walk of the step's surroundings.
+        given: the walk of its arguments.
+
+    Attributes:
+        tensors: tensors in arrays' memory, by path.
+        read: the paths of arrays whose values have been read.
     """
 
     def __init__(self, paths: Collection[str], around: Walk, given: Walk) -> None:
@@ -146,7 +160,7 @@ class StandIns:
         self._found: set[str] = set()
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Put them into the arrays' places. Returns: the arguments with them."""
+        """Puts the tracked views into the arrays' places. Returns: the arguments with tracked views."""
         if not self._tracked:
             return (args, kwargs)
         for walked in (self._around, self._given):
@@ -160,19 +174,23 @@ class StandIns:
         return self._replaced(args), {key: self._replaced(value) for key, value in kwargs.items()}
 
     def leave(self) -> None:
-        """Forget them. What they were put into is given back its entries by the walks."""
+        """Forgets the tracked views. `Walk.restore` puts the arrays back into the containers."""
         for tracked in self._tracked.values():
             self._given.paths.pop(id(tracked), None)
 
     def is_one(self, place: tuple[str, Any], value: Any) -> bool:
-        """Whether the value was put into this place by `enter`."""
+        """True if `enter` put the value into this place."""
         return value is not None and self._put.get(place) is value
 
     def check(self, written: Collection[str]) -> None:
-        """written: the paths of arrays that the graph writes to, after Python has run.
+        """Checks the reads of a recording.
 
-        Raises: ValuesRead for arrays that were read, or could have been where nothing stood for them; CaptureError if one is read that the
-        graph writes to.
+        Args:
+            written: the paths of arrays that the graph writes to, after Python has run.
+
+        Raises:
+            ValuesRead: arrays were read, or could have been read because some reference to them was not replaced by a tracked view.
+            CaptureError: Python reads an array that the graph writes to.
         """
         repeated = self._around.repeated | self._given.repeated
         lost = {path_of(tracked) for found, tracked in self._tracked.items() if found in repeated} | (self._paths - self._found)
@@ -183,9 +201,9 @@ class StandIns:
             raise CaptureError(f"a step writes to {min(unsafe)} through a tensor, and Python reads it", hint=hint)
 
     def restore_values(self, all_of_them: bool) -> list[str]:
-        """Give arrays their values back, but for those that only other threads can have written to.
+        """Restores the arrays' values, unless `all_of_them` is False and only other threads can have written to an array.
 
-        Returns: the paths of those that were others.
+        Returns: the paths of the arrays whose values had changed.
         """
         quiet = frozenset() if all_of_them else self._paths - self.read
         return [path for walked in (self._around, self._given) for path in walked.restore_values(quiet)]
@@ -201,13 +219,15 @@ class StandIns:
 
 
 def path_of(array: Tracked) -> str:
-    """Where the array was met."""
+    """Returns the path at which the walk found the array."""
     return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
 
 
 def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], read: Collection[str] = ()) -> frozenset[str]:
-    """The paths of those that can be inputs: torch can take them as they are, none of them lies in another's memory, and no path is in
-    `read`."""
+    """Returns the paths of the arrays that can be inputs.
+
+    torch can use the memory of these arrays as it is, none of them overlaps another, and their paths are not in `read`.
+    """
     found = {path: array for path, array in arrays.items() if path not in read and _is_plain(array)}
     if len(found) < 2:
         return frozenset(found)
@@ -234,7 +254,7 @@ def _is_plain(array: np.ndarray[Any, Any]) -> bool:
 
 
 def could_read_unseen(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-    """Whether code that ran, and is not trusted, names what could read an array without asking it."""
+    """True if untrusted code that ran names a function or class that could read an array without calling its methods."""
     return any(
         not _UNSEEN.isdisjoint(name.partition(".")[0] for name in (*names.read, *names.imports))
         or "__class__" in names.all
@@ -255,12 +275,12 @@ def _is_of_numpy(value: Any) -> bool:
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor in the array's memory."""
+    """Returns a tensor that shares the array's memory."""
     return torch.from_numpy(array)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """What it holds now, in memory of torch's, with the same strides and offset."""
+    """Returns a copy of a tensor in memory that torch allocates, with the same strides and storage offset."""
     with _disable_current_modes(), private.without_torch_function():
         offset, last = tensor.storage_offset(), sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         span = last + 1 if tensor.numel() else 0
@@ -271,6 +291,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether every bit is the same."""
+    """True if two tensors are equal bit for bit."""
     with _disable_current_modes(), private.without_torch_function():
         return one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()

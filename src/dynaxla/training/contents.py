@@ -1,6 +1,6 @@
-"""What a thing is, by its content: numbers of every kind, slices of them, code, dates.
+"""Fingerprints of Python objects by their contents: numbers of every kind, slices, code, dates.
 
-What has no such content is known by what it holds, or by its identity, or cannot be compared.
+An object without such a fingerprint is known by its entries (holders.py) or by its identity, or it cannot be compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .trust import is_own, is_trusted_class, is_trusted_function, module_of
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
 
-# What is always what it is: its identity, which a fact holds, is all that there is to know.
+# Classes of immutable objects: their identity, which a fact holds, is all that there is to know.
 _BY_IDENTITY = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -48,16 +48,16 @@ _BY_IDENTITY = (
     types.MemberDescriptorType,
     types.GenericAlias,
     types.UnionType,
-    logging.Logger,  # what is logged is seen where it is called
-    torch.Generator,  # which one, never its state
+    logging.Logger,  # calls of its methods are observed where they happen
+    torch.Generator,  # the identity, never the state
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
     torch._ops.HigherOrderOperator,
     np.ufunc,
     type(np.reshape),
-    type(inspect.Attribute.name),  # a named tuple's field
+    type(inspect.Attribute.name),  # the descriptor of a named tuple's field
 )
-# Classes of C whose instances have no state that a walk does not see.
+# Classes written in C whose instances have no state that a walk does not see.
 _TRANSPARENT = (
     object,
     type,
@@ -86,12 +86,12 @@ _TRANSPARENT = (
     torch.Generator,
     np.ndarray,
     np.generic,
-    # Of C since Python 3.12. They never change, but for attributes that somebody gives them.
+    # Written in C since Python 3.12. They never change, except for attributes that user code sets on them.
     typing.TypeVar,
     typing.ParamSpec,
     typing.TypeVarTuple,
 )
-# Their constructors' arguments say all.
+# Classes whose instances are fully described by their constructors' arguments.
 _REDUCED = (
     datetime.date,
     datetime.time,
@@ -108,7 +108,7 @@ _REDUCED = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Same:
-    """A thing as a fact: equal to itself alone. It is held, so that its identity cannot come again."""
+    """An object as a fact, equal to itself alone. It is kept alive, so that its id cannot be reused."""
 
     value: Any
 
@@ -126,7 +126,7 @@ _known: weakref.WeakValueDictionary[int, Same] = weakref.WeakValueDictionary()
 
 
 def same(value: Any) -> Same:
-    """The fact that it is this thing: one object, however many walks meet it."""
+    """Returns the `Same` of an object; the same `Same` however many walks meet the object."""
     found = _known.get(id(value))
     if found is None or found.value is not value:
         found = _known[id(value)] = Same(value)
@@ -146,7 +146,7 @@ def _reduced(value: Any) -> Any:
 
 
 def _all_contents(values: Any) -> Any:
-    """The contents of everything in nested tuples and dicts; `NO_CONTENT` if something has none."""
+    """Returns the contents of all items in nested tuples and dicts; `NO_CONTENT` if an item has none."""
     if isinstance(values, tuple):
         found = tuple(map(_all_contents, values))
         return NO_CONTENT if any(item is NO_CONTENT for item in found) else found
@@ -164,16 +164,16 @@ def _scalar(value: np.generic) -> Any:
 
 
 def is_of_group(kind: type) -> bool:
-    """Whether it is a class of groups of processes."""
+    """True if a class is `torch.distributed.ProcessGroup` or a subclass of it."""
     return torch.distributed.is_available() and issubclass(kind, torch.distributed.ProcessGroup)
 
 
 def _placement(spec: Any) -> Any:
-    """How a DTensor lies on its mesh."""
+    """Returns the mesh, placements and tensor metadata of a DTensorSpec."""
     return same(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
 
 
-# Which processes there are, and how they reach one another: they never change.
+# Classes that describe the processes and their connections, which never change.
 _OF_PROCESSES = frozenset(["torch.distributed.device_mesh.DeviceMesh"])
 
 _CONTENTS: dict[type, Callable[[Any], Any]] = {
@@ -193,7 +193,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def content(value: Any) -> Any:
-    """What is always equal for the same, hashable, and different for what is not; `NO_CONTENT` if it has none that cannot change."""
+    """Returns a hashable fingerprint: equal for equal objects, different for different ones. `NO_CONTENT` for an object that can change."""
     kind: Any = type(value)
     find = _finder(kind)
     found = NO_CONTENT if find is None else find(value)
@@ -222,12 +222,12 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def is_record(owner: Any) -> bool:
-    """Whether it is what pybind11 binds its functions to."""
+    """True if an object is the `__self__` that pybind11 gives its functions."""
     return module_of(type(owner)).startswith("pybind11") or type(owner).__name__ == "PyCapsule"
 
 
 def is_known_by_identity(value: Any) -> bool:
-    """Whether it is trusted not to change, so that which one it is says all."""
+    """True if an object is trusted not to change, so that its identity is all that there is to know."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         owner = value.__self__
         return (
@@ -237,14 +237,14 @@ def is_known_by_identity(value: Any) -> bool:
             or (isinstance(owner, type) and is_trusted_class(owner))
         )
     if isinstance(value, types.FunctionType):
-        # A decorator of torch's gives a function of torch's, which calls what it was given.
+        # A decorator of torch's returns a function of torch's, which calls the user's function.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
     if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in answering or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
     if (made := private.made_into_op(value)) is not None:
         return isinstance(made, types.FunctionType) and is_trusted_function(made)
     wrapped = getattr(value, "__wrapped__", None)
-    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
+    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
     return type(value) is _CACHED_FUNCTION and is_known_by_identity(wrapped)
 
@@ -255,7 +255,7 @@ _CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 @functools.lru_cache(4096)
 def _hides_state(kind: Any) -> bool:
-    """Whether instances have state in C: a class of C beside those that are known, or more memory than its declared fields take."""
+    """True if instances have state in C: an unknown class written in C is a base, or they take more memory than their declared fields."""
     if issubclass(kind, (threading.Thread, BaseException, weakref.ref)):
         return True
     if kind.__flags__ & _DISALLOWS_INSTANCES:
@@ -272,25 +272,25 @@ def _hides_state(kind: Any) -> bool:
     return False
 
 
-_DISALLOWS_INSTANCES = 1 << 7  # Py_TPFLAGS_DISALLOW_INSTANTIATION: iterators, and others that only C makes
+_DISALLOWS_INSTANCES = 1 << 7  # Py_TPFLAGS_DISALLOW_INSTANTIATION: iterators, and other objects that only C code creates
 
 
 def hides_state(value: Any) -> bool:
-    """Whether a value is of a kind whose state Python cannot look at."""
+    """True if a value has state that Python cannot inspect."""
     kind: Any = type(value)
     return _hides_state(kind)
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What an array holds: compared in full. data: None if that would take too long."""
+    """The contents of an array, compared in full. `data` is None if the comparison would take too long."""
 
     kind: Any
     data: bytes | None
 
 
 def values_of(value: Any, with_data: bool = True) -> Values | None:
-    """The contents of something whose values can change inside: an array, a bytearray. None: its elements are objects, or it is closed."""
+    """Returns the contents of an array, bytearray or memoryview; None if its elements are objects, or it is released."""
     if isinstance(value, np.ndarray):
         kind: Any = (type(value), repr(value.dtype), value.dtype, value.shape, value.strides, value.flags.writeable)
         if value.dtype.hasobject:
@@ -311,12 +311,12 @@ def values_of(value: Any, with_data: bool = True) -> Values | None:
     return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes())
 
 
-# In bytes: larger arrays than this are not compared.
+# In bytes: arrays larger than this are not compared.
 LARGE = 1 << 24
 
 
 def size_of(value: Any) -> int:
-    """The bytes that an array takes."""
+    """Returns the size of an array in bytes."""
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * int(getattr(value, "itemsize", 1))
 
 
@@ -324,7 +324,7 @@ HOLDS_VALUES = (np.ndarray, array.array, bytearray, memoryview)
 
 
 def restore_values(value: Any, values: Values) -> bool:
-    """Give something its contents back, if it is known what they were. Returns: whether they were others."""
+    """Restores the contents of an array, if they were noted. Returns: True if they had changed."""
     if values.data is None or values_of(value) == values:
         return False
     if isinstance(value, bytearray):
@@ -340,7 +340,10 @@ def restore_values(value: Any, values: Values) -> bool:
 
 
 def _restore_array(array: np.ndarray[Any, Any], values: Values) -> None:
-    """Where the memory is another array's, which does not let it be written to, that array is given its values back, not this one."""
+    """Restores an array's metadata and values.
+
+    An array that cannot be made writable is a view of a read-only array; the values are then restored together with that array.
+    """
     _, _, dtype, shape, strides, writeable = values.kind
     if not array.flags.writeable:
         with contextlib.suppress(ValueError):
@@ -354,7 +357,7 @@ def _restore_array(array: np.ndarray[Any, Any], values: Values) -> None:
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """What an immutable thing consists of, by name; None for what has no parts."""
+    """Returns the parts of an immutable object by name; None for an object without parts."""
     if isinstance(value, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
         if isinstance(value, types.MethodType):
             return {"__self__": value.__self__, "__func__": value.__func__}
@@ -383,5 +386,5 @@ _BASES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
 
 def plain_part(value: Any) -> dict[str, Any]:
-    """What an instance of a class of one's own that is a number or a string is as such, by the name of that."""
+    """Returns the plain value of an instance of a subclass of int, float, complex, str or bytes, by the name of that base class."""
     return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}

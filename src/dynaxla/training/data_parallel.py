@@ -1,8 +1,8 @@
-"""DistributedDataParallel inside a step: its gradients are averaged by a collective that the step notes like any other op.
+"""DistributedDataParallel inside a step: its gradients are averaged by a collective that is recorded like any other op.
 
-torch's own reducer is C++ that copies gradients between their memory and its buckets, which a recording cannot note. Inside a
-step the module is called as it is, and at the end of each backward pass all gradients go through one functional all-reduce, in the order of
-the parameters, on every process.
+torch's own reducer is C++ that copies gradients between their memory and its buckets, which cannot be recorded. Inside a step the module is
+called without its reducer, and at the end of each backward pass all gradients go through one functional all-reduce per dtype, in the order
+of the parameters, on every process.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def found_in(objects: Iterable[Any]) -> list[DistributedDataParallel]:
-    """Those modules among them, each once."""
+    """Returns the DistributedDataParallel modules among the objects, each once."""
     found = {id(item): item for item in objects if isinstance(item, torch.nn.parallel.DistributedDataParallel)}
     return list(found.values())
 
 
 def why_not(module: DistributedDataParallel) -> str:
-    """Why a step cannot average this module's gradients; "" if it can."""
+    """Returns the reason why a step cannot average this module's gradients; "" if it can."""
     return private.why_not_averaged(module)
 
 
 @contextlib.contextmanager
 def averaging(modules: Iterable[DistributedDataParallel]) -> Iterator[None]:
-    """Inside, these modules average their gradients by functional collectives, at the end of a backward pass."""
+    """Inside the context, these modules average their gradients by functional collectives, at the end of each backward pass."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(_averaging(module))
@@ -63,7 +63,7 @@ class _Average:
         ]
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -86,7 +86,7 @@ class _Average:
 
 
 def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
-    """Give each parameter the mean of its gradients over the group's processes: one collective for each dtype."""
+    """Replaces each parameter's gradient by its mean over the group's processes, with one collective for each dtype."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -100,12 +100,12 @@ def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
 
 
 def _share_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
-    """Give all processes the buffers of the first one, as the module does before a forward pass."""
+    """Broadcasts the buffers of rank 0 to all processes, as the module does before a forward pass."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
         for buffer in buffers:
             buffer.copy_(functional.wait_tensor(functional.broadcast(buffer, 0, group.group_name)))
 
 
-# What runs inside of these is not the step's.
+# Code that is not the step's own: an observation ignores everything that runs inside it.
 HANDLERS = (_Average._arrive.__code__, _Average._finish.__code__, _share_buffers.__code__)

@@ -1,7 +1,7 @@
-"""Random draws that a step makes again: `torch.utils.checkpoint` restores the generator's state before it computes a region again.
+"""Random draws that a step repeats: `torch.utils.checkpoint` restores the generator's state before it recomputes a region.
 
-While a step is recorded nothing is drawn, so torch's generators are moved on by hand, by one number for each draw. A draw that finds a
-generator in a state in which an earlier one found it is that draw once more, and has its numbers.
+Fake tensors draw nothing, so a recording advances torch's generators explicitly, by one number for each draw. A draw that finds a generator
+in the same state as an earlier draw repeats that draw, and gets the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..runtime import devices
 from ..torch_ops import aten
 
-# What these draw depends on shapes alone; `x` of an op in place is not read.
+# Ops whose draws depend on shapes alone; an in-place op does not read its `self`.
 _IN_PLACE = ("bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")
 _OF_SHAPES = frozenset(
     [*_IN_PLACE, "bernoulli.p", "normal.float_float", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
@@ -26,13 +26,13 @@ _OF_SHAPES = frozenset(
 
 
 class Draws:
-    """The draws of one recording, by the generator's state before each."""
+    """The draws of one recording, keyed by the generator's state before each."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], tuple[Node, Any]] = {}
 
     def place(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
-        """What a draw is known by. The generator goes on by one number."""
+        """Returns the key of a draw, which includes the generator's state, and advances the generator by one number."""
         tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
         others = [str(item) for item in tree_flatten((args, kwargs))[0] if not isinstance(item, torch.Tensor)]
         with _disable_current_modes():
@@ -42,16 +42,16 @@ class Draws:
         return (op, device, state, *((tensor.shape, tensor.dtype) for tensor in tensors), *others)
 
     def first(self, place: tuple[Any, ...]) -> tuple[Node, Any] | None:
-        """The earlier draw at this place: its node, and what it gave."""
+        """Returns the node and the result of the earlier draw with this key; None if there was none."""
         return self._first.get(place)
 
     def keep(self, place: tuple[Any, ...], node: Node, result: Any) -> None:
-        """Note the node and the result of a draw that was made at a place."""
+        """Notes the node and the result of the first draw with this key."""
         self._first[place] = node, result
 
 
 def draws(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
-    """Whether a call of an op takes numbers from torch's generator."""
+    """True if a call of an op draws numbers from torch's generator."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     for index, argument in enumerate(op._schema.arguments):
@@ -61,13 +61,13 @@ def draws(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
 
 
 def depends_on_values(op: Any) -> bool:
-    """Whether the results depend on more than the numbers drawn, and on shapes."""
+    """True if an op's results depend on its operands' values, besides their shapes and the numbers drawn."""
     name = op._schema.name.removeprefix("aten::")
     return name not in _OF_SHAPES and f"{name}.{op._schema.overload_name}" not in _OF_SHAPES
 
 
 def is_same(one: Any, other: Any, aliases: dict[Node, Node]) -> bool:
-    """Whether two nodes are computed in the same way from the same inputs. aliases: for draws made again, the first."""
+    """True if two nodes are computed in the same way from the same inputs. `aliases` maps each repeated draw to the first one."""
     if isinstance(one, Node) and isinstance(other, Node):
         one, other = _origin(one, aliases), _origin(other, aliases)
         if one is other:
@@ -81,7 +81,7 @@ def is_same(one: Any, other: Any, aliases: dict[Node, Node]) -> bool:
 
 
 def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
-    """The node whose value this one gives as it is."""
+    """Returns the node whose value this one passes on unchanged."""
     while node in aliases or node.target in (aten.alias.default, aten.detach.default):
         node = aliases[node] if node in aliases else node.args[0]
     return node
@@ -89,7 +89,7 @@ def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
-    """Inside, torch's default generators may be moved on: afterwards they are as before."""
+    """Restores the state of torch's default generators on exit."""
     found = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found += torch.cuda.default_generators

@@ -1,9 +1,9 @@
 """Collectives of a step that runs in eager mode, called exactly as a compiled step calls them.
 
-Where several processes train together, one of them may run a step in eager mode while another replays its program: it prints, or has
-a batch of another size. Their collectives have to match in kind, order and contents. So in eager mode, too, modules of
-torch.distributed use the functional collectives of a program (parallel_modules.py), and each of them goes through the comparison with
-the other processes (runtime/same_collectives.py).
+Where several processes train together, one of them may run a step in eager mode, because it prints or has a batch of another size, while
+another replays its program. Their collectives have to match in kind, order and contents. So in eager mode, too, modules of
+torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with those of the other
+processes (runtime/same_collectives.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .parallel_modules import ParallelModules
 
 @contextlib.contextmanager
 def as_in_programs(modules: ParallelModules) -> Iterator[None]:
-    """Inside, in this thread, modules and `torch.distributed` call the collectives that a program of the step calls.
+    """Inside the context, in this thread, modules and `torch.distributed` call the collectives that a program of the step calls.
 
-    Modules whose collectives no program can have (`ParallelModules.why_not`) stay torch's own, on all processes alike.
+    If a module's collectives cannot be part of a program (`ParallelModules.why_not`), all modules use torch's own, on every process alike.
     """
     modules.prepare()
     if modules.why_not():
@@ -39,7 +39,7 @@ def as_in_programs(modules: ParallelModules) -> Iterator[None]:
 class _Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(map(has_own_dispatch, types)):
-            return NotImplemented  # its class runs the op on the tensors that it holds, and these come here
+            return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
         if op.namespace == "c10d":
             with self:
                 found = writing_collectives.note(op, args)
@@ -50,5 +50,5 @@ class _Collectives(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-# Code that is not the step's own: an observation ignores what runs inside of it.
+# Code that is not the step's own: an observation ignores everything that runs inside it.
 HANDLERS = (_Collectives.__torch_dispatch__.__code__,)

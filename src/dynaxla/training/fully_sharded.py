@@ -1,9 +1,9 @@
-"""FSDP2 (`fully_shard`) inside a step: parameters are gathered, and their gradients reduced, by collectives that the step notes.
+"""FSDP2 (`fully_shard`) inside a step: parameters are gathered, and their gradients reduced, by collectives that can be recorded.
 
-torch's own hooks free and fill the memory of whole parameters, which a recording cannot note. Inside a step
-they are set aside. A module of a group that is called finds whole parameters, gathered by one collective for each dtype. If the group is
-freed after its forward pass, autograd keeps nothing of them: the backward pass gathers them again. The gradients of a group are reduced by
-one collective, as soon as all of them are there.
+torch's own hooks resize and fill the memory of unsharded parameters, which cannot be recorded. Inside a step these hooks are replaced. When
+a module of a parameter group is called, it has unsharded parameters, gathered by one collective for each dtype. If the group is freed after
+its forward pass, autograd saves no unsharded parameters: the backward pass gathers them again. The gradients of a group are reduced by one
+collective, as soon as all of them have been computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ prepare = fsdp.prepare
 
 
 def why_not(modules: Sequence[Any]) -> str:
-    """Why a step cannot gather these modules' parameters; "" if it can."""
+    """Returns the reason why a step cannot gather these modules' parameters; "" if it can."""
     if missing := fsdp.missing_in(modules):
         return f"insides that this torch does not have ({missing})"
     return next(filter(None, map(fsdp.why_not_gathered, fsdp.states_of(modules))), "")
@@ -33,7 +33,7 @@ def why_not(modules: Sequence[Any]) -> str:
 
 @contextlib.contextmanager
 def gathering(modules: Sequence[Any]) -> Iterator[None]:
-    """Inside, these modules gather parameters and reduce gradients by functional collectives. They have been prepared."""
+    """Inside the context, these modules gather parameters and reduce gradients by functional collectives. Call `prepare` first."""
     call = _Call(modules)
     with contextlib.ExitStack() as stack:
         stack.callback(call.drop)
@@ -47,72 +47,75 @@ def gathering(modules: Sequence[Any]) -> Iterator[None]:
 class _Call:
     """One call of a step.
 
-    Attributes: states; groups; root (the state whose module's forward pass runs; None outside of one).
+    Attributes:
+        states: one per `fully_shard` call.
+        groups: the parameter groups of all states.
+        root: the state whose module runs the outermost forward pass; None outside a forward pass.
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.states = [_State(state, self) for state in fsdp.states_of(modules)]
         self.groups = [group for state in self.states for group in state.groups]
         self.root: _State | None = None
-        # Whether the backward pass that runs will call `finish`.
+        # True if the running backward pass will call `finish` at its end.
         self._is_awaited = False
         self._places: dict[int, tuple[_Group, int]] = {}
         self._hooks = contextlib.ExitStack()
 
     def drop(self) -> None:
-        """All modules have their own parts of parameters again."""
+        """Gives all modules their sharded parameters back."""
         self.end()
         for group in self.groups:
             group.drop()
 
     def begin(self, state: _State) -> bool:
-        """A module of a state is called. Returns: whether its forward pass contains those of all others."""
+        """Handles the call of a module of a state. Returns: True if this is the outermost forward pass."""
         if self.root not in (None, state) or private.graph_task() != -1:
             return False
-        self.end()  # where an earlier one has raised
+        self.end()  # in case an earlier forward pass has raised
         self.root, self._is_awaited = state, False
-        if private.saved_tensor_hooks() is None:  # what the user does with all that autograd saves is done with parameters, too
+        if private.saved_tensor_hooks() is None:  # else the user's hooks apply to parameters, too
             self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
         return True
 
     def end(self) -> None:
-        """The forward pass that contains those of all others has ended."""
+        """Ends the outermost forward pass."""
         self.root = None
         self._hooks.close()
 
     def await_end(self) -> None:
-        """Have what a backward pass leaves to be done when it ends done then."""
+        """Schedules `finish` for the end of the running backward pass, once."""
         if not self._is_awaited:
             self._is_awaited = True
             private.at_end_of_backward(self.finish)
 
     def finish(self) -> None:
-        """A backward pass has given all gradients."""
+        """Ends a backward pass, after all gradients have been computed."""
         self._is_awaited = False
         for group in self.groups:
             group.end_backward()
 
-    # What autograd saves.
+    # Tensors that autograd saves.
 
     def note(self, group: _Group, values: Sequence[torch.Tensor]) -> None:
-        """These are a group's whole parameters."""
+        """Notes the storages of a group's unsharded parameters."""
         for index, value in enumerate(values):
             self._places[private.storage_id(fsdp.unwrap(value)[0])] = group, index
 
     def forget(self, values: Sequence[torch.Tensor]) -> None:
-        """They are not, from now on."""
+        """Removes the storages that `note` has noted."""
         for value in values:
             self._places.pop(private.storage_id(fsdp.unwrap(value)[0]), None)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What autograd keeps of a tensor: of views of parameters, what to look for in a gathered one."""
+        """Returns what autograd keeps for a saved tensor: for a view of an unsharded parameter, a `_Saved`, else the tensor itself."""
         local, spec = fsdp.unwrap(tensor)
         if local.layout != torch.strided or (place := self._places.get(private.storage_id(local))) is None:
             return tensor
         return _Saved(*place, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        """What autograd has saved."""
+        """Returns the tensor for an object that `pack` returned; the parameters are gathered if they have been freed."""
         if not isinstance(saved, _Saved):
             assert isinstance(saved, torch.Tensor)
             return saved
@@ -125,7 +128,15 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A view of a whole parameter. Attributes: geometry (size, strides and offset in the parameter's storage); spec (of a DTensor)."""
+    """A view of an unsharded parameter.
+
+    Attributes:
+        group: the parameter's group.
+        index: the parameter's position in the group.
+        geometry: size, strides and offset of the view in the parameter's storage.
+        dtype: the view's dtype.
+        spec: the DTensorSpec of a view that is a DTensor, else None.
+    """
 
     group: _Group
     index: int
@@ -135,7 +146,7 @@ class _Saved:
 
 
 def _view(value: torch.Tensor, size: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A tensor with this geometry on a value's storage; in words that a program is quick with, where there are some."""
+    """Returns a view of a value's storage with this geometry: if possible a permutation, which XLA runs faster than as_strided."""
     dims = list(zip(value.shape, value.stride(), strict=True))
     wanted = list(zip(size, stride, strict=True))
     if offset != value.storage_offset() or sorted(dims) != sorted(wanted):
@@ -152,22 +163,22 @@ class _State:
     def __init__(self, state: fsdp.State, call: _Call) -> None:
         self.state, self._call = state, call
         self.groups = [_Group(group, call) for group in fsdp.groups_of(state)]
-        # Those of its modules that have yet to run in the forward pass that has begun.
+        # The state's modules that have not yet run in the current forward pass.
         self._to_come: set[torch.nn.Module] = set()
 
     def pre_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Before one of its modules is called."""
+        """Runs before a module of the state is called; returns its arguments, moved and cast as torch's hook does."""
         if not self._to_come:
             self._to_come.update(fsdp.modules_of(self.state))
         if self._call.begin(self):
             args, kwargs = fsdp.to_device(self.state, args, kwargs)
-        # Asked for here too, since what a recorded step asks for is watched: settings, and gradients that wait.
+        # Read here, too, since the state that a recorded step reads is watched: settings, and unreduced gradients.
         for group, _ in zip(self.groups, fsdp.groups_of(self.state), strict=True):
             group.gather()
         return fsdp.cast_inputs(self.state, args, kwargs)
 
     def post_forward(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        """After one of its modules has been called."""
+        """Runs after a module of the state has been called; returns its output, cast as torch's hook does."""
         self._to_come.discard(module)
         if not self._to_come:
             self._complete(output)
@@ -180,7 +191,7 @@ class _State:
 
     def _complete(self, output: Any) -> None:
         self._to_come.clear()
-        if private.graph_task() != -1:  # a checkpoint's second forward pass: the backward pass goes on with these parameters
+        if private.graph_task() != -1:  # recomputation of a checkpoint: the backward pass continues with these parameters
             return
         for group in self.groups:
             group.end_forward()
@@ -189,7 +200,7 @@ class _State:
                 _call_with_gradient(tensor, self._pre_backward)
 
     def _pre_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A backward pass reaches its modules: what is computed anew in it finds whole parameters."""
+        """Runs when a backward pass reaches the state's modules: gathers the parameters for regions that are recomputed."""
         self._call.await_end()
         for group in self.groups:
             if group.group.unshard_in_backward:
@@ -200,18 +211,21 @@ class _State:
 class _Group:
     """Parameters that are gathered together.
 
-    Attributes: group; values (the whole parameters, without gradients, while modules have them).
+    Attributes:
+        group: torch's parameter group.
+        values: the unsharded parameters, detached, while modules have them; else None.
     """
 
     def __init__(self, group: fsdp.Group, call: _Call) -> None:
         self.group, self._call = group, call
         self.values: list[torch.Tensor] | None = None
-        # Whether the backward pass has come to what modules have; whether it has been here.
+        # True if the unsharded parameters have been used by a backward pass, so that the next use needs a new autograd node.
         self._is_spent = False
+        # True if the running backward pass has reduced the group's gradients.
         self._is_reduced = False
 
     def gather(self) -> None:
-        """Modules find whole parameters from now on."""
+        """Gives modules unsharded parameters, gathered if necessary."""
         parameters = self.group.fsdp_params
         if self.values is None:
             with torch.no_grad():
@@ -227,18 +241,18 @@ class _Group:
             fsdp.put(parameter, whole)
 
     def value(self, index: int) -> torch.Tensor:
-        """A whole parameter, gathered if modules do not have it."""
+        """Returns an unsharded parameter, gathered if modules do not have it."""
         self.gather()
         assert self.values is not None
         return self.values[index]
 
     def end_forward(self) -> None:
-        """The modules have run."""
+        """Runs after the group's modules: frees the parameters if the group is freed after its forward pass."""
         if fsdp.is_freed_after_forward(self.group):
             self.drop()
 
     def drop(self) -> None:
-        """Modules find their own parts of parameters from now on."""
+        """Gives modules their sharded parameters back."""
         if self.values is None:
             return
         self._call.forget(self.values)
@@ -247,7 +261,7 @@ class _Group:
             fsdp.take_away(parameter)
 
     def take(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """A backward pass has computed gradients of whole parameters."""
+        """Accumulates gradients of unsharded parameters from a backward pass, and reduces them."""
         self._call.await_end()
         with torch.no_grad():
             for parameter, gradient in zip(self.group.fsdp_params, gradients, strict=True):
@@ -256,7 +270,7 @@ class _Group:
             self._reduce()
 
     def end_backward(self) -> None:
-        """A backward pass has ended: gradients of earlier ones are reduced, if this one had none."""
+        """Runs at the end of a backward pass: reduces gradients of earlier passes, if this one computed none for the group."""
         with torch.no_grad():
             if not self._is_reduced:
                 self._reduce()
@@ -272,7 +286,7 @@ class _Group:
 
 
 class _Gathered(torch.autograd.Function):
-    """A group's whole parameters, for one use of them. Its backward pass adds to the gradients of the parts."""
+    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients into those of the sharded parameters."""
 
     @staticmethod
     def forward(ctx: Any, group: _Group, needed: Sequence[bool], values: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
@@ -289,7 +303,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _with_gradients(group: _Group, needed: Sequence[bool], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Whole parameters as autograd is to see them, for one backward pass."""
+    """Returns unsharded parameters with a `grad_fn` that takes their gradients, for one backward pass."""
     with torch.enable_grad():
         found: Sequence[torch.Tensor] = _Gathered.apply(group, needed, list(values), _ANCHOR)
         return found
@@ -299,9 +313,9 @@ def _call_with_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor],
     tensor.register_hook(function)
 
 
-# What runs inside of these is not the step's.
+# Code that is not the step's own: an observation ignores everything that runs inside it.
 HANDLERS = (_with_gradients.__code__, _call_with_gradient.__code__, private.at_end_of_backward.__code__)
-# What autograd takes for the source of whole parameters: their gradients do not go on from there by themselves.
+# A differentiable input of `_Gathered`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
 
@@ -310,12 +324,12 @@ def _functional() -> Any:
 
 
 def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
-    """A group's whole parameters: one collective for each dtype."""
+    """Gathers a group's unsharded parameters, with one collective for each dtype."""
     processes = fsdp.shard_group(group)
     count = processes.size()
     by_dtype: dict[torch.dtype, list[int]] = {}
     order = range(len(group.fsdp_params))
-    # In a backward pass the other way round: of two concatenations that are the same XLA makes one, and keeps it in between.
+    # Reversed in a backward pass: XLA would merge two equal concatenations into one, and keep its memory between the two passes.
     for index in reversed(order) if private.graph_task() != -1 else order:
         by_dtype.setdefault(fsdp.dtype_of_use(group.fsdp_params[index]), []).append(index)
     found: dict[int, torch.Tensor] = {}
@@ -331,7 +345,7 @@ def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
 
 
 def _padded_part(parameter: fsdp.Parameter, dtype: torch.dtype) -> torch.Tensor:
-    """This process's part, flat, of the length that all parts have."""
+    """Returns this process's shard, flattened, and padded to the length that all shards have."""
     _, padded, _, _ = fsdp.part_sizes(parameter)
     part = fsdp.own_part(parameter).to(dtype).reshape(-1)
     missing = padded.numel() - part.numel()
@@ -339,7 +353,7 @@ def _padded_part(parameter: fsdp.Parameter, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
-    """The whole, in memory of its own, of all processes' parts as rows."""
+    """Returns the unsharded parameter, in memory of its own, from all processes' padded shards as rows."""
     _, padded, whole, dim = fsdp.part_sizes(parameter)
     parts = pieces.reshape(len(pieces), *padded)
     joined = torch.cat(list(parts), dim).contiguous() if dim else parts.reshape(-1, *padded[1:]).narrow(0, 0, whole[0])
@@ -347,7 +361,7 @@ def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(group: fsdp.Group) -> None:
-    """Add to each parameter's gradient the mean over all processes of those that wait."""
+    """Adds the mean over all processes of the unreduced gradients to each sharded parameter's gradient."""
     parameters, gradients = [], []
     for parameter in fsdp.in_order_of_sum(group):
         gradient = fsdp.waiting(parameter)
@@ -388,7 +402,7 @@ def _reduce(group: fsdp.Group) -> None:
 
 
 def _rows(gradient: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """A gradient cut as its parameter is: a row for each process, all of one length."""
+    """Returns a gradient sharded as its parameter is: one padded row for each process."""
     if dim:
         gradient = torch.cat(gradient.chunk(count, dim))
     missing = math.ceil(gradient.shape[0] / count) * count - gradient.shape[0]

@@ -1,4 +1,4 @@
-"""Fused steps of optimizers, as a recording notes them: one node for each, whatever the learning rate is."""
+"""Fused optimizer steps as nodes of a recorded graph: one node each, whatever the learning rate is."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from ..lowering.ops import fused_optimizers as fused_optimizers  # it defines the ops that are named below
+from ..lowering.ops import fused_optimizers as fused_optimizers  # defines torch.ops.dynaxla.fused_*
 from ..torch_ops import aten
 
 Tensors = Sequence[torch.Tensor]
 
 
 class Fused:
-    """What takes the arguments of one of torch's fused steps, and writes what it writes.
+    """A callable with the arguments and the writes of one of torch's fused optimizer steps; `lr` may also be a float64 tensor of rank 0.
 
-    lr may also be a float64 tensor of rank 0.
-
-    Attributes: op (torch's, which does it in place); written (how many of the lists are written: parameters, gradients, and states);
-    takes_halves (whether torch's is right for half types, too).
+    Attributes:
+        op: torch's op, which writes in place.
+        written: how many of the argument lists are written: parameters, gradients, and states.
+        takes_halves: True if torch's op is also correct for half types.
     """
 
     def __init__(self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, takes_halves: bool = True, **settings: Any) -> None:
@@ -51,11 +51,11 @@ class Fused:
 _STEPS = [
     Fused(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
     Fused(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
-    # On the CPU, torch 2.13 is off by 0.1 and more from 48 elements of bfloat16 or float16 on; with 8 it is right.
+    # On the CPU, torch 2.13 has errors of 0.1 and more from 48 elements of bfloat16 or float16 on; with 8 elements it is right.
     Fused(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, takes_halves=False),
 ]
 
 
 def fused_step(op: torch._ops.OpOverload) -> Fused | None:
-    """What stands for one of torch's fused steps in a recording."""
+    """Returns the `Fused` that replaces one of torch's fused steps in a recording; None for other ops."""
     return next((step for step in _STEPS if op._schema.name == step.op._schema.name), None)

@@ -1,4 +1,4 @@
-"""Places whose entries can change: dicts, lists, cells, attributes, globals; with what stood there."""
+"""Mutable containers and their entries when a walk met them: dicts, lists, closure cells, attributes, globals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
 
 
 class Attributes:
-    """Some attributes of an object: slots, a function's code and defaults."""
+    """Some attributes of an object, such as slots, or a function's code and defaults."""
 
     def __init__(self, owner: Any, names: Collection[str]) -> None:
         self.owner, self.names = owner, names
 
 
 class Namespace:
-    """Those globals of a module that are read. names grows while a walk goes on."""
+    """The globals of a module that are read. `names` grows during a walk."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values: dict[str, Any] = values
@@ -32,14 +32,14 @@ class Namespace:
 
 
 class ClassDict:
-    """What a class holds itself: methods, as they are without being bound, shared objects, its bases."""
+    """A class's own namespace (unbound methods, class attributes) and its bases."""
 
     def __init__(self, kind: type, counts: Callable[[str, Any], bool]) -> None:
         self.kind, self.counts = kind, counts
 
 
 class View:
-    """What another name for a dict shows."""
+    """The entries that a read-only view of a dict (`MappingProxyType`) shows."""
 
     def __init__(self, proxy: types.MappingProxyType[Any, Any]) -> None:
         self.proxy = proxy
@@ -50,9 +50,12 @@ BASES = "__bases__"
 
 @dataclass
 class Holder:
-    """Something whose entries can change.
+    """A mutable container and its entries when a walk met it.
 
-    Attributes: target (it); items (what it held when it was walked, by key); counts (which keys matter; None: all).
+    Attributes:
+        target: the container.
+        items: its entries when it was met, by key.
+        counts: True for the keys that matter; None if all do.
     """
 
     target: Any
@@ -60,7 +63,7 @@ class Holder:
     counts: Callable[[Any], bool] | None = None
 
     def is_unchanged(self, free: Collection[Any] = ()) -> bool:
-        """free: keys of numbers that may be others now, of the same kind."""
+        """True if the entries are the same objects; those at keys in `free` may be other numbers of the same type."""
         now = self.now()
         return _are_same(now, self.items) and all(
             value is before or (key in free and type(value) is type(before) and isinstance(value, (int, float)))
@@ -68,18 +71,18 @@ class Holder:
         )
 
     def changes(self) -> dict[Any, Any]:
-        """New values by key; `ABSENT` for what is gone."""
+        """Returns the new values by key; `ABSENT` for removed entries."""
         now = self.now()
         changed = {key: ABSENT for key in reversed(self.items) if key not in now}
         return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
 
     def now(self) -> dict[Any, Any]:
-        """The entries that count, as they are now."""
+        """Returns the current entries whose keys matter."""
         found = entries(self.target)
         return found if self.counts is None else {key: value for key, value in found.items() if self.counts(key)}
 
     def put(self, key: Any, value: Any) -> None:
-        """value: `ABSENT` takes the entry away."""
+        """Sets an entry; removes it if the value is `ABSENT`."""
         target = self.target
         if isinstance(target, (Attributes, ClassDict)):
             owner = target.owner if isinstance(target, Attributes) else target.kind
@@ -93,7 +96,7 @@ class Holder:
             else:
                 target.values[key] = value
         elif isinstance(target, contextvars.ContextVar):
-            target.set(None if value is ABSENT else value)  # there is no way back to no value
+            target.set(None if value is ABSENT else value)  # a ContextVar cannot be unset again
         elif isinstance(target, types.CellType):
             target.cell_contents = value
         elif isinstance(target, torch.Tensor):
@@ -108,7 +111,7 @@ class Holder:
             target[key] = value
 
     def restore(self) -> None:
-        """Give it back the entries that it had."""
+        """Restores the entries that the container had when it was met."""
         if self.is_unchanged():
             return
         if isinstance(self.target, (list, deque)):
@@ -121,13 +124,13 @@ class Holder:
             for key in self.changes():
                 self.put(key, self.items.get(key, ABSENT))
             if isinstance(self.target, dict) and self.counts is None and not _are_same(self.now(), self.items):
-                kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # the entries are there, in another order
+                kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # same entries in another order
                 kind.clear(self.target)
                 kind.update(self.target, self.items)
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """Whether keys are the same objects in the same order. Keys may be tensors, which are not compared by `==`."""
+    """True if keys are the same objects in the same order. Keys may be tensors, which are not compared by `==`."""
     return len(now) == len(before) and all(one is other or _are_equal(one, other) for one, other in zip(now, before, strict=True))
 
 
@@ -136,7 +139,7 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def entries(target: Any) -> dict[Any, Any]:
-    """What it holds now."""
+    """Returns the current entries of a container."""
     if isinstance(target, OrderedDict):
         return dict(OrderedDict.items(target))
     if isinstance(target, dict):
@@ -167,5 +170,5 @@ def entries(target: Any) -> dict[Any, Any]:
 
 
 def shown(key: Any, index: int) -> str:
-    """A key as it stands in a path."""
+    """Returns a key's text in a path."""
     return repr(key) if isinstance(key, PLAIN) else f"{type(key).__name__} {index}"

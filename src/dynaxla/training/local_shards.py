@@ -1,6 +1,6 @@
-"""Optimizers' fused steps on DTensors: element by element, so that each process updates the elements that it has.
+"""Fused optimizer steps on DTensors. They are elementwise, so each process updates its local shards.
 
-DTensor's own dispatch takes no list in which some are DTensors and some are not, and compares a learning rate, which is to stay an input.
+DTensor's own dispatch accepts no list that mixes DTensors and plain tensors, and it compares the learning rate, which must stay an input.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..runtime import private
 
 
 def local_lists(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
-    """The arguments of a fused step with local tensors in the places of DTensors.
+    """Returns the arguments of a fused step with local tensors in place of DTensors.
 
-    None if the parameter, gradient and states of one place in the lists do not lie alike, or if one of them is a sum over processes that
-    has yet to be made.
+    Returns None if a parameter, its gradient and its states have different placements, or if one of them is partial (a sum over processes
+    that is still pending).
     """
     lists = [value for value in args if isinstance(value, (list, tuple))]
     for same_place in zip(*(value for value in lists if len(value) == len(lists[0])), strict=True):
@@ -37,7 +37,7 @@ def _is_elementwise(placement: Any) -> bool:
 
 
 def _is_count(tensor: torch.Tensor) -> bool:
-    """Whether it is a number of steps, the same on every process."""
+    """True if a tensor is a step count, which is the same on every process."""
     return not _is_distributed(tensor) and not tensor.dim()
 
 

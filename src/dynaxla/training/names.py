@@ -1,4 +1,4 @@
-"""What code can name: globals, attributes, imports, and whether it looks at things without naming them."""
+"""The names that code uses: globals, attributes, imports; and detection of reflection, which reads attributes without naming them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from .trust import is_trusted_namespace
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# With these names code reads attributes, or globals, that it does not name.
+# Functions and attributes with which code reads attributes, or globals, that it does not name.
 _REFLECTION = frozenset(
     (
         "vars",
@@ -44,16 +44,19 @@ _REFLECTION = frozenset(
 )
 _WORDS = re.compile(r"[^\W\d]\w*")
 _NAMED = frozenset(("getattr", "hasattr", "setattr", "delattr"))
-# Modules whose functions look at whole objects.
+# Modules whose functions read all attributes of an object.
 _LOOKING_MODULES = frozenset(("copy", "copyreg", "pickle", "inspect", "pprint", "reprlib", "json.encoder", "dataclasses"))
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a code object, with those of the functions inside it, can name.
+    """The names in a code object and in those of the functions inside it.
 
-    Attributes: all (globals, attributes, cells, and string constants that could be attributes); read (the globals among them); imports
-    (modules by name); reflects (it can look at what it does not name).
+    Attributes:
+        all: globals, attributes, cells, and string constants that could be attributes.
+        read: the globals among them.
+        imports: names of imported modules.
+        reflects: True if the code can read attributes or globals that it does not name.
     """
 
     all: frozenset[str]
@@ -75,14 +78,14 @@ def _names_by_identity(code: _Code) -> Names:
                 read[instruction.argval] = None
             elif instruction.opname == "IMPORT_NAME":
                 imports[instruction.argval] = None
-            matches = matches or instruction.opname == "MATCH_CLASS"  # the class says which attributes
+            matches = matches or instruction.opname == "MATCH_CLASS"  # reads the attributes in the class's __match_args__
     reflects = matches or not _REFLECTION.isdisjoint(name for part in parts for name in part.co_names) or any(map(_asks_by_variable, parts))
     return Names(frozenset(found), tuple(read), tuple(imports), reflects)
 
 
 @dataclass(frozen=True)
 class _Code:
-    """A code object, known by its identity: equal ones need not have equal names' positions, and hashing one takes long."""
+    """A code object, compared by identity: equal code objects can differ in positions, and hashing one is slow."""
 
     code: types.CodeType
 
@@ -94,12 +97,12 @@ class _Code:
 
 
 def names_of(code: types.CodeType) -> Names:
-    """The names that a function's code uses; worked out once for each code object."""
+    """Returns the names that a function's code uses; computed once for each code object."""
     return _names_by_identity(_Code(code))
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside it."""
+    """Yields a function's code, and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -108,7 +111,7 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _strings(constants: Sequence[Any]) -> Iterator[str]:
     for constant in constants:
-        if isinstance(constant, str) and "{" in constant:  # a format can name attributes
+        if isinstance(constant, str) and "{" in constant:  # a format string can name attributes
             yield from _WORDS.findall(constant)
         elif isinstance(constant, str):
             yield from constant.split(".") if constant.replace(".", "").isidentifier() else ()
@@ -117,7 +120,7 @@ def _strings(constants: Sequence[Any]) -> Iterator[str]:
 
 
 def _asks_by_variable(code: types.CodeType) -> bool:
-    """Whether it calls `getattr` and the like with a name that is not written there, or uses them as values."""
+    """True if code calls `getattr` and the like with a name that is not a constant, or uses these functions as values."""
     if _NAMED.isdisjoint(code.co_names):
         return False
     instructions = list(dis.get_instructions(code))
@@ -131,9 +134,9 @@ def _asks_by_variable(code: types.CodeType) -> bool:
 
 
 def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
-    """Whether the second argument of the call that begins here is a string written there, and nothing is computed from it.
+    """True if the second argument of the call that begins here is a constant string, which reaches the call unchanged.
 
-    depth: how many of the call's arguments are on the stack; the constant is pushed beside the first one, and stays until the call.
+    `depth` is the number of the call's arguments on the stack. The constant is pushed on top of the first one, and stays until the call.
     """
     depth, constant = 0, False
     for instruction in instructions:
@@ -153,11 +156,14 @@ def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a run of a step has executed, and what that can therefore name.
+    """The code that a run of a step has executed, and the names that this code uses.
 
-    Attributes: codes; trusted (those of trusted modules); names (None: anything, as untrusted code has looked at things without naming
-    them); namespaces (the globals that the code ran in, with the globals and the other names that it reads there); imports (by untrusted
-    code).
+    Attributes:
+        codes: the code objects.
+        trusted: those of trusted modules.
+        names: all names; None if any attribute may have been read, because code uses reflection.
+        namespaces: the globals that the code ran in; for each, the globals that the code reads there, and all names that it uses.
+        imports: names of modules that untrusted code imports.
     """
 
     codes: frozenset[types.CodeType]
@@ -168,7 +174,7 @@ class Touched:
 
     @classmethod
     def of(cls, executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> Touched:
-        """executed: each code object with the globals that it ran in."""
+        """Returns the `Touched` of a run. `executed` has the globals that each code object ran in."""
         everything: set[str] = set()
         imports: set[str] = set()
         trusted: set[types.CodeType] = set()
@@ -191,7 +197,7 @@ class Touched:
         return cls(frozenset(executed), frozenset(trusted), None if reflects else frozenset(everything), namespaces, frozenset(imports))
 
     def reads(self, name: Any) -> bool:
-        """Whether an attribute of this name can have been read."""
+        """True if an attribute of this name may have been read."""
         return self.names is None or name in self.names or not isinstance(name, str) or _is_special(name)
 
 
@@ -200,5 +206,5 @@ _BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp")
 
 
 def _is_special(name: str) -> bool:
-    """What Python, or autograd, reads by itself."""
+    """True for names of attributes that Python or autograd reads by itself."""
     return (name.startswith("__") and name.endswith("__")) or name in _BY_AUTOGRAD

@@ -1,8 +1,8 @@
-"""Watches one run of a function: which code runs, and what it may do to the world, or ask it, besides computing.
+"""Observes one run of a function: the code that runs, and its side effects and reads of outside state, besides computing.
 
-Python shows a thread's calls to its profile function (`sys.setprofile`), those of functions of C among them. What does not show itself is
-what types do when they are called or iterated over, and functions of Cython: such types are known by their names in the code that ran,
-and objects with such state cannot be compared, which a walk that is told what has run says (`Walk.incomparable`).
+Python reports a thread's calls to its profile function (`sys.setprofile`), including calls of functions written in C. It does not report
+constructors and iteration of types written in C, nor functions of Cython. Such constructors are found by their names in the code that ran.
+Objects with such hidden state cannot be compared: a walk with the executed code lists them in `Walk.incomparable`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .purity import acts, constructs
 from .torch_state import global_state
 from .trust import is_trusted_namespace, module_of
 
-# Python 3.12.0 to 3.12.4 do not show calls of a method that is a function of C, as pybind11's are (python/cpython#122029).
+# Python 3.12.0 to 3.12.4 do not report calls of a method that is a C function, as pybind11's are (python/cpython#122029).
 _HIDES_METHODS = (3, 12) <= sys.version_info < (3, 12, 5)
 
 _IMPORTING = ("_find_and_load", "_handle_fromlist")
@@ -35,7 +35,12 @@ _IMPORTLIB = "<frozen importlib._bootstrap>"
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that a program would not repeat. Attributes: what; where (the user's file, line and function)."""
+    """A side effect, or a read of outside state, that a program would not repeat.
+
+    Attributes:
+        what: the function that was called, or the event.
+        where: the user's file, line and function.
+    """
 
     what: str
     where: str
@@ -46,10 +51,12 @@ class Effect:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a run has shown.
+    """The result of observing a run.
 
-    Attributes: codes (each code object that ran, with the globals that it ran in); effects (in their order, the same ones once);
-    changes_settings (whether the run has left other settings of torch behind).
+    Attributes:
+        codes: each code object that ran, with the globals that it ran in.
+        effects: the distinct effects, in their order.
+        changes_settings: True if torch's settings differ after the run.
     """
 
     codes: Mapping[types.CodeType, Sequence[dict[str, Any]]] = field(repr=False)
@@ -58,17 +65,17 @@ class Observation:
 
     @functools.cached_property
     def touched(self) -> Touched:
-        """What the code that ran could look at."""
+        """The names that the executed code uses."""
         return Touched.of(self.codes)
 
     @property
     def is_pure(self) -> bool:
-        """Whether the run did nothing but compute with tensors."""
+        """True if the run did nothing but compute with tensors."""
         return not self.effects and not self.changes_settings
 
 
 class Refused(BaseException):
-    """The effect that a function was about to have: it was stopped before. No handler of the function's own should take it for its own."""
+    """Raised before a function has an effect. A BaseException, so that the function's own handlers do not catch it."""
 
     def __init__(self, effect: Effect) -> None:
         super().__init__(str(effect))
@@ -83,10 +90,18 @@ def observe(
     refuse: bool = False,
     ignore: Collection[types.CodeType] = (),
 ) -> tuple[Any, Observation]:
-    """Run it, for real, in this thread, its backward passes too.
+    """Runs a function in this thread, including its backward passes, and observes it. The thread's profile function is restored.
 
-    refuse: stop it before its first effect that shows itself. ignore: what runs inside calls of this code is not looked at.
-    Raises: what the function raises; Refused. The thread's profile function is then what it was.
+    Args:
+        refuse: True to stop the function before its first detected effect.
+        ignore: code objects; nothing that runs inside calls of them is observed.
+
+    Returns:
+        The function's result, and the observation.
+
+    Raises:
+        Refused: the function was stopped.
+        Exception: any exception of the function.
     """
     observer = _Observer(refuse, ignore)
     before = global_state()
@@ -98,10 +113,10 @@ def observe(
 class _Observer:
     def __init__(self, refuse: bool, ignore: Collection[types.CodeType]) -> None:
         self._refuse = refuse
-        # torch asks for a logger, and its level, at the first op on DTensors. What is logged asks for the level inside of `logging`.
+        # torch calls these two at the first op on DTensors. A call that logs a message calls `isEnabledFor` from inside `logging`.
         self._loggers = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
-        # Python collects garbage between calls of these, with "start" and with "stop", and runs finalizers of objects that may not be the
-        # function's. JAX has one; a callback of ours would be seen by other threads.
+        # Python calls the gc callbacks with "start" and "stop" around a collection, which runs finalizers of objects that may not be the
+        # function's. JAX has such a callback; one of our own would affect other threads.
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
         self._collecting = frozenset(map(id, collecting))
         self._collects = False
@@ -111,13 +126,13 @@ class _Observer:
         self._within: dict[int, bool] = {}
         self._kept: list[Any] = []
         self._known: dict[Any, str] = {}
-        # Imports, and calls of ignored code: nothing is looked at inside of them.
+        # The frames of imports, and of calls of ignored code: nothing is observed inside them.
         self._aside: list[types.FrameType] = []
         self._earlier: Any = None
         self._has_refused = False
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
+        """Calls a function under observation. The profile function that was set before is called, too, and restored afterwards."""
         with _showing_methods(self._method_call):
             return self._run(function, args, kwargs)
 
@@ -129,19 +144,19 @@ class _Observer:
             return function(*args, **kwargs)
         finally:
             left = sys.getprofile()
-            # Python takes a profile function away that has raised.
+            # Python removes a profile function that has raised.
             if left == mine or (left is None and self._has_refused):
                 sys.setprofile(None)
                 if callable(self._earlier):
                     sys.setprofile(self._earlier)
                 elif self._earlier is not None:
-                    self._earlier.enable()  # a profiler of C is no function
+                    self._earlier.enable()  # a profiler written in C is no function
             else:
                 self._effects[Effect("another profile function", "")] = None
             self._aside.clear()
 
     def observation(self, changes_settings: bool) -> Observation:
-        """What has been seen so far. changes_settings: whether the run has left a setting of torch's changed."""
+        """Returns the observation so far. `changes_settings`: True if the run has changed a setting of torch."""
         codes = {code: list(places.values()) for code, places in self._codes.values()}
         effects = [*self._effects, *_unseen(codes)]
         return Observation(codes, effects, changes_settings)
@@ -182,7 +197,7 @@ class _Observer:
             raise Refused(unseen[0])
 
     def _imported(self, frame: types.FrameType) -> None:
-        """A module of one's own does something when it is first imported; what a trusted one does changes nothing here."""
+        """Notes the import of an untrusted module as an effect: its code may do anything. Imports of trusted modules are none."""
         name = frame.f_locals.get("name")
         module = sys.modules.get(name) if isinstance(name, str) else None
         if isinstance(module, types.ModuleType) and not is_trusted_namespace(vars(module)):
@@ -220,9 +235,9 @@ class _Observer:
 
 @contextlib.contextmanager
 def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
-    """look(frame, function) before each call, in this thread, of a method that is a function of C; nothing where Python shows them itself.
+    """Calls look(frame, function) before each call, in this thread, of a method that is a C function, if the profile function misses them.
 
-    Raises: Refused if other tools have taken all of Python's ways to be told; what `look` raises.
+    Raises: Refused if other tools use all of Python's monitoring tool ids; any exception of `look`.
     """
     if not _HIDES_METHODS or sys.version_info < (3, 12):  # the latter for type checkers
         yield
@@ -233,8 +248,8 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
         if type(function) is types.MethodType and type(function.__func__) is types.BuiltinFunctionType and get_ident() == thread:
             look(sys._getframe(1), function.__func__)
 
-    for tool in range(6):  # as many as Python has
-        with contextlib.suppress(ValueError):  # taken
+    for tool in range(6):  # all of Python's tool ids
+        with contextlib.suppress(ValueError):  # in use
             monitoring.use_tool_id(tool, "dynaxla")
             break
     else:
@@ -250,7 +265,7 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
 
 
 def _is_start(frame: types.FrameType) -> bool:
-    """True if a callback of gc is called before a collection. frame: its frame, which has nothing but its arguments yet."""
+    """True if a callback of gc is called before a collection. `frame` is the callback's, with only its arguments set."""
     arguments = list(frame.f_locals.values())
     return any(value == "start" or (isinstance(value, tuple) and value[:1] == ("start",)) for value in arguments)
 
@@ -259,12 +274,12 @@ _OWN_GLOBALS = globals()
 
 
 def _is_torchs(values: Mapping[str, Any]) -> bool:
-    """Whether it is torch's own code, or ours, that runs in these globals; or functools', whose caches have locks."""
+    """True if the globals are those of a module of torch, dynaxla, or functools, whose caches have locks."""
     return str(values.get("__name__")).partition(".")[0] in ("torch", "functorch", "dynaxla", "functools") and is_trusted_namespace(values)
 
 
 def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:
-    """Whether it is a checkpoint that keeps the state of random numbers, and gives it back."""
+    """True if torch.utils.checkpoint saves or restores the state of a generator."""
     if not isinstance(getattr(function, "__self__", None), torch.Generator) or function.__name__ not in ("get_state", "set_state"):
         return False
     while frame is not None and is_trusted_namespace(frame.f_globals):
@@ -275,7 +290,7 @@ def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:
 
 
 def _where(frame: types.FrameType | None) -> str:
-    """The innermost line that is not of trusted code."""
+    """Returns the innermost line that is not in trusted code."""
     while frame is not None:
         if not is_trusted_namespace(frame.f_globals):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
@@ -284,7 +299,7 @@ def _where(frame: types.FrameType | None) -> str:
 
 
 def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
-    """Effects that do not show themselves, where untrusted code names what has them: NumPy's random functions, constructors of C."""
+    """Returns effects that Python does not report: untrusted code names NumPy's random functions, or constructors written in C."""
     found = []
     for code, places in codes.items():
         names = names_of(code)

@@ -1,4 +1,4 @@
-"""The modules of torch's own that make a network train on several processes, as a step finds them."""
+"""torch's modules for training on several processes (DistributedDataParallel, `fully_shard`), as a step finds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def may_be_there() -> bool:
-    """Whether this process is one of a group."""
+    """True if this process is one of a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -35,34 +35,34 @@ class ParallelModules:
 
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
-        """Those that a step can reach; none without a group of processes."""
+        """Returns the modules among the objects that a step can reach; none without a process group."""
         if not may_be_there():
             return cls()
         objects = list(objects)
         return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects))
 
     def prepare(self) -> None:
-        """Parameters of sharded modules lie as they do between two steps, whatever has run before."""
+        """Puts the parameters of sharded modules into their sharded state, as between two steps, whatever has run before."""
         fully_sharded.prepare(self.sharded)
 
     def why_not(self) -> str:
-        """The reason why no program can call the collectives of these modules, which stay torch's own then; "" if one can."""
+        """Returns the reason why no program can call the collectives of these modules; "" if one can. Else they use torch's own."""
         if reason := next(filter(None, map(data_parallel.why_not, self.averaged)), ""):
             return f"a DistributedDataParallel with {reason}"
         reason = fully_sharded.why_not(self.sharded)
         return f"a module of fully_shard with {reason}" if reason else ""
 
     def refuse(self) -> None:
-        """Raises: CaptureError for a module whose collectives no recording can have."""
+        """Raises: CaptureError for a module whose collectives cannot be recorded."""
         if reason := self.why_not():
             raise CaptureError(f"a step has {reason}", hint="leave it out, or leave fullgraph out")
 
     @contextlib.contextmanager
     def in_a_step(self) -> Iterator[None]:
-        """Inside, they use functional collectives. They have been prepared, and a program can call their collectives."""
+        """Inside the context, the modules use functional collectives. `prepare` must have been called, and `why_not` must be ""."""
         with data_parallel.averaging(self.averaged), fully_sharded.gathering(self.sharded):
             yield
 
 
-# What runs inside of these is not the step's.
+# Code that is not the step's own: an observation ignores everything that runs inside it.
 HANDLERS = (*data_parallel.HANDLERS, *fully_sharded.HANDLERS)

@@ -1,4 +1,4 @@
-"""Which functions of C do nothing but compute: a list by where they come from; what is not on it may act on the world, or read it."""
+"""Allowlist of C functions that only compute, by module and class. Functions that are not on it may have effects, or read outside state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..runtime import private
 from .contents import is_record
 from .trust import module_of
 
-# Of these modules every function computes, but for those named.
+# All functions of these modules only compute, except for the named ones.
 _MODULES: dict[str, frozenset[str]] = {
     "builtins": frozenset(("print", "open", "input", "exec", "eval", "__import__", "breakpoint", "exit", "quit")),
     "math": frozenset(),
@@ -47,23 +47,23 @@ _MODULES: dict[str, frozenset[str]] = {
     "_json": frozenset(),
     "_opcode": frozenset(),
     "_copy": frozenset(),
-    "_warnings": frozenset(),  # a warning that is shown writes, which shows itself
+    "_warnings": frozenset(),  # a warning that is shown writes to a file, which is reported by itself
 }
-# torch makes functions of text when some of its own are first used.
+# torch generates functions from source text when some of its own are first used.
 _MAKE_CODE = frozenset(("exec", "eval", "__import__"))
 _SYS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "getrecursionlimit", "is_finalizing"))
-# What torch's own modules may use without an effect that anybody sees: locks, thread's names, clocks for profilers.
+# Modules and classes that torch's own code may use without a visible effect: locks, names of threads, clocks for profilers.
 _WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
 _WITHIN_TORCH_KINDS = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
-# torch's functions of C with effects outside tensors: files, the state of generators, threads, other processes. Its settings are not among
-# them: they are compared before and after.
+# torch's C functions with effects outside tensors: files, the state of generators, threads, other processes. Settings are not among them:
+# they are compared before and after.
 _TORCH_ACTS = re.compile(
     r"seed|rng|random|_file|file_|save|load|import_ir|num_threads|num_interop|distributed|_rpc|profiler|kineto|_jit_|crash|"
     r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr|"
     r"swap_tensor"
 )
 _TORCH_MAY = frozenset(
-    # They contain one of the words above, and compute.
+    # These contain one of the words above, but only compute.
     (
         "_is_default_generator",
         "_register_hook",
@@ -84,7 +84,7 @@ _TORCH_MAY = frozenset(
 _NUMPY_ACTS = frozenset(
     ("fromfile", "tofile", "dump", "save", "load", "seterr", "seterrobj", "_seterrobj", "setbufsize", "set_string_function")
 )
-# Methods of these compute, or change what the walk sees.
+# Methods of these classes compute, or change state that the walk sees.
 _KINDS: tuple[type, ...] = (
     str,
     int,
@@ -139,19 +139,19 @@ _KINDS: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
 )
-# Collectives are ops, and a recording sees what they come to.
+# Collectives are ops, and a recording sees the ops that they dispatch to.
 _COLLECTIVES = frozenset(
     (
         *("allgather", "all_gather_single", "_allgather_base", "allreduce", "allreduce_coalesced", "broadcast"),
         *("_reduce_scatter_base", "reduce_scatter_single", "wait"),
     )
 )
-# What is asked of a group of processes.
+# Queries of a process group.
 _ASKS_GROUP = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
 _KIND_ACTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
 )
-# Class methods that ask the world: datetime.now, date.today, and others are not here.
+# Class methods that only compute. Those that read outside state, such as datetime.now and date.today, are not here.
 _CLASS_METHODS = frozenset(
     (
         "__new__",
@@ -178,9 +178,11 @@ _CLASS_METHODS = frozenset(
 
 
 def acts(function: Any, within_torch: bool) -> str:
-    """What a function of C may do besides computing, or "".
+    """Returns the name of a C function that may do more than compute; "" if it only computes.
 
-    function: as `sys.setprofile` shows it; within_torch: it is torch's own Python code that calls it.
+    Args:
+        function: the function as `sys.setprofile` reports it.
+        within_torch: True if torch's own Python code calls it.
     """
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "?")
@@ -194,7 +196,7 @@ def acts(function: Any, within_torch: bool) -> str:
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
         if name == "apply" and issubclass(owner, torch.autograd.Function):
-            return ""  # its forward and backward pass show themselves
+            return ""  # its forward and backward functions are observed by themselves
         if module_of(owner).startswith("torch") and _torch_computes(name):
             return ""
         return f"{module_of(owner)}.{owner.__qualname__}.{name}"
@@ -218,7 +220,7 @@ _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(obj
 
 
 def constructs(kind: type) -> str:
-    """What making an instance of a class of C may do besides computing, or "": it shows no event."""
+    """Returns the name of a C class whose constructor may do more than compute, else "". Python reports no call of a constructor."""
     module = module_of(kind)
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if spec is None or not (spec.loader is BuiltinImporter or isinstance(spec.loader, ExtensionFileLoader)):
@@ -228,9 +230,9 @@ def constructs(kind: type) -> str:
 
 
 def _asks_group(module: str, name: str, within_torch: bool) -> bool:
-    """True if a function asks where tensors lie, asks about a group of processes, or calls a collective that a recording can note.
+    """True if a function queries placements of DTensors or a process group, or calls a collective that can be recorded.
 
-    Users call the wait for a collective themselves, other functions through torch's own Python code.
+    Users call the wait for a collective directly, the other functions through torch's own Python code.
     """
     if module == private.PROCESSES:
         asks = name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")

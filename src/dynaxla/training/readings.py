@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments, and whether that has changed: its closure, globals, attributes, and tensors among these."""
+"""Detects changes to the state that a function reads besides its arguments: its closure, globals, attributes, and tensors in these."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
 from .surroundings import Walk, storage_of, walk
 
-# Captures of one function that are kept: for shapes, dtypes and arguments that are no arrays.
+# The number of captures that are kept for one function. Their keys are shapes, dtypes, and the arguments that are no arrays.
 _KEPT = 64
 
-# Which values a tensor has, as far as torch counts its writes.
+# Identifies a tensor's values: its storage, and torch's version counter.
 State = tuple[int, int | None]
 
 
 class Readings:
-    """What the named roots lead to, watched. own: tensors whose values do not matter, as a call is given others.
+    """Watches everything that can be reached from named roots.
 
-    Attributes: captured (what was made of what is read now, by keys of the caller's).
+    Args:
+        roots: the roots, by name.
+        own: tensors whose values do not matter, because a call gets other ones.
+
+    Attributes:
+        captured: results captured from the current state, by keys that the caller chooses.
     """
 
     def __init__(self, roots: dict[str, Any], own: Collection[torch.Tensor] = ()) -> None:
@@ -34,7 +39,7 @@ class Readings:
         self.captured: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_KEPT)
 
     def stamp(self) -> int:
-        """A number that is another one when something has changed. Only then is everything looked for anew."""
+        """Returns a number that differs whenever something has changed since the last call. Only then is everything walked again."""
         with capture_lock.one_at_a_time():
             if self._seen is None or list(map(state_of, self._tensors)) != self._states or not self._seen.is_unchanged():
                 self._seen = walk(self._roots)
@@ -46,5 +51,5 @@ class Readings:
 
 
 def state_of(tensor: torch.Tensor) -> State:
-    """What is another one when the tensor has been written to, or has got other memory."""
+    """Returns a value that differs after the tensor has been written to, or has been given other memory."""
     return storage_of(tensor), None if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""A recorded graph as something to run: a program of XLA, and the updates that torch does after it."""
+"""A recorded graph as an executable: an XLA program, and the in-place updates that torch does after it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RecordedGraph:
             if node not in kept:
                 graph.erase_node(node)
         self._kept = [(positions[node], is_number(node)) for node in kept]
-        # Positions of the placeholders that are read at all, by the program or by the updates.
+        # Positions of the placeholders that the program or the updates read.
         self.read = sorted({position for position, _ in self._kept} | {position for _, position in self._sources})
         graph.output(self._computed)
         graph.lint()
@@ -50,20 +50,20 @@ class RecordedGraph:
         self._compiled: Callable[..., Sequence[torch.Tensor]] | None = None
 
     def compile(self, options: Options, values: Sequence[Any]) -> None:
-        """values: tensors and floats for the placeholders, like those of later calls."""
+        """Compiles the program. `values` are tensors and floats for the placeholders, like those of later calls."""
         examples = self._tensors(values)
         self.describe(values)
         with torch.no_grad():
             self._compiled = compile_graph(self._module, examples, options)
 
     def describe(self, values: Sequence[Any]) -> None:
-        """Note what the program's inputs are like, for `share`."""
+        """Notes metadata and aliasing of the program's inputs, for `share`."""
         examples = self._tensors(values)
         storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
         self._layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
 
     def share(self, other: RecordedGraph) -> bool:
-        """Run the other's program of XLA if it is the same: two graphs may differ in their updates alone."""
+        """Uses the other graph's executable if the XLA programs are equal (only the updates may differ). Returns: True if they are."""
         mine, theirs = dict(self._module.named_buffers()), dict(other._module.named_buffers())
         same = (
             self._module.code == other._module.code
@@ -81,10 +81,13 @@ class RecordedGraph:
         ]
 
     def run(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """values: tensors and floats for the placeholders; None for those that are not `read`.
+        """Runs the program, then the updates, and returns the outputs.
 
-        Returns: the outputs. Inputs that the graph writes to are written after the program has succeeded; on a GPU, where nobody waits for
-        that, they are left as they are by the device if it has not.
+        Inputs that the graph writes to are written only if the program succeeds. On a GPU, where the host does not wait for it, the updates
+        check that on the device.
+
+        Args:
+            values: tensors and floats for the placeholders; None for those that are not in `read`.
         """
         assert self._compiled is not None
         with torch.no_grad():

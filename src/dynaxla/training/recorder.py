@@ -1,7 +1,7 @@
-"""Writes down what a function does to tensors: every ATen op that it calls below autograd, its backward pass and optimizer included.
+"""Records what a function does to tensors as a graph: every ATen op below autograd, including its backward pass and optimizer.
 
-The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it meets (parameters, buffers,
-optimizer state) are taken for inputs. Ops that write are written down as they are; AOTAutograd makes them functional later.
+The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it reads (parameters, buffers,
+optimizer state) become inputs. Ops that write are recorded as they are; AOTAutograd functionalizes them later.
 """
 
 from __future__ import annotations
@@ -45,16 +45,23 @@ from .surroundings import storage_of
 from .torch_state import without_cached_casts
 from .updates import written
 
-# The key of a number that is a tensor's value, beside the tensor's id.
+# First part of the key of a number that is a tensor's value; the tensor's id is the second.
 _VALUE = "value"
 
 
 class Recorder:
-    """The graph of one run of a function.
+    """Records the graph of one run of a function.
 
-    Attributes: graph; leaves (the inputs that are real tensors, by path); numbers (the inputs that are traced numbers, float64 tensors
-    without dimensions); constants (tensors that the function makes of Python's numbers, by the name that the graph knows them by);
-    arrays (tensors in the memory of NumPy arrays that may be inputs, by path); read (the paths of those whose values something has read).
+    Attributes:
+        graph: the recorded ops.
+        leaves: placeholders of real tensors, by path.
+        numbers: placeholders of traced numbers, which are float64 tensors of rank 0.
+        constants: tensors that the function makes from Python numbers, by their names in the graph.
+        table: the traced numbers.
+        mode: the fake tensor mode.
+        arrays: tensors in the memory of NumPy arrays that may be inputs, by path.
+        read: the paths of arrays whose values have been read.
+        refused: the reason why the graph differs from what the function does: the error of the first op or look that could not be recorded.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], read: set[str]) -> None:
@@ -75,22 +82,24 @@ class Recorder:
         self._keep: list[Any] = []
         self._number_fakes: dict[float, FakeTensor] = {}
         self._draws = Draws()
-        # By the number of autograd's node.
+        # By the sequence number of autograd's node.
         self._lines: dict[int, str] = {}
         self._again: dict[Node, Node] = {}
         self._dispatch = _Dispatch(self)
-        # Why the graph is not what the function does, from the first op or look that could not be noted.
         self.refused: Exception | None = None
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The function's result, with fake tensors in it.
+        """Runs the function, and returns its result, in which tensors are fake.
 
-        Raises: CaptureError where Python needs a value; scalars.Compared; whatever the function raises.
+        Raises:
+            CaptureError: Python needs a value, or an op cannot be recorded.
+            scalars.Compared: Python looks at a traced number.
+            Exception: any exception of the function.
         """
         try:
             with self._surroundings():
                 result = function(*args, **kwargs)
-            if self.refused is not None:  # and the function went on without it
+            if self.refused is not None:  # the function has caught the error
                 raise self.refused
             if self.table.is_compared:
                 raise scalars.Compared
@@ -116,20 +125,20 @@ class Recorder:
                 yield
 
     def node(self, tensor: torch.Tensor) -> Node:
-        """The node whose result a tensor is."""
+        """Returns the node of a tensor."""
         return self._nodes[id(self._fake(tensor))]
 
     def key_of(self, placeholder: Node) -> Any:
-        """What distinguishes a traced number from others; None for a tensor."""
+        """Returns the key of a traced number; None for a tensor."""
         number = self.numbers.get(placeholder)
         return None if number is None else number.key
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The real tensor that a fake one stands for."""
+        """Returns the real tensor of a fake one; None if it was computed."""
         return self._originals.get(id(tensor))
 
     def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an op on fake tensors and note it."""
+        """Runs an op on fake tensors, and records it."""
         if op.namespace == "profiler":
             return op(*args, **kwargs)
         if op.namespace == "c10d":
@@ -137,7 +146,7 @@ class Recorder:
                 found = writing_collectives.note(op, args)
             if found is not NotImplemented:
                 return found
-        waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for what the step itself has called
+        waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
         if op.namespace in NAMESPACES and not (waits or op._schema.name in COLLECTIVES):
             hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
             raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)
@@ -151,11 +160,11 @@ class Recorder:
             raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
-        if op is aten._assert_async.default:  # AOTAutograd takes it for dead code (torch 2.13)
+        if op is aten._assert_async.default:  # AOTAutograd removes it as dead code (torch 2.13)
             op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
-            # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
+            # Eager mode computes decay ** step count with Python floats; in float32, 1 - 0.999 ** 1 has only three correct digits.
             with self._dispatch:
                 return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
@@ -168,14 +177,14 @@ class Recorder:
             hint = "call it outside the step, or leave fullgraph out"
             raise CaptureError(f"a step calls {op}, which gives nothing: what it does instead is not known", op=str(op), hint=hint)
         if not (op._schema.is_mutable or gives_nothing or any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0])):
-            return result  # a question, such as on which device a tensor is
+            return result  # a query, such as a tensor's device
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)
         node.meta["stack_trace"] = self._line()
         return self._note(node, result)
 
     def _line(self) -> str:
-        """The user's line of an op, as fx has it; of an op in a backward pass that of the op whose derivative it computes."""
+        """Returns the user's line in fx's format; for an op in a backward pass, that of the op whose derivative it computes."""
         number, is_backward = private.autograd_place()
         if is_backward and number in self._lines:
             return self._lines[number]
@@ -186,7 +195,7 @@ class Recorder:
         return line
 
     def _draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Note an op that draws random numbers. result: as fake tensors."""
+        """Records an op that draws random numbers. `result` has fake tensors. A repeated draw becomes a copy of the first."""
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
         place = self._draws.place(op, args, kwargs, tensors[0].device)
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (args, kwargs))
@@ -201,7 +210,7 @@ class Recorder:
         ):
             hint = "draw the numbers with torch.rand, whose results depend on nothing else"
             raise CaptureError(f"a step restores the state of torch's generator, and calls {op} with other values", op=str(op), hint=hint)
-        # What it gave is copied where it was given: the step may have written to it since.
+        # The first result is copied right after its node, because the step may have written to it since.
         copies = []
         for index, fake in enumerate(tree_flatten(given)[0]):
             value = node if isinstance(given, torch.Tensor) else self._nodes[id(fake)]
@@ -217,7 +226,7 @@ class Recorder:
         return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
 
     def _fused(self, step: Fused, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note a fused step of an optimizer, which may have a traced number for its learning rate, and gives nothing."""
+        """Records a fused optimizer step, whose learning rate may be a traced number; it returns nothing."""
         others = self._numbers((args, {key: value for key, value in kwargs.items() if key != "lr"}))
         if any(number.key[0] == _VALUE for number in others):
             hint = "give the optimizer numbers; only a learning rate may be a tensor"
@@ -229,9 +238,9 @@ class Recorder:
         self.graph.call_function(step, *inputs)
 
     def _note(self, node: Node, result: Any) -> Any:
-        """Bind what an op gave to its node; what it wrote to and returned is returned as the caller knows it."""
+        """Binds an op's results to its node. A result that is an argument the op wrote to is returned as the caller's own tensor."""
         if isinstance(result, torch.Tensor):
-            if id(result) in self._nodes:  # it wrote to its argument
+            if id(result) in self._nodes:  # the op wrote to this argument
                 return self._originals.get(id(result), result)
             self._bind(result, node)
             node.meta["val"] = result
@@ -251,7 +260,7 @@ class Recorder:
         self._keep.append(fake)
 
     def _fake(self, tensor: torch.Tensor) -> FakeTensor:
-        """The fake tensor for one that the function meets."""
+        """Returns the fake tensor of a tensor that the function uses; a real one becomes an input."""
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self._fakes.get(id(tensor))
@@ -285,7 +294,7 @@ class Recorder:
         return fake
 
     def _view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A known tensor in whose memory this one lies, such as the parameter of `parameter.data`."""
+        """Returns a known tensor whose memory contains this one's, such as the parameter of `parameter.data`; None if there is none."""
         if tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
             return None
         storage = storage_id(tensor)
@@ -298,7 +307,7 @@ class Recorder:
         return None
 
     def _placeholder(self, name: str, fake: FakeTensor) -> Node:
-        """A new input; inputs stand before everything else."""
+        """Adds a placeholder in front of all other nodes."""
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first):
             node = self.graph.placeholder(name)
@@ -306,7 +315,7 @@ class Recorder:
         return node
 
     def of_numbers(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A tensor that the function makes of Python's numbers, or of what it asks for them."""
+        """Calls a function that makes a tensor from Python numbers, or from objects that Python has asked for their values."""
         self._makes_of_numbers = True
         try:
             return function(*args, **kwargs)
@@ -314,14 +323,14 @@ class Recorder:
             self._makes_of_numbers = False
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
-        """A tensor that the function has made of numbers."""
-        if not self._makes_of_numbers:  # `torch.Tensor(array)` copies one without asking it
+        """Adds a constant for a tensor that the function has made from numbers."""
+        if not self._makes_of_numbers:  # `torch.Tensor(array)` copies an array without calling its methods
             self.read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
         name = f"constant_{len(self.constants)}"
         with _disable_current_modes():
             self.constants[name] = tensor.detach().clone()
         fake = self.mode.from_tensor(self.constants[name])
-        # Every step gets its own: it may write to it, or return it.
+        # Every run gets a copy: the step may write to it, or return it.
         node = self.graph.call_function(aten.clone.default, (self.graph.get_attr(name),))
         node.meta["val"] = fake
         self._bind(fake, node)
@@ -330,21 +339,23 @@ class Recorder:
         return fake
 
     def _changed(self) -> set[int]:
-        """The storages of fake tensors that the graph writes to."""
+        """Returns the storages of fake tensors that the graph writes to."""
         return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written(item) if "val" in node.meta}
 
     def tensor_at(self, path: str) -> torch.Tensor:
-        """The real tensor that is a leaf."""
+        """Returns the real tensor at a path."""
         return self._tensors[path]
 
     def written_arrays(self) -> set[str]:
-        """The paths of NumPy arrays that the graph writes to."""
+        """Returns the paths of NumPy arrays that the graph writes to."""
         found = {path: storage_of(node.meta["val"]) for path, node in self.leaves.items() if path in self.arrays}
         return {path for path, storage in found.items() if storage in self._changed()} if found else set()
 
     def _check_outside(self) -> None:
-        """Raises: CaptureError if memory that is not torch's, such as that of a NumPy array that the step makes, was written to after a
-        tensor was made of it: the program has a copy."""
+        """Checks tensors that the step makes in memory that is not torch's, such as that of a NumPy array.
+
+        Raises: CaptureError if that memory was written to after the tensor was made: the program has only a copy.
+        """
         if not self._outside:
             return
         changed = self._changed()
@@ -354,7 +365,7 @@ class Recorder:
                 raise CaptureError("a step makes a tensor in the memory of a NumPy array, and writes to that", hint=hint)
 
     def _check_shapes(self) -> None:
-        """Raises: CaptureError if a tensor around the step has got another shape, as `out` does for a larger result, or `t_` gives it."""
+        """Raises: CaptureError if the step changes the shape of a real tensor, as `out=` does for a larger result, or `t_`."""
         for tensor in self._originals.values():
             fake = self._fakes[id(tensor)]
             if tensor.layout == torch.strided and (fake.shape, fake.stride()) != (tensor.shape, tensor.stride()):
@@ -362,7 +373,7 @@ class Recorder:
                 raise CaptureError(f"a step gives a tensor of shape {before} the shape {after}", hint="make a new tensor in the step")
 
     def _number_of(self, tensor: torch.Tensor) -> float:
-        """A tensor's only value, as C++ wants it for an op that takes a number."""
+        """Returns a stand-in for a tensor's only value, which C++ reads for an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("a step needs the value of a tensor", hint="return the tensor from the step and look at it outside")
@@ -371,7 +382,10 @@ class Recorder:
         return float.__float__(number)
 
     def _with_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An op one of whose numbers is an input of the program."""
+        """Records an op with a number that is an input of the program.
+
+        Raises: scalars.Compared if there is no rule for the op.
+        """
         function = scalars.rule(op)
         if function is None:
             raise scalars.Compared
@@ -387,7 +401,7 @@ class Recorder:
         return self.number(number)
 
     def number(self, number: TracedFloat) -> FakeTensor:
-        """A traced number as a tensor without dimensions, float64 unless it is a tensor's value."""
+        """Returns a traced number as a tensor of rank 0, float64 unless it is a tensor's value."""
         key = float.__float__(number)
         if key not in self._number_fakes:
             with self.mode:
@@ -405,8 +419,11 @@ def _getitem(values: Any, index: int) -> Any:
 
 
 def _distinct(results: Any) -> Any:
-    """An op's results. Some fake implementations give one tensor twice, but not when their answer comes out of the cache of fake tensors:
-    then it has to be two tensors at first, too, or two recordings of a step would differ."""
+    """Returns an op's results as distinct tensors.
+
+    Some fake implementations return one tensor twice, but two tensors when the results come from the fake tensor cache. Without this, two
+    recordings of a step would differ.
+    """
     if not isinstance(results, (tuple, list)):
         return results
     items = [
@@ -430,10 +447,10 @@ class _Dispatch(TorchDispatchMode):
         if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in types):
             local = local_lists(args, kwargs or {}) if fused_step(op) is not None else None
             if local is None:
-                return NotImplemented  # its class says what ops it comes to, and these come here
+                return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
             args, kwargs = local
         try:
-            with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
+            with private.without_torch_function():  # from here on, looks at tensors are not the step's
                 return self._recorder.call(op, args, kwargs or {})
         except _CANNOT_BE_NOTED as error:
             self._recorder.refused = self._recorder.refused or error
@@ -441,7 +458,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Refuses what would bring a tensor's values to Python, and follows traced numbers into tensors."""
+    """Refuses functions that would bring a tensor's values to Python, and follows traced numbers into tensors."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -454,7 +471,7 @@ class _Functions(TorchFunctionMode):
                 return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
             if isinstance(args[0], arrays.Tracked if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _of_array(function, args[0], **(kwargs or {}))
-            return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not show itself to the dispatcher
+            return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
         if self._recorder.arrays:
             arrays.mark_read((args, kwargs))
         if function in LOOKS:
@@ -471,7 +488,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _of_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool = False, **settings: Any) -> torch.Tensor:
-    """What `torch.tensor` makes of a tracked array, and `torch.as_tensor` of any."""
+    """Returns the tensor that `torch.tensor` makes from a tracked array, or `torch.as_tensor` from any array."""
     made = torch.from_numpy(array).to(**settings, copy=function is torch.tensor)
     return made.requires_grad_() if requires_grad else made
 
@@ -483,7 +500,7 @@ _HANDLERS = (
 
 
 def handlers() -> tuple[CodeType, ...]:
-    """What runs inside of these is not the step's."""
+    """Returns code that is not the step's own: an observation ignores everything that runs inside it."""
     return (*_HANDLERS, *parallel_modules.HANDLERS, *private.codes_of_placement())
 
 
@@ -492,7 +509,7 @@ _TORCH = os.path.dirname(torch.__file__)
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of an exception's traceback that is neither torch's nor dynaxla's."""
+    """Returns the innermost line of an exception's traceback that is neither torch's nor dynaxla's."""
     found = ""
     trace = error.__traceback__
     while trace is not None:

@@ -1,7 +1,7 @@
-"""What one run of a step on fake tensors gave: a graph, a result, and what it changed in Python.
+"""The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
-Results and changes are kept as *templates*: what is not there yet (a tensor that the program gives, a thing found by its path, a number
-that follows from learning rates) has a stand-in, and `build` fills it in after the program has run.
+Results and changes are kept as *templates*: an item that only a call has (an output of the program, an object found by its path, a number
+computed from learning rates) is replaced by an `Output`, `Known` or `Computed`, which `build` fills in after the program has run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .updates import written
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the program gives."""
+    """An output of the program."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Known:
-    """A thing that is found by its path."""
+    """An object that each call finds by its path."""
 
     path: str
 
@@ -51,14 +51,19 @@ class Computed:
 
 
 def _shown(key: Any) -> str:
-    """A place's key in words; of a tensor, not its values."""
+    """Returns a place's key as text; for a tensor, its dtype and shape, not its values."""
     return f"{key.dtype}{list(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
 
 
 class Recording:
-    """What a run of the function gave: its graph, its result, and what it changed in Python.
+    """The result of recording a function: its graph, its return value, and its changes to Python state.
 
-    Attributes: outputs (fake tensors that the program must give); changes (place -> template of the new value).
+    Attributes:
+        recorder: has the graph.
+        outputs: fake tensors that are the program's outputs.
+        result: templates of the leaves of the return value.
+        spec: the pytree of the return value.
+        changes: template of the new value, for each changed place.
     """
 
     def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], given: Walk) -> None:
@@ -73,10 +78,11 @@ class Recording:
         }
 
     def _key(self, key: Any, where: str) -> Any:
-        """A place's key, as `Known` if it is an object that each call finds by its path: an optimizer's state is kept by parameter, and the
-        next call may be given another model.
+        """Returns a place's key, as `Known` if it is an object that each call finds by its path.
 
-        Raises: CaptureError for an object that no path leads to.
+        For example, the keys of an optimizer's state are parameters, and the next call may be given another model.
+
+        Raises: CaptureError for an object without a path.
         """
         if content(key) is not NO_CONTENT:
             return key
@@ -90,7 +96,10 @@ class Recording:
         return Known(path)
 
     def _template(self, value: Any, where: str) -> Any:
-        """The value with `Output`, `Known` and `Computed` for what is not yet there."""
+        """Returns the template of a value.
+
+        Raises: CaptureError for a new object of a class that a program cannot create at each call.
+        """
         if isinstance(value, TracedFloat):
             return Computed(value)
         if value is ABSENT or isinstance(value, PLAIN):
@@ -121,20 +130,21 @@ class Recording:
         raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
 
     def _wrapper(self, value: Any, where: str) -> Built:
-        """A tensor that wraps others, made anew of what the program gives for these."""
+        """Returns the template of a tensor subclass, rebuilt from the program's outputs for its inner tensors."""
         kind = type(value)
         names, context = value.__tensor_flatten__()
         size, stride = value.size(), value.stride()
         held = {name: getattr(value, name) for name in names}
-        kept = {name: part for name, part in held.items() if not isinstance(part, torch.Tensor)}  # such as a mesh
+        kept = {name: part for name, part in held.items() if not isinstance(part, torch.Tensor)}  # for example a mesh
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
         return Built(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
 
     def initial_values(self, around: Walk, given: Walk) -> dict[Place, Any]:
-        """Returns new state that the step makes of tensors around it alone, as it is before the step changes them.
+        """Returns new state that depends on nothing but tensors of the surroundings, computed before the step changes these tensors.
 
         Args:
-            around, given: the walks of the call's surroundings and of its arguments.
+            around: the walk of the call's surroundings.
+            given: the walk of its arguments.
         """
         made = self._evaluate([self.recorder.node(output) for output in self.outputs], around)
         found: dict[Place, Any] = {}
@@ -145,7 +155,7 @@ class Recording:
         return found
 
     def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
-        """What nodes give: those that depend on nothing but tensors around the step, as they were before it changed them."""
+        """Computes the nodes that depend on nothing but tensors of the surroundings, as these were before the step changed them."""
         wanted = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in wanted:
@@ -187,14 +197,14 @@ class Recording:
         return {place: initial[place] if place in initial else build(template, empty, given) for place, template in self.changes.items()}
 
     def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
-        """Whether the other's program is the same, with those of its inputs for this one's new state that are `initial`."""
+        """True if the other recording has the same program, where this one's new state in `initial` matches inputs of the other."""
         made = {}
         for place in initial:
             for output in outputs_of(self.changes[place]):
                 made[self.recorder.node(self.outputs[output.index])] = output
         skipped = set(made)
         users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
-        for node in users:  # what is used for nothing but making new state
+        for node in users:  # nodes that are used only to make new state
             if node not in skipped and node.users and all(user in skipped for user in node.users) and not written(node):
                 skipped.add(node)
         mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
@@ -239,7 +249,7 @@ class Recording:
         )
 
     def _gives(self, template: Any, other: Recording, found: Any, pairs: Mapping[Node, Node]) -> bool:
-        """Whether a result of this recording is that of the other one. What Python knew counts, too: a program gives it at every call."""
+        """True if two templates give equal results. Python values in them are compared, too: a program returns them at every call."""
         if type(template) is not type(found):
             return False
         if isinstance(template, Output):
@@ -251,14 +261,14 @@ class Recording:
 
 
 def _is_shareable(value: Any) -> bool:
-    """True for a class or function that belongs to no call: one that each replay may put in its place, whatever objects it is given."""
+    """True for a class or function that does not depend on a call, so that every replay may store it as it is."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__
     return isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node gives the same each time, and does nothing else. A collective does: other processes may record nothing now."""
+    """True if a node is deterministic and has no effects. A collective has: other processes may not be recording now, and would wait."""
     op = node.target
     if written(node) or is_collective(node):
         return False
@@ -267,21 +277,21 @@ def _is_pure(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Built:
-    """A container that is made anew: of (key, item) templates."""
+    """A container that each call builds from (key, item) templates."""
 
     make: Callable[[list[tuple[Any, Any]]], Any]
     items: Sequence[tuple[Any, Any]]
 
 
 def _filled(empty: Any, items: dict[Any, Any]) -> Any:
-    """A dict of the kind of `empty` (an OrderedDict, a defaultdict) with these items."""
+    """Returns a copy of `empty`, a dict such as an OrderedDict or defaultdict, with these items."""
     made = empty.copy()
     made.update(items)
     return made
 
 
 def outputs_of(template: Any) -> list[Output]:
-    """The program's outputs that a template is built of."""
+    """Returns the program's outputs in a template."""
     if isinstance(template, Output):
         return [template]
     if isinstance(template, Built):
@@ -290,7 +300,7 @@ def outputs_of(template: Any) -> list[Output]:
 
 
 def known_of(template: Any) -> list[str]:
-    """The paths of what a template finds by its path."""
+    """Returns the paths of the objects that a template finds by path."""
     if isinstance(template, Known):
         return [template.path]
     if isinstance(template, Built):
@@ -302,7 +312,7 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], given: Walk) 
     """Returns the value of a template.
 
     Args:
-        output: gives the tensor of one of the program's outputs.
+        output: returns the tensor for one of the program's outputs.
         given: the walk of the call's arguments, whose base is that of its surroundings.
     """
     if isinstance(template, Output):

@@ -1,7 +1,7 @@
 """Python numbers that a recorded program takes as inputs: a learning rate may change without a new program.
 
-While a step is recorded, such a number is a `TracedFloat`: a float with a value that occurs nowhere else. Arithmetic in Python gives more
-of them; where one arrives at an ATen op as a plain number, it is known by its value.
+While a step is recorded, such a number is a `TracedFloat`: a float with a random value that occurs nowhere else. Python arithmetic on it
+gives further traced floats; where one arrives at an ATen op as a plain number, it is identified by its value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx import Node
 
 
 class Compared(Exception):
-    """Python has looked at a traced number's value, as in `if lr > 0`."""
+    """Raised when Python looks at a traced number's value, as in `if lr > 0`."""
 
 
 Place = tuple[str, Any]
@@ -24,10 +24,12 @@ Read = Callable[[Place], float]
 
 
 class TracedFloat(float):
-    """A float whose value is a stand-in.
+    """A float whose value identifies a traced number.
 
-    Attributes: key (how it comes about: a place, or an operation and its operands' keys); compute (its true value, from what reads a
-    place); table (where it is known).
+    Attributes:
+        key: the number's origin: a place, or an operation and its operands' keys.
+        compute: computes the true value, given a function that reads the number at a place.
+        table: the table of the recording.
     """
 
     key: Any
@@ -75,7 +77,12 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
 
 
 class Numbers:
-    """The traced numbers of one recording, by the value that stands in for them. is_compared: whether Python has looked at one's value."""
+    """The traced numbers of one recording, keyed by their stand-in values.
+
+    Attributes:
+        is_compared: True if Python has looked at the value of one of them.
+        known: the traced numbers by value.
+    """
 
     def __init__(self, seed: int) -> None:
         self.is_compared = False
@@ -84,11 +91,11 @@ class Numbers:
         self._made: dict[Any, TracedFloat] = {}
 
     def at(self, place: Place) -> TracedFloat:
-        """The number that stands at a place."""
+        """Returns the traced number of a place."""
         return self.add(place, lambda read: read(place))
 
     def add(self, key: Any, compute: Callable[[Read], float]) -> TracedFloat:
-        """The number that comes about in this way."""
+        """Returns the traced number with this key, which is made at the first call."""
         if key not in self._made:
             number = TracedFloat(self._random.uniform(0.1, 0.9))
             number.key, number.compute, number.table = key, compute, self
@@ -96,17 +103,17 @@ class Numbers:
         return self._made[key]
 
     def find(self, value: Any) -> TracedFloat | None:
-        """The traced number that a plain one is, as C++ hands it on."""
+        """Returns the traced number with the value of a plain float, as C++ passes it on; None if there is none."""
         return self.known.get(float.__float__(value)) if isinstance(value, float) else None
 
 
 def mark_number(placeholder: Node) -> None:
-    """Note that an input of a recorded graph is a traced number."""
+    """Marks a placeholder of a recorded graph as a traced number."""
     placeholder.meta[_MARK] = True
 
 
 def is_number(placeholder: Node) -> bool:
-    """Whether a placeholder is a Python number, not a tensor."""
+    """True if a placeholder is a Python number, not a tensor."""
     return _MARK in placeholder.meta
 
 
@@ -118,7 +125,7 @@ def _times(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 
 def _like(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A scalar that does not change x's dtype in arithmetic, and is no coarser than what the op computes in."""
+    """Returns a scalar that does not change x's dtype in arithmetic, and is at least as precise as the op's accumulation dtype."""
     if x.dtype in (torch.float16, torch.bfloat16) and x.dim():
         return number.to(torch.float32)
     return number.to(x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
@@ -129,7 +136,7 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """alpha * other, where both may be traced."""
+    """Returns alpha * other, where both may be traced."""
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _like(alpha, x) * other
     if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:
@@ -141,7 +148,7 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     return x + _times(end - x, weight)
 
 
-# name of an op -> a function of the same arguments, where traced numbers are float64 tensors without dimensions.
+# name of an op -> a function of the same arguments, where traced numbers are float64 tensors of rank 0.
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
     "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
@@ -157,7 +164,7 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """How to compute an op some of whose numbers are traced: a function of its arguments, writing where the op writes."""
+    """Returns a function that computes an op with traced numbers among its arguments, in place if the op is; None if there is no rule."""
     name = op._schema.name.partition("::")[2]
     each = name.startswith("_foreach_")
     name = name.removeprefix("_foreach_")

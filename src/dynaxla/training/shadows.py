@@ -1,7 +1,7 @@
-"""The optimizers' settings that a step finds while it is recorded, and other threads do not find.
+"""Settings of optimizers that only the recording thread sees.
 
-During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are asked for. These settings are not
-written into the optimizer, which a thread that logs learning rates may be reading: the recording thread alone gets other groups.
+During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are requested. These settings are not
+written into the optimizer, because another thread may read its learning rates to log them: only the recording thread gets other groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _seen = threading.local()
 
 @functools.cache
 def _shadowed(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class, with groups of parameters that may be others in one thread."""
+    """Returns a subclass of an optimizer class whose `param_groups` can be replaced in one thread."""
 
     def get(self: torch.optim.Optimizer) -> Any:
         shadows = getattr(_seen, "groups", {})
@@ -43,7 +43,7 @@ _users: dict[int, int] = {}
 
 @contextlib.contextmanager
 def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[str, Any]]]]) -> Iterator[None]:
-    """Inside, and in this thread only, these optimizers have these groups."""
+    """Inside the context, and in this thread only, these optimizers have these parameter groups."""
     before = getattr(_seen, "groups", {})
     with _lock:
         for optimizer, _ in groups:
@@ -64,9 +64,10 @@ def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[
 
 
 class InKernel:
-    """What a fake mode is like inside an op: compiled functions then run as they were written.
+    """Stands for a fake mode that is inside an op's kernel: compiled functions then run as plain Python.
 
-    DTensor asks the present fake mode what an op would give: inside of this, a mode of its own says it, and no other one sees that.
+    DTensor runs ops in the current fake mode to find their results' metadata. Entering this object gives it a mode of its own, without the
+    other dispatch modes.
     """
 
     in_kernel_invocation = True
@@ -88,13 +89,13 @@ class InKernel:
 
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """Inside, and in this thread only, what `torch.compile` has compiled runs as it was written."""
+    """Inside the context, and in this thread only, functions that `torch.compile` has compiled run as plain Python."""
     with torch._guards.tracing(torch._guards.TracingContext(cast("Any", InKernel()))):
         yield
 
 
 class _Compiling:
-    """True in the threads that record, False in all others."""
+    """A flag that is True in the threads that record; in other threads it has the value `elsewhere`."""
 
     def __init__(self, elsewhere: Any) -> None:
         self.elsewhere = elsewhere
@@ -131,7 +132,7 @@ class _Compiling:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()` holds in this thread only: torch.optim then keeps its step counts in tensors."""
+    """Inside the context, `torch.compiler.is_compiling()` is True in this thread only: torch.optim then keeps step counts in tensors."""
     thread = threading.get_ident()
     with _lock:
         flag = private.compiling_flag()

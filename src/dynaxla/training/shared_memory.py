@@ -1,4 +1,4 @@
-"""Memory that a tensor shares with something that Python reads and writes without torch: a NumPy array, a bytearray, a memoryview."""
+"""Memory that a tensor shares with an object that Python reads and writes without torch: a NumPy array, a bytearray, a memoryview."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..runtime import private
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that the step makes lies in memory that is not torch's own. (Weights that were loaded from a file may, too.)"""
+    """True if a tensor's memory was not allocated by torch. (This can also be true of weights that were loaded from a file.)"""
     with private.without_torch_function():
         return not tensor.untyped_storage().resizable()
 
 
 def shared(holders: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
-    """The pairs (of paths) of something that holds values, and a tensor part of whose storage it may lie in."""
+    """Returns the paths of pairs that may share memory: an array, bytearray or memoryview, and a tensor."""
     if not holders:
         return []
     storages = {path: memory for path, tensor in tensors.items() if (memory := _memory(tensor)) is not None}
@@ -28,7 +28,7 @@ def shared(holders: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> l
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
-    """All the bytes of a tensor's storage."""
+    """Returns all bytes of a tensor's storage as an array; None for a tensor that is not strided or not on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return None
     with _disable_current_modes(), private.without_torch_function():

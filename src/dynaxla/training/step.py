@@ -1,12 +1,13 @@
-"""`compile_step`: which way a call of a step goes.
+"""`compile_step`: decides for each call of a step whether it replays a program, runs in eager mode, or is recorded.
 
-A call whose surroundings and arguments have been recorded runs a program and nothing else (watched.py). Else it runs in eager mode and is
-watched: only if it has done nothing that a program would not do (print, count, look at values), the next call like it is recorded, and
-compiled. So nothing comes of fake tensors that eager mode has not shown to be right. The first call is one of its own: it shows what the
-step can look at. A step that goes on doing what no program can rests: it runs in eager mode as it is, for twice as many calls each time.
+A call with surroundings and arguments that have been recorded runs a program and nothing else (watched.py). Any other call runs in eager
+mode and is watched. Only if such a call does nothing that a program would not do (print, count, look at values), the next call like it is
+recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always runs in eager mode: it shows
+what state the step can read. A step that repeatedly does what no program can do rests: it runs in eager mode without being watched, for
+twice as many calls each time.
 
-With `fullgraph` a call is recorded at once: it is refused before anything has happened. Where there are other processes, each goes its own
-way: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
+With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
+processes, each decides for itself: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("dynaxla")
 
-# How many calls in a row may find other surroundings or arguments each before the step rests: is not watched for some calls. Calls with
-# tensors of new shapes do not count, but after a rest only so few calls do.
+# How many calls in a row may each find new surroundings or arguments before the step rests, that is, runs unwatched for some calls. Calls
+# with tensors of new shapes do not count. After a rest, the second number applies.
 _MOST_IN_VAIN = 8
 _MOST_AFTER_REST = 2
-# How many calls in a row may do what a program would not before the step rests; the first call does not count.
+# How many calls in a row may do something that a program would not before the step rests; the first call does not count.
 _MOST_FAILURES = 2
-# How many calls a step rests the first time; each later rest is twice as long. A call that is watched takes as long as twenty others.
+# How many calls a step rests the first time; each later rest is twice as long. A watched call takes as long as twenty others.
 _FIRST_REST = 256
 
 
@@ -56,23 +57,28 @@ def compile_step(
 def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None) -> Any:
     """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
-    function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. fullgraph: refuse a step that
-    cannot be one program, at its first call, before anything has happened. options: as for `torch.compile(..., backend="dynaxla",
-    options=...)`, but for `sizes="buckets"` and `partition="xla"`. Without a function it is a decorator: `@compile_step(options={...})`.
-
     The first two calls run in eager mode and are watched. A step that has done nothing but compute with tensors is recorded at the third
-    and becomes one program without Python: all that the function reads besides its arguments (modules, optimizers, closures, globals) is
-    watched, and if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is recorded
-    again. What lies outside Python (files) is not watched.
+    call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
+    globals) is watched: if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is
+    recorded again. State outside Python, such as files, is not watched.
 
-    A step whose Python has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs in
-    eager mode, of which the log warns once. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One process of several may do so
-    while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in both.
+    A step whose Python code has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
+    in eager mode, and the log warns about it once. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One of several processes
+    may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in both.
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 
-    Raises: OptionError. Raises, when called: what the function raises; CaptureError, with fullgraph; ExecutionError. A program that fails
-    has written nothing (unless torch's own update in place after it fails, for want of memory).
+    Args:
+        function: ordinary code. Its return value may have tensors (they are detached), Python values, and containers of both. Without a
+            function, `compile_step` returns a decorator: `@compile_step(options={...})`.
+        fullgraph: refuse a step that cannot be one program, at its first call, before it has any effect.
+        options: as for `torch.compile(..., backend="dynaxla", options=...)`, except for `sizes="buckets"` and `partition="xla"`.
+
+    Raises:
+        OptionError: an option is not valid for a step.
+
+    A call of the compiled step raises the function's exceptions, CaptureError (with fullgraph), and ExecutionError. A program that fails
+    has written nothing, unless torch's own in-place update after it runs out of memory.
     """
     if function is None:
         return functools.partial(compile_step, fullgraph=fullgraph, options=options)
@@ -100,11 +106,11 @@ class CompiledStep(Generic[P, R]):
         self._options = options
         self._fullgraph = fullgraph
         self._watched = Watched(function, options)
-        # How many of the next calls are not watched, and how many will not be after the next failure.
+        # The number of next calls that are not watched, and the length of the next rest.
         self._resting, self._rest = 0, _FIRST_REST
-        # Calls since a program has last run: those that did what no program does, and those in situations not seen before.
+        # Calls since a program has last run: those that did something that no program does, and those in situations not seen before.
         self._failures = self._in_vain = 0
-        # The shapes of the tensors among the arguments of calls that ran no program, for each such call.
+        # For each call that ran no program: the shapes of the tensors among its arguments.
         self._shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
@@ -112,7 +118,7 @@ class CompiledStep(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _inside.get() or by_torch.is_looked_at():  # a part of another step, or of what somebody traces
+        if _inside.get() or by_torch.is_looked_at():  # called inside another step, or while torch traces
             return self._function(*args, **kwargs)
         with _inside:
             if self._resting > 0:
@@ -122,15 +128,15 @@ class CompiledStep(Generic[P, R]):
                 return self._call(args, kwargs, self._fullgraph)
 
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the step, and record it at once if it has no program, as with `fullgraph`; if that fails, run it in eager mode.
+        """Call the step. If it has no program, record it at once, as with `fullgraph`; if that fails, run it in eager mode.
 
-        Reports of programs call it so.
+        Reports about programs, such as sharding/traffic.py, use this.
         """
         with _inside, self._lock:
             return self._call(args, kwargs, at_once=True)
 
     def _call(self, args: Any, kwargs: Any, at_once: bool) -> Any:
-        """at_once: record a call that has no program without having run one like it in eager mode."""
+        """Run a call. With `at_once`, a call without a program is recorded even if no call like it has run in eager mode."""
         if not at_once and not self._watched.has_seen_anything:
             return self._function(*args, **kwargs) if by_torch.is_needed(_tensors(args, kwargs)) else self._run_watched(None, args, kwargs)
         try:
@@ -155,7 +161,7 @@ class CompiledStep(Generic[P, R]):
             return self._run_watched(found, args, kwargs)
         try:
             program, initial = self._watched.capture(args, kwargs)
-        except (Exception, Refused) as error:  # the step's own, or what it met because its tensors are fakes
+        except (Exception, Refused) as error:  # the step's own error, or one that fake tensors have caused
             if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
                 raise
             return self._without_program(error, args, kwargs)
@@ -169,7 +175,7 @@ class CompiledStep(Generic[P, R]):
         is_first = not self._watched.has_seen_anything
         with without_cached_casts():
             result, reason, is_new = self._watched.observe(found, args, kwargs)
-        if is_new and not is_first:  # the calls before are to be seen once more
+        if is_new and not is_first:  # earlier situations have to be seen once more
             self._in_vain += 1
             self._shapes.clear()
         if reason and not is_first:
@@ -177,7 +183,7 @@ class CompiledStep(Generic[P, R]):
         return _detached(result)
 
     def _fail(self, reason: str) -> None:
-        """A call could not be a program's: the step rests if that happens again and again."""
+        """Note that a call could not have run as a program. After several such calls in a row the step rests."""
         self._failures += 1
         if self._failures >= _MOST_FAILURES or self._in_vain >= _MOST_IN_VAIN:
             if self._rest == _FIRST_REST:
@@ -186,7 +192,7 @@ class CompiledStep(Generic[P, R]):
             self._failures, self._in_vain = _MOST_FAILURES - 1, _MOST_IN_VAIN - _MOST_AFTER_REST
 
     def _without_program(self, error: BaseException, args: Any, kwargs: Any) -> Any:
-        """The step could not be recorded, and nothing has happened. Raises: the error, with fullgraph."""
+        """Run a call in eager mode after its recording has failed, without effects. Raises: the error, with fullgraph."""
         if self._fullgraph:
             if isinstance(error, Refused):
                 hint = "do that outside the step, or leave fullgraph out"
@@ -201,17 +207,17 @@ class CompiledStep(Generic[P, R]):
             events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
-        """The same step, which has not been called. options: others than its own."""
+        """Return a new compiled step of the same function, which has not been called, with other options if they are given."""
         return CompiledStep(self._function, options or self._options, self._fullgraph)
 
     @property
     def eager_calls(self) -> int:
-        """How many calls run in eager mode before one is compiled, where calls are alike."""
+        """The number of calls that run in eager mode before one is compiled, if all calls are alike."""
         return 0 if self._fullgraph else 2
 
     @property
     def function(self) -> Callable[P, R]:
-        """What was compiled."""
+        """The function that was compiled."""
         return self._function
 
     @property
@@ -228,7 +234,7 @@ class CompiledStep(Generic[P, R]):
 
 
 def _detached(result: Any) -> Any:
-    """The result of a step, whose tensors keep nothing that autograd has saved."""
+    """Return a step's result with detached tensors, which keep nothing alive that autograd has saved."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
 
 
@@ -237,7 +243,7 @@ def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 class _Inside(threading.local):
-    """Whether this thread is inside a step."""
+    """Counts, for each thread, the steps that it is inside of."""
 
     depth = 0
 

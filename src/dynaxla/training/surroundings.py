@@ -1,7 +1,8 @@
-"""What a function can read besides its arguments: closures, globals, modules, optimizers, and all that they lead to.
+"""The surroundings of a function: all state that it can read besides its arguments. Closures, globals, modules, optimizers, and all objects
+that can be reached from them.
 
-A walk gives *places* (an entry of a dict or a list, a closure's cell) with what stands there. Comparing two walks shows what the function
-has changed; comparing a walk with an earlier one shows whether a program recorded then still fits.
+A walk of this object graph gives *places* (an entry of a dict or a list, a closure's cell) with the objects in them. Comparing two walks
+shows the changes that the function has made; comparing a walk with an earlier one shows whether a program recorded then is still valid.
 """
 
 from __future__ import annotations
@@ -31,15 +32,30 @@ __all__ = ["ABSENT", "PLAIN", "Holder", "Touched", "Walk", "global_state", "meta
 
 @dataclass
 class Walk:
-    """Everything that can be reached.
+    """Everything that can be reached from the roots.
 
-    Attributes: base (an earlier walk; what that has found is not found again); roots; holders (what can change), tensors, optimizers,
-    objects, by path; paths (of objects, by id); metas (what the tensors were like); sharing (which of them share memory); gradients (paths
-    of tensors that are the gradients of others); parts (of what cannot change itself: bound methods, partials, slices); values (arrays and
-    the like, with what they held); references (weak ones, with what they referred to); views (of dicts); empty (dicts of tensors'
-    attributes); incomparable (the types of what can be compared neither by value nor by an identity that is held); codes (of all
-    functions); names (that these can name); repeated (the ids of what is found in several places); is_outdated; identities (of classes
-    and hooks).
+    Attributes:
+        base: an earlier walk; objects that it has found are not found again.
+        roots: the objects to start from, by name.
+        holders: mutable containers with their entries, by path.
+        tensors: tensors by path.
+        optimizers: optimizers by path.
+        paths: the paths of objects, by id.
+        objects: objects by path.
+        metas: `meta` of each tensor, in the order of `tensors`.
+        sharing: for each tensor, the first tensor in the same memory; see `sharing_now`.
+        gradients: paths of tensors that are gradients of other tensors.
+        parts: parts of immutable objects (bound methods, partials, slices), by path.
+        values: arrays, bytearrays and memoryviews with their contents, by path.
+        references: weak references with their referents, by path.
+        empty: empty attribute dicts of tensors.
+        views: read-only views of dicts, by path.
+        incomparable: type names of objects that can be compared neither by value nor by identity, by path.
+        codes: the code of all functions.
+        names: the names that this code uses.
+        repeated: ids of objects that are found in several places.
+        is_outdated: True while gradients are released.
+        identities: the objects' classes and attribute dicts, and the tensors' hooks.
     """
 
     base: Walk | None = None
@@ -67,42 +83,42 @@ class Walk:
     _shared: set[str] | None = None  # paths of tensors that share memory with others
 
     def path_of(self, value: Any) -> str | None:
-        """The path of an object that the walk, or the one below it, has met; None if neither has."""
+        """Returns the path of an object that this walk, or its base, has met; None if neither has."""
         found = self.paths.get(id(value))
         return found if found is not None or self.base is None else self.base.path_of(value)
 
     def knows(self, path: str) -> bool:
-        """Whether the path is of an object that was met."""
+        """True if the walk, or its base, has met an object at this path."""
         return path in self.objects or (self.base is not None and self.base.knows(path))
 
     def object_at(self, path: str) -> Any:
-        """Raises: KeyError for a path that was not met."""
+        """Returns the object at a path. Raises: KeyError for an unknown path."""
         return self.objects[path] if path in self.objects or self.base is None else self.base.object_at(path)
 
     def input_at(self, path: str) -> torch.Tensor:
-        """A tensor, or one in the memory of an array."""
+        """Returns the tensor at a path, or a tensor that shares the memory of the array there."""
         if path in self.values:
             return tensor_of(self.values[path][0])
         return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
     def number_at(self, place: Place) -> float:
-        """The number that stands in a place now."""
+        """Returns the number that is in a place now."""
         path, key = place
         holders = next(walked.holders for walked in self._chain() if path in walked.holders)
         return float(holders[path].target[key])
 
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """NumPy's arrays, by path."""
+        """NumPy arrays by path."""
         return {path: value for path, (value, _) in self.values.items() if isinstance(value, np.ndarray)}
 
     @property
     def holders_of_values(self) -> dict[str, Any]:
-        """What Python can read and write without torch, such as arrays, by path."""
+        """Arrays and other objects with values that Python can read and write without torch, by path."""
         return {path: value for path, (value, _) in self.values.items()}
 
     def unreached(self, touched: Touched) -> list[types.CodeType]:
-        """Code that has run, is not trusted, and is of no function that the walk or its base has found."""
+        """Returns untrusted code that has run, but belongs to no function that this walk or its base has found."""
         bases: Iterator[Walk] = self._chain()
         known = set().union(*(walked.codes for walked in bases))
         return [code for code in touched.codes if code not in known and code not in touched.trusted]
@@ -113,9 +129,11 @@ class Walk:
             yield from self.base._chain()
 
     def is_unchanged(self, inputs: Collection[Place] = frozenset(), arrays: Collection[str] = frozenset()) -> bool:
-        """Whether everything stands where it stood, and holds what it held.
+        """True if all places have the same objects, and all objects the same contents, as when they were met.
 
-        inputs: places of numbers that may be others now; arrays: paths of arrays whose values (not shapes) may.
+        Args:
+            inputs: places of numbers that may have changed.
+            arrays: paths of arrays whose values, but not shapes, may have changed.
         """
         if self.is_outdated:
             return False
@@ -124,11 +142,11 @@ class Walk:
         return self._watch.is_unchanged()
 
     def metas_now(self, paths: Iterable[str] | None = None) -> list[tuple[Any, ...]]:
-        """What `meta` says now of the tensors at these paths; else of every one, in the order in which they were met."""
+        """Returns `meta` of the tensors at these paths, or of all tensors, as they are now, in the order in which they were met."""
         return list(map(meta, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Of each tensor: the first one in the same memory, and the offset if that is another one."""
+        """Returns, for each tensor, the index of the first one in the same memory, and its storage offset if that is another tensor."""
         storages = storages_of(self.tensors.values())
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
@@ -137,20 +155,21 @@ class Walk:
         ]
 
     def restore(self) -> None:
-        """Give every holder the entries that it had when it was met."""
+        """Gives every container the entries that it had when it was met."""
         for holder in self.holders.values():
             holder.restore()
 
     def restore_values(self, quiet: Collection[str]) -> list[str]:
-        """Give arrays their values back, but for those at the paths `quiet`. Returns: the paths of those that were others."""
+        """Restores the values of arrays, except for those at the paths `quiet`. Returns: the paths of the arrays that had changed."""
         return [path for path, (value, values) in self.values.items() if path not in quiet and restore_values(value, values)]
 
     def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """Let go of gradients that are about to be replaced, so that their memory is free before: of those that are found nowhere else,
-        share no memory, and are not among the paths to `keep`. So must be what a gradient wraps. The walk is outdated then, until
-        `accept_gradients`.
+        """Releases gradients that are about to be replaced, so that their memory is free before the program runs.
 
-        Returns: of each released one's place, what it and the tensors in it were like, by their own paths.
+        A gradient is released if neither it nor its inner tensors are found in other places, share memory, or have a path in `keep`. The
+        walk is outdated then, until `accept_gradients`.
+
+        Returns: for the place of each released gradient, `meta` of the gradient and of its inner tensors, by their paths.
         """
         released = {}
         if self._shared is None:
@@ -175,7 +194,7 @@ class Walk:
         return released
 
     def _pieces(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A gradient and the tensors that it wraps, by path; {} if one of them has a gradient itself, or what it wraps is not known."""
+        """Returns a gradient and its inner tensors, by path; {} if one of them has a gradient itself, or inner tensors are not known."""
         path = self.paths.get(id(gradient), "")
         below, parts = self.holders.get(f"{path}.grad"), self.holders.get(f"{path} parts")
         if path not in self.gradients or below is None or gradient.grad is not None:
@@ -190,7 +209,7 @@ class Walk:
         return found if wrapped or type(gradient) in ORDINARY else {}
 
     def _alike(self, path: str, gradient: Any, expected: Mapping[str, tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-        """The same of one that stands in a released one's place; {} if it is not like that."""
+        """Returns the same for the new gradient in a released one's place; {} if it differs in metadata."""
         if not isinstance(gradient, torch.Tensor) or meta(gradient) != expected[path] or gradient.grad is not None:
             return {}
         found = {path: gradient}
@@ -206,7 +225,7 @@ class Walk:
         return found
 
     def _exchange(self, pieces: Mapping[str, torch.Tensor | None]) -> None:
-        """Have others, or none, where a gradient and what it wraps stood. What else a gradient is made of stays what the walk has found."""
+        """Replaces a gradient and its inner tensors in the walk by new ones, or by None. Other parts of it stay as they were found."""
         for path, piece in pieces.items():
             self.holders[f"{path}.grad"].target = self.objects[path] = self.tensors[path] = piece
             if (parts := self.holders.get(f"{path} parts")) is not None:
@@ -218,11 +237,11 @@ class Walk:
                         parts.put(name, part)
 
     def gradients_at(self, places: Iterable[str]) -> dict[Place, Any]:
-        """What stands there, to be put back."""
+        """Returns the gradients in these places, to be put back."""
         return {(place, "grad"): self.holders[place].items["grad"] for place in places if place in self.holders}
 
     def accept_gradients(self, released: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
-        """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
+        """Takes the new gradients in the places of released ones into the walk. If all have the same metadata, the walk is valid again."""
         replaced: set[str] = set()
         is_complete = True
         taken = set(storages_of(tensor for tensor in self.tensors.values() if tensor is not None))
@@ -248,9 +267,11 @@ class Walk:
             self._watch.renew_gradients()
 
     def facts(self, inputs: Collection[Place] = (), arrays: Collection[str] = ()) -> dict[str, Any]:
-        """What a recording depends on, comparable with that of another walk.
+        """Returns the facts that a recording depends on, comparable with those of another walk.
 
-        inputs: entries (path, key) whose values do not matter, only their types; arrays: paths of arrays of which the same is true.
+        Args:
+            inputs: entries (path, key) whose types matter, but not their values.
+            arrays: paths of arrays whose dtypes and shapes matter, but not their values.
         """
         found: dict[str, Any] = {name: self._fact(value) for name, value in self.roots.items()}
         for path, holder in self.holders.items():
@@ -275,7 +296,7 @@ class Walk:
     def _fact(self, value: Any) -> Any:
         if (found := content(value)) is not NO_CONTENT:
             return found
-        if issubclass(type(value), (tuple, frozenset)):  # asking an object for its class may warn
+        if issubclass(type(value), (tuple, frozenset)):  # isinstance reads __class__, which may warn
             items = tuple.__iter__(value) if issubclass(type(value), tuple) else frozenset.__iter__(value)
             path = None if type(value) in (tuple, frozenset, torch.Size) else self.path_of(value)
             return type(value), path, tuple(map(self._fact, items))
@@ -289,12 +310,12 @@ class Walk:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What tensors in one memory have in common."""
+    """Returns an id that is equal for tensors in the same storage."""
     return storage_id(tensor) if tensor.layout == torch.strided else id(tensor)
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Returns `storage_of` each tensor. In C, since a step asks about thousands of tensors at every call."""
+    """Returns `storage_of` each tensor. The loop runs in C, because every call of a step does this for thousands of tensors."""
     tensors = list(tensors)
     try:
         return list(map(storage_id, tensors))
@@ -303,7 +324,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of a tensor a recording depends on, besides its memory."""
+    """Returns a tensor's metadata that a recording depends on."""
     strides = tensor.stride() if tensor.layout == torch.strided else ()
     return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
 
@@ -312,8 +333,8 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: Touched | 
     """Returns everything that can be reached from named roots, and not from `base`.
 
     Args:
-        touched: the code that a run of the function has executed. Then only values that this code can name count, and `incomparable` holds
-            those of them that the code can have looked at but that cannot be compared; else it holds all that cannot be compared.
+        touched: the code that runs of the function have executed. If given, only values that this code can name count, and `incomparable`
+            holds only objects that it may have read; else `incomparable` holds all objects that cannot be compared.
         most: the number of values to visit; None: as many as there are.
 
     Raises: CaptureError for more than `most` values.
@@ -324,7 +345,7 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: Touched | 
     if visitor.reads_by_name and touched is not None and touched.names is not None:
         if base is None:
             return walk(roots, None, replace(touched, names=None), most)
-        found.incomparable["args"] = "attrgetter"  # what it reads may be in the base, which was walked without it
+        found.incomparable["args"] = "attrgetter"  # it may read attributes in the base, which was walked without it
     found.metas = found.metas_now()
     found.sharing = found.sharing_now()
     found.identities = Identities(found)

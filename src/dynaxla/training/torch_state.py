@@ -1,4 +1,4 @@
-"""torch's own switches, which a recorded program depends on."""
+"""torch's global and thread-local settings, which a recorded program depends on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AUTOCAST = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 
 
 def global_state() -> tuple[Any, ...]:
-    """Comparable with that of another time, in the same thread."""
+    """Returns torch's settings in this thread, comparable with those of another time in the same thread."""
     return (
         *_asked(_ALWAYS),
         tuple(map(_autocast, _AUTOCAST)),
@@ -37,7 +37,7 @@ def _asked(questions: Any) -> tuple[Any, ...]:
 
 
 def _matmul_precision() -> str | None:
-    """None where torch has no answer: it raises if its newer settings contradict this older one."""
+    """Returns the float32 matmul precision; None if torch raises because its newer settings contradict this older one."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -59,7 +59,7 @@ _ALWAYS = (
 
 
 _BACKENDS = (
-    devices.current_gpu,  # which a plain "cuda" means
+    devices.current_gpu,  # the device that a plain "cuda" means
     *private.BACKEND_SETTINGS,
     *(functools.partial(private.float32_precision, *place) for place in private.FLOAT32_PRECISIONS),
     lambda: bool(torch.get_deterministic_debug_mode()),
@@ -83,10 +83,10 @@ def _saved_tensor_hooks() -> Any:
 
 @contextlib.contextmanager
 def without_cached_casts() -> Iterator[None]:
-    """Inside a block of autocast, let a step neither read nor leave casts of parameters in autocast's cache.
+    """Disables autocast's cache of cast parameters inside the context, if an autocast block is open around the step.
 
     The tensors of a recording stand for values of one call, and a cast that was cached before the step may be older than its parameter,
-    which an optimizer has written to since. Where no block is open around the step, the step's own blocks use the cache as in eager mode.
+    which an optimizer has written to since. If no block is open around the step, the step's own blocks use the cache as in eager mode.
     """
     if not any(found[0] for device in _AUTOCAST if (found := _autocast(device))):
         yield

@@ -1,7 +1,7 @@
-"""Which code is trusted not to change while a process runs: the standard library, torch, JAX, NumPy and dynaxla.
+"""Trusted code: the standard library, torch, JAX, NumPy and dynaxla, which do not change while a process runs.
 
-Trusted functions and classes are known by their identity, which a monkeypatch changes. All other code is looked into, wherever it is
-installed: notebooks, scripts, timm, transformers.
+Trusted functions and classes are compared by identity, which a monkeypatch changes. All other code is inspected, wherever it is installed:
+notebooks, scripts, timm, transformers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PACKAGES = ("torch", "functorch", "torchgen", "jax", "jaxlib", "numpy", "ml_dty
 _OWN = str(Path(__file__).parents[1])
 _STANDARD = tuple({sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes of Python code are
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as all classes of Python code are
 
 
-# What the globals of a named tuple's constructor hold: this name, the builtins, and the constructor of tuples.
+# The number of globals of a named tuple's constructor: its name, the builtins, and the constructor of tuples.
 _OF_NAMEDTUPLE = 3
 
 
 @functools.cache
 def _folders() -> tuple[str, ...]:
-    """Where the trusted packages lie."""
+    """Returns the folders of the trusted packages."""
     found = [_OWN]
     for name in _PACKAGES:
         module = sys.modules.get(name)
@@ -42,19 +42,19 @@ def _folders() -> tuple[str, ...]:
 
 @functools.lru_cache(4096)
 def is_trusted_file(file: str) -> bool:
-    """Whether a source file belongs to the standard library, torch, JAX, NumPy or dynaxla."""
+    """True if a source file belongs to the standard library or to a trusted package."""
     if file.startswith(_folders()) or file.startswith("<frozen "):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
 
 def is_installed_file(file: str) -> bool:
-    """Whether code comes from an installed package: not trusted, but not what a user edits in a notebook either."""
+    """True if code comes from an installed package: perhaps not trusted, but no code that a user edits in a notebook either."""
     return any(part in file for part in _INSTALLED)
 
 
 def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
-    """Whether a module's globals are those of a trusted module. What has no file is trusted only if Python itself brings it."""
+    """True if a module's globals are those of a trusted module. A module without a file has to be built in, or of a trusted package."""
     name, file = values.get("__name__"), values.get("__file__")
     if not isinstance(name, str):
         return False
@@ -70,16 +70,16 @@ def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
 
 
 def module_of(kind: type) -> str:
-    """Name of the module that defines a class; "" where the class has none.
+    """Returns the name of the module that defines a class; "" if the class has none.
 
-    A metaclass that defines `__module__` for its classes, as Cython's does, has the descriptor in place of a name of its own.
+    A metaclass that defines `__module__` for its classes, as Cython's does, has a descriptor instead of its own module's name.
     """
     name = getattr(kind, "__module__", "")
     return name if isinstance(name, str) else ""
 
 
 def is_trusted_module(module: types.ModuleType) -> bool:
-    """Whether a module is of one of those, also where it is an object of a class of its own."""
+    """True if a module is trusted, also if it is an instance of a subclass of ModuleType."""
     kind = type(module)
     if kind is not types.ModuleType and module_of(kind).partition(".")[0] in _PACKAGES and is_trusted_class(kind):
         return True  # such as torch.ops.aten
@@ -87,20 +87,20 @@ def is_trusted_module(module: types.ModuleType) -> bool:
 
 
 def is_trusted_function(function: types.FunctionType) -> bool:
-    """By the globals that it runs in: `functools.wraps` copies names, and generated code has no file."""
+    """True if a function's globals are trusted. Names and files say little: `functools.wraps` copies names, generated code has no file."""
     return is_trusted_namespace(function.__globals__)
 
 
 def is_trusted_class(kind: type) -> bool:
-    """Whether a class is written in C or defined in a trusted module."""
+    """True if a class is written in C, or defined in a trusted module."""
     if not kind.__flags__ & _HEAP_TYPE:
         return True
     module = sys.modules.get(module_of(kind))
     if module is None or module is builtins or not isinstance(module, types.ModuleType):
-        return False  # code that runs without a module's name says that its classes are of `builtins`
+        return False  # classes of code that runs without a `__name__` claim to be of `builtins`
     return is_trusted_namespace(vars(module))
 
 
 def is_own(value: Any) -> bool:
-    """Whether it is a compiled step, such as the one under whose name the function can find itself."""
+    """True for objects of this package, such as the compiled step, which the function can find under its own name."""
     return module_of(type(value)).startswith("dynaxla.training")

@@ -1,4 +1,4 @@
-"""What a step must not find or do, if it is to be recorded: what would come out wrong, and what cannot be put back."""
+"""Checks that refuse to record a step: a program would give wrong results, or the recording would have effects that cannot be undone."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from .surroundings import Walk, storage_of
 from .trust import is_trusted_namespace
 from .updates import written
 
-# What gives something else each time that it is asked, and cannot be put back.
+# Classes of objects that return another item each time, and cannot be restored.
 _SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
 def refuse_sources(everything: Walk) -> None:
-    """Raises: CaptureError for something that a recording could move on."""
+    """Raises: CaptureError if the step can reach an iterator or a generator of random numbers, which a recording could advance."""
     for path, kind in everything.incomparable.items():
         owner = everything.objects.get(path.rpartition(".")[0])
-        # A decorator made by contextlib holds a generator that never runs: each call makes another.
+        # A decorator made by contextlib holds a generator that never runs: each call creates a new one.
         if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
             hint = "give it to the step item by item"
             raise CaptureError(f"a step can reach {path}, a {kind}, which each recording would move on", hint=hint)
 
 
 def refuse_overlapping(recorder: Recorder) -> None:
-    """AOTAutograd misses some inputs that lie in the same memory (torch 2.13: a block of rows and columns, beside the whole).
+    """Refuses a step that writes to one of two inputs that overlap in memory.
 
-    Raises: CaptureError if the step writes to one of two such tensors.
+    AOTAutograd does not detect all such inputs (torch 2.13: a block of rows and columns, together with the whole tensor).
+
+    Raises: CaptureError.
     """
     fakes = {path: node.meta["val"] for path, node in recorder.leaves.items()}
     changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written(item) if "val" in node.meta}
@@ -51,15 +53,17 @@ def refuse_overlapping(recorder: Recorder) -> None:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The range of a storage's bytes from a tensor's first element to its last: start, end."""
+    """Returns the start and the end of a tensor in its storage, in bytes."""
     span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
     return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + span) * tensor.itemsize
 
 
 def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
-    """A program reads and writes its tensors when the Python around them has run, and compares what Python reads before.
+    """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that it computes with.
 
-    Raises: CaptureError if the step finds an array, bytearray or memoryview in the memory of a tensor that it computes with.
+    A program reads and writes its tensors after all Python code of the step has run, and contents that Python reads are compared before.
+
+    Raises: CaptureError.
     """
     holders = around.holders_of_values | given.holders_of_values
     tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
@@ -69,9 +73,13 @@ def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
 
 
 def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> None:
-    """The tensors of a recording are no plain `torch.Tensor`: `type(x) is torch.Tensor` would be false.
+    """Refuses untrusted code that may compare a class with torch.Tensor: `type(x) is torch.Tensor` is False for the tensors of a recording.
 
-    executed: code, with the globals that it ran in. Raises: CaptureError for code that asks for classes and names that one.
+    Args:
+        executed: each code object with the globals that it ran in.
+
+    Raises:
+        CaptureError: code uses `type` or `__class__`, and names Tensor.
     """
     for code, places in executed.items():
         names = names_of(code)

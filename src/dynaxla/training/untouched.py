@@ -1,5 +1,5 @@
-"""What a recording may leave of what it meets, though neither graph nor entries of containers show it: the classes of objects; of tensors
-the attributes, the memory, and whether they require gradients."""
+"""Detects and restores changes that neither the recorded graph nor the entries of containers show: to the classes of objects, and to the
+attributes, the memory and `requires_grad` of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .surroundings import storage_of
 
 
 class Untouched:
-    """Tensors and other objects (by path) as they are before a recording."""
+    """A snapshot of tensors and other objects, by path, before a recording."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], objects: Mapping[str, Any]) -> None:
         self._tensors = dict(tensors)
@@ -28,7 +28,7 @@ class Untouched:
             self._data = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in ORDINARY}
 
     def check(self) -> None:
-        """Raises: CaptureError for what a program would not do."""
+        """Raises: CaptureError for a change, which a program would not repeat."""
         if path := next(self._required(), None):
             hint = "detach what is written to it, or set requires_grad outside the step"
             raise CaptureError(f"a step changes whether {path} requires gradients", hint=hint)
@@ -40,7 +40,7 @@ class Untouched:
             raise CaptureError(f"a step sets attributes of {path}, which had none")
 
     def restore(self) -> None:
-        """Make them what they were."""
+        """Restores the tensors and objects to the snapshot."""
         for path in list(self._replaced()):
             with _disable_current_modes(), private.without_torch_function():
                 self._tensors[path].data = self._data[path]
@@ -68,6 +68,6 @@ class Untouched:
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor's attributes in Python. One that has none gets no dict by being asked."""
+    """Returns a tensor's Python attributes, without creating the `__dict__` of a tensor that has none."""
     dicts = [item for item in gc.get_referents(tensor) if type(item) is dict]
     return next((item for item in dicts if item is tensor.__dict__), {}) if dicts else {}

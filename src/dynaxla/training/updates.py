@@ -1,8 +1,8 @@
-"""Updates at the end of a step that torch's own kernels do in place, after the program has succeeded.
+"""In-place updates at the end of a step, which torch's own kernels run after the program has succeeded.
 
 XLA cannot write to torch's memory: new parameters and optimizer state would be results of the program, which are then copied over the old
-ones. That is twice the memory, and nearly twice the passes over it, of torch's fused steps. So where nothing in the step reads
-any more what such an update writes, the program ends with the gradients, and torch does the update.
+ones. That takes twice the memory, and nearly twice the passes over it, of torch's fused steps. So if nothing later in the step reads the
+tensors that an update writes, the program ends with the gradients, and torch does the update.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from .scalars import is_number
 from .surroundings import storage_of
 
 _COUNTS = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
-# Moving averages of parameters, which read what the optimizer writes.
+# Moving averages of parameters, which read the parameters that the optimizer writes.
 _AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
 _ZEROS = {aten.zero_.default, aten._foreach_zero_.default}
-# How new state is made for an update to fill, such as SGD's first momentum.
+# Ops that make new state for an update to fill, such as SGD's first momentum.
 _MAKERS = {aten.empty_like.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
 class Update:
-    """A call of one of torch's ops that writes in place, or makes a tensor for a later one to write to.
+    """A call of a torch op that writes in place, or that makes a tensor for a later update to write to.
 
-    Attributes: node (of the recording); op, args, kwargs (nodes in them stand for inputs of the graph, what it computes, and what
-    earlier updates have made); strides (of tensors that the op takes for granted); written (the nodes whose memory it writes).
+    Attributes:
+        node: the recorded node.
+        op: torch's op.
+        args: its arguments; nodes in them are inputs of the graph, results of the graph, or results of earlier updates.
+        kwargs: its keyword arguments, with nodes as in `args`.
+        strides: the strides that the op expects of its tensors.
+        written: the nodes whose memory the op writes.
     """
 
     node: Node
@@ -46,15 +51,17 @@ class Update:
     written: Sequence[Node]
 
     def nodes(self) -> list[Node]:
-        """The nodes that it reads."""
+        """Returns the nodes that the update reads."""
         found: list[Node] = []
         map_arg((self.args, dict(self.kwargs)), found.append)
         return found
 
     def run(self, value_of: Callable[[Node], Any], failed: torch.Tensor | None = None) -> Any:
-        """Compute it in eager mode. value_of: gives the tensor of a node. Returns: what the op returns.
+        """Runs the update in eager mode, and returns the op's result.
 
-        failed: float32[] on the tensors' device; if it is 1, nothing that exists is written. (The host need not know.)
+        Args:
+            value_of: returns the tensor of a node.
+            failed: float32[] on the tensors' device; if it is 1, no existing tensor is written. The host does not read it.
         """
         copies: dict[Node, torch.Tensor] = {}
 
@@ -72,7 +79,7 @@ class Update:
         return result
 
     def _run_unless(self, failed: torch.Tensor, args: Any, kwargs: Any, value_of: Callable[[Node], Any]) -> Any:
-        """See `run`. torch's fused steps write nothing if `found_inf` is 1."""
+        """Runs the op so that it writes nothing if `failed` is 1. torch's fused steps have `found_inf` for that."""
         if isinstance(self.node.target, Fused):
             found = kwargs.get("found_inf")
             return self.op(*args, **{**kwargs, "found_inf": failed if found is None else torch.maximum(found, failed)})
@@ -88,24 +95,27 @@ class Update:
         for node, old in before.items():
             value = value_of(node)
             value.copy_(torch.where(failed.to(value.device) == 0, value, old))
-        # What a step that writes nothing would have filled.
+        # New state stays zero if the step that fills it writes nothing.
         return result.zero_() if self.node.target is aten.empty_like.default else result
 
     def _count_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
-        """See `run`. One kernel adds 0 or a number to all counts. Returns: what the op returns; None for what it does not do exactly."""
+        """Adds a number, or 0 if `failed` is 1, to all counts, with one kernel.
+
+        Returns: a tuple of the op's result; None, and does nothing, where the addition would not be exact.
+        """
         tensors = counts if isinstance(counts, (list, tuple)) else [counts]
         device, dtype = tensors[0].device, tensors[0].dtype
-        # Half types are added to in float32, which a tensor of their own dtype would not be.
+        # For half types, torch adds a Python number in float32; a tensor of their own dtype would lose precision.
         if isinstance(other, torch.Tensor) or dtype.itemsize < 4 or any((item.device, item.dtype) != (device, dtype) for item in tensors):
             return None
-        step = torch.full((), other * alpha, dtype=dtype, device=device)  # made on the device: no call waits for it
-        # The very overload: trying others, torch writes the tensor's value into a message, for which it waits.
+        step = torch.full((), other * alpha, dtype=dtype, device=device)  # created on the device, without a synchronization
+        # The overload is named: while torch tries overloads, it formats the tensor's value into an error message, which synchronizes.
         add = aten.add_.Tensor if tensors is not counts else aten._foreach_add_.Tensor
         return (add(counts, torch.where(failed.to(device) == 0, step, 0)),)
 
 
 def written(node: Node) -> list[Node]:
-    """The nodes whose memory a node writes to."""
+    """Returns the nodes whose memory a node writes to."""
     op = _op(node)
     if not isinstance(op, torch._ops.OpOverload):
         return []
@@ -118,12 +128,14 @@ def written(node: Node) -> list[Node]:
 
 
 def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
-    """Take out of a recorded graph (which has no output node yet) the updates that can be done after it, in their order.
+    """Removes from a recorded graph the updates that can run after it, and returns them in their order.
 
-    outputs: what the graph will give.
+    Args:
+        graph: has no output node yet.
+        outputs: the nodes that will be the graph's outputs.
     """
     if any(devices.is_in_xla(node.meta["val"].device) for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)):
-        return []  # there a program writes in place
+        return []  # on XLA devices a program writes in place
     given = set(outputs)
     kept_reads: set[int] = set()
     kept_writes: set[int] = set()
@@ -150,7 +162,7 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
 
 
 def _together(updates: Iterable[Update]) -> list[Update]:
-    """Merges neighbouring updates that add the same number to counts, as batch norms do, into one call."""
+    """Merges consecutive updates that add the same number to counts, as batch norms do, into one call."""
     found: list[Update] = []
     for update in updates:
         if found and _increment(update) is not None and _increment(update) == _increment(found[-1]):
@@ -181,17 +193,20 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _op(node: Node) -> Any:
-    """The op of ATen that a node is, or stands for."""
+    """Returns the ATen op of a node, or the one that its target replaces."""
     return node.target.op if isinstance(node.target, Fused) else getattr(node.target, "stands_for", node.target)
 
 
 def _is_one_pass(node: Node) -> bool:
-    """Whether torch does it in one pass over memory: a fused step, the step counts before it; averages, and gradients zeroed, after it."""
+    """True if torch runs a node in one pass over memory.
+
+    These nodes are fused steps, the updates of step counts before them, and after them moving averages and the zeroing of gradients.
+    """
     if not isinstance(node.target, Fused):
         if node.target in _AVERAGES:
             return all(item.op == "placeholder" for item in node.all_input_nodes)
         return node.target in _ZEROS or (node.target in _COUNTS and not any(item.meta["val"].dim() for item in written(node)))
-    # torch's kernels for the CPU read a parameter, its gradient and states as if all had one dtype and one order of elements.
+    # torch's CPU kernels assume that a parameter, its gradient and states have one dtype and one order of elements.
     lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written] if items]
     return _suits_device(node, lists[0]) and all(
         len({(item.dtype, item.shape, item.stride(), item.device) for item in items}) == 1
@@ -202,8 +217,10 @@ def _is_one_pass(node: Node) -> bool:
 
 
 def _suits_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
-    """Kernels for the CPU go from parameter to parameter. Others take lists of one dtype, and what they read must be on their device; step
-    counts are float32."""
+    """True if the device's kernel supports a fused step's arguments.
+
+    CPU kernels process one parameter after the other. Others need lists of one dtype, float32 step counts, and all tensors on their device.
+    """
     assert isinstance(node.target, Fused)
     device, dtype = params[0].device, params[0].dtype
     if device.type == "cpu":

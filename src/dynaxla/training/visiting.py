@@ -1,4 +1,4 @@
-"""What things lead to: the entries of containers, attributes, methods, what functions read, and what these read in turn."""
+"""The traversal of a walk: from objects to the entries of containers, to attributes and methods, and to the state that functions read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .surroundings import Walk
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-# Of a class: what says nothing about what its methods do.
+# Attributes of classes that do not influence their methods.
 _NOT_READ = frozenset(
     [
         "__dict__",
@@ -62,11 +62,12 @@ class Visitor:
     """Fills a walk.
 
     Args:
+        found: the walk, which has the roots and the base.
         touched: the names that the function's code reads; None: everything that can be reached counts.
         most: the number of values to visit; None: as many as there are.
 
     Attributes:
-        reads_by_name: True if it has met something that reads attributes which no code names.
+        reads_by_name: True if the walk has met an object that reads attributes which no code names, such as an attrgetter.
     """
 
     def __init__(self, found: Walk, touched: Touched | None, most: int | None = None) -> None:
@@ -87,19 +88,19 @@ class Visitor:
         self._kept: list[Any] = []
 
     def run(self, roots: Mapping[str, Any]) -> None:
-        """Visit everything that the roots, by name, reach. Raises: CaptureError for more than `most` values."""
+        """Visits everything that can be reached from the roots. Raises: CaptureError for more than `most` values."""
         self._waiting.extend((name, value, _NONE) for name, value in roots.items())
         if self._found.base is None:
             self._waiting.extend((f"torch.{name}", value, _NONE) for name, value in _HOOKS.items())
             if self._touched is not None:
                 self._touched_namespaces(self._touched)
         self._drain()
-        while self._keys:  # last: what is a key elsewhere, as parameters are in an optimizer's state, is known by its own place
+        while self._keys:  # last, so that a key that is also found elsewhere (parameters in an optimizer's state) gets its path there
             keys, self._keys = self._keys, []
             self._waiting.extend((path, key, _NONE) for path, key in keys)
             self._drain()
         count = -1
-        while count < len(self._names) + len(self._modules):  # a module may be handed to any function
+        while count < len(self._names) + len(self._modules):  # a module may be passed to any function
             count = len(self._names) + len(self._modules)
             names = frozenset(self._names)
             for path, module in list(self._modules.values()):
@@ -158,7 +159,7 @@ class Visitor:
         return holder.items
 
     def _inside(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Note what `value` is, and give what it leads to, by what its path ends in (or by its own path)."""
+        """Adds a value to the walk, and yields the objects that it refers to, each with a suffix of the path or a path of its own."""
         if isinstance(value, torch.Tensor):
             yield from self._tensor(path, value)
         elif isinstance(value, types.FunctionType):
@@ -222,7 +223,7 @@ class Visitor:
             self._found.optimizers[path] = value
 
     def _state(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Attributes, and methods."""
+        """Yields an object's attributes and its class."""
         try:
             state = object.__getattribute__(value, "__dict__")
         except AttributeError:
@@ -259,9 +260,9 @@ class Visitor:
                 yield f".{name}", part
         if path in self._found.gradients:
             return
-        for item in gc.get_referents(value):  # its attributes, if it has any, and hooks
+        for item in gc.get_referents(value):  # the dicts of its attributes and hooks
             if type(item) is dict and item is value.__dict__ and not item:
-                self._found.empty.append(item)  # it comes and goes without being asked for
+                self._found.empty.append(item)  # torch creates and drops an empty one by itself
             elif type(item) is dict and item is value.__dict__:
                 for name, attribute in self._hold(f"{path} attributes", item, None if self._touched is None else self._reads).items():
                     yield f".{name}", attribute
@@ -271,7 +272,7 @@ class Visitor:
             yield _class_path(type(value)), type(value)
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
-        """What methods read, and what objects have in common. Of a trusted class: what could be patched."""
+        """Yields a class's methods, class attributes and bases. Of a trusted class, only methods, which could be patched."""
         trusted = is_trusted_class(kind)
 
         def counts(name: str, value: Any) -> bool:
@@ -337,7 +338,7 @@ class Visitor:
                     self._note(known, name, name, names, True, by_trusted)
 
     def _module(self, path: str, module: types.ModuleType, names: Names, by_trusted: bool) -> None:
-        """Note those of its globals that are named, and of modules in it. by_trusted: it is trusted code that names them."""
+        """Notes the globals of a module that have one of these names. With `by_trusted`, trusted code names them."""
         chain = id(module), id(names), by_trusted
         if chain in self._chains:
             return
@@ -348,10 +349,19 @@ class Visitor:
             self._note(values, name, f"{path}.{name}", names, trusted, by_trusted)
 
     def _note(self, values: dict[str, Any], name: str, path: str, names: Names, trusted: bool, by_trusted: bool) -> None:
-        """One global. trusted: its module is; only what could be patched counts then. by_trusted: the code that reads it is, too."""
+        """Notes a global.
+
+        Args:
+            values: the module's globals.
+            name: the global's name.
+            path: its path.
+            names: the names that the code uses.
+            trusted: True if the module is trusted: then only globals that could be patched count.
+            by_trusted: True if the code that reads the global is trusted.
+        """
         value = values[name]
         if trusted and isinstance(vars(type(value)).get("__getattribute__"), types.FunctionType) and is_trusted_class(type(value)):
-            self._space_item(values, name, value)  # asking it anything may warn: `torch.distributed.reduce_op`
+            self._space_item(values, name, value)  # any access of its attributes may warn: `torch.distributed.reduce_op`
         elif isinstance(value, types.ModuleType):
             self._space_item(values, name, value)
             if by_trusted:
@@ -364,7 +374,7 @@ class Visitor:
                 self._waiting.append((path, value, names))
 
     def _is_named(self, name: str, value: Any) -> bool:
-        """Whether a value of a trusted module counts: numbers, and all that is public if it is known what has run (`os.environ`)."""
+        """True if a value of a trusted module counts: one with a fingerprint, or a public one (`os.environ`) if `touched` is given."""
         return content(value) is not NO_CONTENT or (self._touched is not None and name[:1] != "_" and value is not sys.modules)
 
     def _space_item(self, values: dict[str, Any], name: str, value: Any) -> None:
@@ -388,7 +398,7 @@ _BUILTIN = frozenset(
 
 
 def parts_of_tensor(tensor: torch.Tensor) -> list[str]:
-    """The names of what a tensor that wraps others, as a DTensor does, is made of; [] for others."""
+    """Returns the names of the inner tensors, and of the `_spec`, of a wrapper tensor such as a DTensor; [] for other tensors."""
     if not has_own_dispatch(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
         return []
     names, *_ = tensor.__tensor_flatten__()

@@ -1,7 +1,7 @@
-"""A step without its Python: a recorded program runs for as long as nothing that the step could read has changed.
+"""The programs of a step: a program is replayed, without running the step's Python code, while nothing that the step can read has changed.
 
-The function is run on fake tensors (see recorder.py), once in the state that it finds and once in the state that it would leave behind:
-where the two give the same program, as they do for most optimizers once their state exists, that one program serves all steps.
+The function is recorded on fake tensors (recorder.py), once in the state that it finds and once in the state that it would leave behind. If
+both recordings have the same program, as for most optimizers once their state exists, that one program serves all calls.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .untouched import Untouched
 
-# How many values a step may reach. To record a step that reaches 150,000 floats takes 9 s, and each later call 2.7 ms (Intel Xeon with
-# AVX-512, other work beside it, 2026-11-28).
+# The most values that a step may reach. To record a step that reaches 150,000 floats takes 9 s, and each later call 2.7 ms (Intel Xeon with
+# AVX-512, not idle otherwise, 2026-11-28).
 _MOST_VALUES = 200_000
-# How often a step is recorded anew because it ran code that earlier recordings did not run.
+# How many times a step is recorded, because each recording ran code that the earlier ones did not run, or looked at an input's value.
 _MOST_ATTEMPTS = 6
 _seeds = itertools.count(1)
 T = TypeVar("T")
@@ -53,7 +53,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class _State:
-    """What a step found around it: the walk, the places and arrays in it that are inputs of the program, and what stands for its facts."""
+    """The surroundings of a step.
+
+    Attributes:
+        around: the walk.
+        inputs: the places in it that are inputs of the program.
+        arrays: the paths of arrays that are inputs of the program.
+        number: identifies the facts of the walk.
+    """
 
     around: Walk
     inputs: frozenset[Place]
@@ -63,7 +70,13 @@ class _State:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a call finds. Attributes: around (all that the function can read); given (its arguments); key (equal where a program fits)."""
+    """The state that a call finds.
+
+    Attributes:
+        around: the walk of the surroundings.
+        given: the walk of the arguments.
+        key: the key of the program for this situation.
+    """
 
     around: Walk
     given: Walk
@@ -71,7 +84,7 @@ class Situation:
 
 
 class Watched:
-    """The programs of a function, one per combination of what it reads."""
+    """The programs of a function, one for each situation, that is, for each combination of surroundings, arguments and torch's settings."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function = function
@@ -80,23 +93,23 @@ class Watched:
         self._baked: set[Place] = set()
         self._known: _State | None = None
         self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(options.executables)
-        # The code that recordings have run, with the globals that it ran in, and what it can therefore look at.
+        # The code that has run, with the globals that it ran in, and the names that it uses.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
         self._touched: Touched | None = None
-        # The paths of arrays whose values Python has read; and whether it may read others without being noticed.
+        # The paths of arrays whose values Python has read; True if it may read other arrays unnoticed.
         self._read: set[str] = set()
         self._reads_unseen = False
-        # The situations in which a call has run in eager mode, and done nothing that a program would not do.
+        # Keys of situations in which a call has run in eager mode, and has done nothing that a program would not do.
         self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
-        # What the function has asked besides, such as what a JAX function in it reads.
+        # Further questions whose answers the function depends on, such as the state that a JAX function in it reads.
         self._questions: set[Question] = set()
-        # What the last capture has recorded, if its program is for a first call alone.
+        # The recording of the last capture, if its program is only for a first call.
         self._first: Recording | None = None
-        # What the last recording has found of these.
+        # The modules that the last recording has found.
         self._modules = ParallelModules()
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
-        """Raises: CaptureError for what cannot be watched."""
+        """Returns the situation of a call. Raises: CaptureError for state that cannot be watched."""
         self._modules.prepare()
         self._modules.refuse()
         around = self._around()
@@ -104,7 +117,7 @@ class Watched:
         return Situation(around, given, self._key(around, given))
 
     def _walk(self, roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
-        """Raises: CaptureError for something that the step has looked at, and that cannot be compared with what it was."""
+        """Returns a walk from these roots. Raises: CaptureError for objects that the step has read, but that cannot be compared."""
         found = walk(roots, base, self._touched, _MOST_VALUES)
         if self._touched is not None and found.incomparable:
             path, kind = next(iter(found.incomparable.items()))
@@ -119,21 +132,21 @@ class Watched:
 
     @property
     def has_seen_anything(self) -> bool:
-        """Whether the function has run, so that it is known what it can look at."""
+        """True if the function has run, so that the state that it can read is known."""
         return self._touched is not None
 
     def has_seen(self, found: Situation) -> bool:
-        """Whether a call in this situation has run in eager mode, and done nothing that a program would not do."""
+        """True if a call in this situation has run in eager mode, and has done nothing that a program would not do."""
         return self._seen.get(found.key) is not None
 
     def observe(self, found: Situation | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
-        """Run the function in eager mode, and watch it.
+        """Runs the function in eager mode, and watches it.
 
         Args:
             found: the situation, if it is known.
 
         Returns:
-            The function's result; the first thing that it did and a program would not do, or ""; True if it ran code, or asked a
+            The function's result; a message with its first effect that a program would not repeat, or ""; True if it ran code, or asked a
             question, that no earlier call has: then all situations have to be seen once more.
         """
         ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_placement())
@@ -148,13 +161,13 @@ class Watched:
         return result, reason, is_new
 
     def run_eagerly(self, args: Any, kwargs: Any) -> Any:
-        """Run the function in eager mode as it is."""
+        """Runs the function in eager mode, without watching it."""
         with self._in_eager_mode(args, kwargs):
             return self._function(*args, **kwargs)
 
     @contextlib.contextmanager
     def _in_eager_mode(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Inside, the function runs in eager mode; where there are other processes, with the collectives that their programs call."""
+        """Inside the context, the function calls the same collectives in eager mode as the programs of other processes, if any."""
         if parallel_modules.may_be_there():
             with as_in_programs(self._parallel_modules(args, kwargs)):
                 yield
@@ -162,15 +175,18 @@ class Watched:
             yield
 
     def run(self, found: Situation) -> tuple[bool, Any]:
-        """Whether there is a program for the situation, and if so, what it gives."""
+        """Runs the program for the situation. Returns: True and its result; False and None if there is no program."""
         program = self._programs.get(found.key)
         return (False, None) if program is None else (True, program.run(found.around, found.given))
 
     def capture(self, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
-        """Record the step, and compile it, for the situation as it is.
+        """Records and compiles the step for the current situation.
 
-        Returns: the program, and what must be put in place before it runs (see `run_first`).
-        Raises: CaptureError; scalars.Compared; what the function raises. All is as it was before then.
+        Returns:
+            The program, and the state that must be put in place before it runs (see `run_first`).
+
+        Raises:
+            CaptureError: the step cannot be recorded. After this or any exception of the function, all state is as before.
         """
         with capture_lock.one_at_a_time(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
@@ -190,8 +206,10 @@ class Watched:
         raise CaptureError("each recording of a step runs other code")
 
     def _check_reached(self, around: Walk, given: Walk) -> None:
-        """Raises: CaptureError if code ran that is of no function that was found: it cannot be watched. What has run is forgotten then: the
-        function may be another one by now."""
+        """Checks that the walks have found the functions of all code that has run; otherwise the function cannot be watched.
+
+        Raises: CaptureError; the executed code is forgotten then, since another function may be in that place by now.
+        """
         if self._touched is not None:
             unreached = set(around.unreached(self._touched)) & set(given.unreached(self._touched))
             if unreached:
@@ -203,13 +221,13 @@ class Watched:
                 )
 
     def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
-        """The modules of torch.distributed that the function can reach."""
+        """Returns the modules of torch.distributed that the function can reach."""
         if not parallel_modules.may_be_there():
             return ParallelModules()
         return ParallelModules.among(walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values())
 
     def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
-        """Run what `capture` has given."""
+        """Runs a program from `capture`, after putting its initial state in place."""
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
         if not initial:
@@ -224,9 +242,10 @@ class Watched:
             raise
 
     def held_back(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[HeldBack | None, T]:
-        """What calls will run once there is the state that a first call leaves, and what `look` gives of what the function can read then.
+        """Prepares the program that calls will run after a first call, without running it. All state is as before afterwards.
 
-        Nothing runs, and all is as before. Raises: as `capture`.
+        Returns: the program, held back, and the result of `look` for the surroundings after a first call.
+        Raises: the same exceptions as `capture`.
         """
         program, initial = self.capture(args, kwargs)
         around = self._around()
@@ -234,7 +253,7 @@ class Watched:
         try:
             if self._first is None:
                 _put(around, given, initial)
-            else:  # the first call has a program of its own
+            else:  # the first call has a program of its own, so look at the state after it
                 _put(around, given, self._first.left(given, initial))
                 return self.held_back(args, kwargs, look)
             later = self._around()
@@ -244,7 +263,7 @@ class Watched:
             given.restore()
 
     def _around(self) -> Walk:
-        """What the function can read now."""
+        """Returns the walk of the current surroundings; the last one, if nothing has changed."""
         if self._known is None or not self._known.around.is_unchanged(self._known.inputs, self._known.arrays):
             found = self._walk({"step": self._function})
             inputs, arrays = self._inputs(found), self._arrays(found)
@@ -252,7 +271,7 @@ class Watched:
         return self._known.around
 
     def _number_of(self, around: Walk, inputs: Collection[Place], arrays: Collection[str]) -> int:
-        """What stands for the facts about surroundings: the same for equal ones, and quicker to compare."""
+        """Returns a number that is equal for surroundings with equal facts; it is faster to compare."""
         facts = _hashable(_frozen(around.facts(inputs, arrays)))
         number = self._numbers.get(facts)
         if number is None:
@@ -261,7 +280,7 @@ class Watched:
         return number
 
     def _inputs(self, around: Walk) -> dict[Place, float]:
-        """The numbers that are inputs of the program: learning rates."""
+        """Returns the learning rates that are inputs of the program, by place."""
         return {
             place: group["lr"]
             for path, optimizer in around.optimizers.items()
@@ -272,7 +291,7 @@ class Watched:
         }
 
     def _arrays(self, found: Walk) -> frozenset[str]:
-        """The paths of arrays that are inputs of the program."""
+        """Returns the paths of arrays that are inputs of the program."""
         return frozenset() if self._reads_unseen or not found.values else inputs_of(found.arrays, self._read)
 
     def _key(self, around: Walk, given: Walk) -> Any:
@@ -284,20 +303,20 @@ class Watched:
         answers = tuple(map(guards.answer, sorted(self._questions)))
         return number, _hashable(_frozen(given.facts(arrays=self._arrays(given)))), global_state(), answers
 
-    # What follows happens once per combination.
+    # The following functions run once per situation.
 
     def _bake(self, around: Walk) -> None:
-        """Learning rates become constants: Python looks at them, or computes with them in ways that cannot be followed."""
+        """Turns learning rates into constants, because Python looks at them, or computes with them in ways that cannot be traced."""
         self._baked.update(self._inputs(around))
         self._known = None
 
     def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
-        """The program for this state, and what must be put in place before it runs."""
+        """Returns the program for this state, and the state that must be put in place before it runs."""
         own, self._first = self._key(around, given), None
         first = self._record(around, given, args, kwargs)
         initial = first.initial_values(around, given)
         try:
-            _put(around, given, first.left(given, initial))  # in shapes, if not in numbers
+            _put(around, given, first.left(given, initial))  # new tensors have the right shapes, but no values
             later = self._walk({"step": self._function})
             later_given = self._walk({"args": args, "kwargs": kwargs}, later)
             second = self._record(later, later_given, args, kwargs)
@@ -331,7 +350,7 @@ class Watched:
         return program, {}
 
     def _check_settled(self, around: Walk, given: Walk, recording: Recording) -> None:
-        """Raises: CaptureError if the step would find another state each time."""
+        """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
         try:
             _put(around, given, recording.left(given, {}))
             after = self._walk({"step": self._function})
@@ -344,9 +363,9 @@ class Watched:
             raise CaptureError(f"a step changes {differing} in Python every time that it runs, which a program cannot", hint=hint)
 
     def _record(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> Recording:
-        """Run the function on fake tensors; everything that it changes is as before afterwards."""
+        """Records the function on fake tensors; all state that it changes is restored."""
         tensors = around.tensors | given.tensors
-        # The recording may run code that earlier ones did not, and change what does not count for these.
+        # The recording may run code that earlier ones did not run, and change state that the other walks do not include.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MOST_VALUES)
         refuse_sources(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
@@ -378,8 +397,12 @@ class Watched:
             untouched.restore()
 
     def _observed(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Raises: Refused before it does what a program would not repeat; _Wider if it has run code that no earlier
-        recording has run."""
+        """Calls the function under observation.
+
+        Raises:
+            Refused: the function was stopped before an effect that a program would not repeat.
+            _Wider: it has run code that no earlier call has run.
+        """
         with guards.questions() as questions:
             result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))
         if not observation.is_pure:
@@ -390,7 +413,7 @@ class Watched:
         return result
 
     def _widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Question]) -> bool:
-        """Note what has run and was asked. Returns: whether any of it is new; then what was known of the surroundings may be too little."""
+        """Notes executed code and questions. Returns: True if any is new; programs are dropped then: their walks may have missed state."""
         is_new = self._touched is None or not questions <= self._questions
         self._questions |= questions
         for code, places in codes.items():
@@ -408,13 +431,14 @@ class Watched:
 
 
 class _Wider(Exception):
-    """A recording has run code that no earlier one had."""
+    """Raised when a recording has run code that no earlier call had run."""
 
 
 class _Groups:
-    """Optimizers' groups of parameters as a recording sees them.
+    """Optimizers' parameter groups as a recording sees them.
 
-    Attributes: shadows (optimizers with their groups).
+    Attributes:
+        shadows: each optimizer with its groups during the recording.
     """
 
     def __init__(self, around: Walk, numbers: Mapping[Place, TracedFloat]) -> None:
@@ -434,7 +458,7 @@ class _Groups:
             self._counts.append((made, len(made)))
 
     def changes(self) -> dict[Place, Any]:
-        """What the step has put into groups, by place.
+        """Returns the entries of groups that the step has changed, by place.
 
         Raises: CaptureError for a new group.
         """
@@ -447,17 +471,15 @@ class _Groups:
         return found
 
 
-# An optimizer's note that its parameters suit fused steps. The recording leaves none: it asked for such a step, not the user.
+# An optimizer's flag that its parameters support fused steps. The recording does not keep it: the user did not request fused steps.
 _CHECKED = "_need_device_dtype_check_for_fused"
 
 
 def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
-    """What a group of parameters is told during the recording.
+    """Returns the settings of a parameter group during the recording. `state` is the optimizer's.
 
-    Adam's capturable step divides by the learning rate: of 0, as a warmup starts with, and second moments of 0 it makes NaNs. Its fused one
-    does not. Fused steps can be done in torch's own memory (see updates.py).
-
-    state: the optimizer's.
+    Adam's capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0 it gives
+    NaN. Its fused step does not. Fused steps can run in torch's own memory (see updates.py).
     """
     found = {"capturable": True} if "capturable" in group else {}
     if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
@@ -480,7 +502,7 @@ def _holder(around: Walk, given: Walk, path: str) -> Holder:
 
 
 def _hashable(facts: Any) -> Any:
-    """Raises: CaptureError for facts that cannot be compared, such as a fake tensor's symbolic sizes."""
+    """Returns the facts. Raises: CaptureError if they are not hashable, such as a fake tensor's symbolic sizes."""
     try:
         hash(facts)
     except TypeError as error:
@@ -493,7 +515,7 @@ def _frozen(facts: Mapping[str, Any]) -> Any:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The path of something that differs, or ""."""
+    """Returns the path of the first fact that differs; "" if none does."""
     for path in [*before, *after]:
         old, new = before.get(path), after.get(path)
         if old != new:
@@ -506,7 +528,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 class _Program:
-    """A recording as a program of XLA, and the updates that torch does after it."""
+    """A recording as an executable: an XLA program, the updates that torch does after it, and the changes to Python state."""
 
     def __init__(self, recording: Recording, around: Walk, given: Walk) -> None:
         self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
@@ -517,7 +539,7 @@ class _Program:
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
-        # Another process may end at any time.
+        # True if the program has collectives, which fail when another process ends.
         self._may_be_left = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
@@ -527,15 +549,15 @@ class _Program:
         }
 
     def compile(self, options: Options, around: Walk, given: Walk) -> None:
-        """Have XLA compile it for the values of a call."""
+        """Compiles the program for the values of a call."""
         self._graph.compile(options, self._values(around, given))
 
     def describe(self, around: Walk, given: Walk) -> None:
-        """Note what its inputs are like, for `share`."""
+        """Notes metadata and aliasing of the program's inputs, for `share`."""
         self._graph.describe(self._values(around, given))
 
     def share(self, other: _Program) -> bool:
-        """Run the other's program of XLA if it is the same. Returns: whether it is."""
+        """Uses the other program's executable if the XLA programs are equal. Returns: True if they are."""
         return self._graph.share(other._graph)
 
     def _values(self, around: Walk, given: Walk) -> list[Any]:
@@ -546,11 +568,11 @@ class _Program:
         return values
 
     def held_back(self, around: Walk, given: Walk) -> HeldBack | None:
-        """What a call would run."""
+        """Returns the XLA program that a call would run, without running it; None if there is none."""
         return first_program(lambda: self._graph.run(self._values(around, given)))
 
     def run(self, around: Walk, given: Walk) -> Any:
-        """Call it, and put what it gives where the step would have put it. Returns: the step's result."""
+        """Runs the program, applies the step's changes to Python state, and returns the step's result."""
         values = self._values(around, given)
         before = around.gradients_at(self._new_gradients) if self._may_be_left else {}
         released = around.release_gradients(self._new_gradients, self._used)
@@ -560,7 +582,7 @@ class _Program:
             _put(around, given, before)
             raise
         metrics.add("steps")
-        # All is built before anything is changed: a new number may depend on one that changes, too.
+        # All values are built before anything is changed: a new number may depend on a place that changes, too.
         changes = {place: build(template, lambda output: outputs[output.index], given) for place, template in self._changes.items()}
         leaves = [build(template, lambda output: outputs[output.index], given) for template in self._result]
         _put(around, given, changes)

@@ -1,7 +1,7 @@
-"""Whether thousands of things are as they were, within microseconds: by what they refer to, compared at once.
+"""Fast checks, within microseconds, that thousands of objects are unchanged: all their references are compared at once.
 
-CPython can list what objects refer to (`gc.get_referents`), and a tuple of that is compared by its pointers: identity, entry by entry.
-Where that finds a difference the entries that matter are compared one by one: others may have changed.
+CPython can list the objects that other objects refer to (`gc.get_referents`), and the pointers in this list are compared as bytes, which
+compares the identity of each entry. If there is a difference, the entries that matter are compared one by one, since it may be in others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from .surroundings import Walk
 
 _is_leaf = operator.attrgetter("is_leaf")
-# Noting the versions of dicts takes as long as so many looks at what they hold.
+# Noting the versions of dicts takes as long as about this many comparisons of their entries.
 _LOOKS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def _pointers(values: list[Any]) -> Any:
-    """Which objects these are: comparable while those of the one before are alive."""
+    """Returns the addresses of objects as bytes. Two results are comparable while the objects of the first are alive."""
     return ctypes.string_at(ctypes.c_void_p.from_address(id(values) + _ITEMS).value or 0, 8 * len(values)) if values else b""
 
 
@@ -45,7 +45,7 @@ def _ids(values: list[Any]) -> Any:
     return list(map(id, values))
 
 
-# Where a list of CPython keeps the address of its items: behind its length. Elsewhere each has to be asked.
+# Offset of the pointer to a list's items in CPython: behind the length. Other implementations use `id` of each item.
 _ITEMS = object.__basicsize__ + 8
 _PROBE = [object(), None, object()]
 _IS_CPYTHON = sys.implementation.name == "cpython" and list.__basicsize__ == _ITEMS + 16
@@ -54,7 +54,7 @@ if not _IS_CPYTHON or b"".join(id(item).to_bytes(8, sys.byteorder) for item in _
 
 
 class Identities:
-    """Of what classes things are, which dicts hold their attributes, and which hooks tensors have: as when a walk found them."""
+    """A snapshot of objects' classes and attribute dicts, and of tensors' hooks, when a walk found them."""
 
     def __init__(self, walk: Walk) -> None:
         gradients = {id(walk.tensors[path]) for path in walk.gradients if path in walk.tensors}
@@ -69,19 +69,22 @@ class Identities:
         return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(others)))
 
     def are_unchanged(self) -> bool:
-        """Whether everything is as it was."""
+        """True if nothing has changed."""
         return not any(self._empty) and bool(self._found == self._now())
 
 
 def _holds_itself(value: Any) -> bool:
-    """Whether entries that may change are what it refers to itself, besides its class and its dict of attributes."""
+    """True for a container: it refers directly to entries that may change, not only to its class and its attribute dict."""
     return isinstance(value, (dict, list, set, deque))
 
 
 class Watch:
-    """What a walk found, gathered so that it can be compared quickly.
+    """A snapshot of a walk, in a form that can be compared quickly.
 
-    inputs: places whose numbers may become others; arrays: paths of arrays whose values may (not their shapes).
+    Args:
+        walk: the walk.
+        inputs: places whose numbers may change.
+        arrays: paths of arrays whose values, but not shapes, may change.
     """
 
     def __init__(self, walk: Walk, inputs: Collection[Place], arrays: Collection[str]) -> None:
@@ -94,7 +97,7 @@ class Watch:
             for path, holder in walk.holders.items()
             if path in parts or (isinstance(holder.target, torch.Tensor) and holder.items)
         }
-        # Gradients are replaced at every step, those of others than parameters hardly ever.
+        # Gradients of parameters are replaced at every step, those of other tensors hardly ever.
         replaced = {
             path
             for path, holder in of_tensors.items()
@@ -111,19 +114,19 @@ class Watch:
         self._always += [(holder, ()) for holder in walk.views.values()]
         listed = [holder for holder, free in self._holders if not free and _is_listed(holder)]
         self._targets = [item for holder in listed for item in _listed(holder)]
-        # Most of what is watched is attributes of modules, for which one number says that nothing has changed.
+        # Most watched objects are attributes of modules: the version of a dict shows that nothing has changed.
         self._dicts = [holder.target for holder in listed if type(holder.target) is dict and holder.items]
         numbered = set(map(id, self._dicts))
         self._others = [item for item in self._targets if id(item) not in numbered]
         self._keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, dict) and holder.items]
         self._other_keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, OrderedDict) and holder.items]
         self._note_places()
-        self._fits = all(holder.is_unchanged(free) for holder, free in self._holders)  # what is noted here is what the walk found
+        self._fits = all(holder.is_unchanged(free) for holder, free in self._holders)  # True if nothing has changed since the walk
         self._gather_namespaces([holder for holder in walk.holders.values() if isinstance(holder.target, Namespace)])
         self._gather_tensors()
 
     def is_unchanged(self) -> bool:
-        """Whether the program still fits: nothing that its step could look at has changed."""
+        """True if the program is still valid: nothing that its step can read has changed."""
         return (
             self._fits
             and self._walk.identities.are_unchanged()
@@ -157,12 +160,12 @@ class Watch:
         if self._check_dicts.are_unchanged() and _referents(self._others, self._other_keys) == self._noted_others:
             return True
         if _referents(self._targets, self._keys) == self._noted:
-            if self._looks >= _LOOKS:  # something has been changed, and changed back
+            if self._looks >= _LOOKS:  # an entry has been changed, and changed back
                 self._note_dicts()
             return True
         if not all(holder.is_unchanged(free) for holder, free in self._holders):
             return False
-        self._note_places()  # something that does not matter has changed
+        self._note_places()  # an entry that does not matter has changed
         return True
 
     # Globals.
@@ -227,25 +230,25 @@ class Watch:
         return places([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
-        """Others stand in the places of some, or will, and the walk has noted that. None is held here then."""
+        """Forgets the gradients that are compared, which have been or will be replaced, after the walk has noted that."""
         self._gradients.renew()
 
     def accept_places(self, replaced: set[str]) -> None:
-        """Notes where the new gradients at these paths lie. They share no memory, as the ones before did not."""
+        """Notes the memory of the new gradients at these paths. It is shared with no other tensor, as was that of the old ones."""
         if self._places is not None:
             are_all = replaced.issuperset(self._replaced)
             self._places = (self._places[0], self._places_of(self._replaced)) if are_all else None
 
 
 class _Entries:
-    """The gradients of tensors, or the parts of gradients, compared by identity."""
+    """The gradients of tensors, or the inner tensors of gradients, compared by identity."""
 
     def __init__(self, holders: Sequence[Holder]) -> None:
         self._holders = holders
         self.renew()
 
     def renew(self) -> None:
-        """Forgets the objects to compare with: the holders have noted other ones. Keeps nothing alive until the next comparison."""
+        """Forgets the objects to compare with, since the holders have other ones now. Keeps none alive until the next comparison."""
         self._expected: Any = None
         self._owners: list[torch.Tensor] = []
         self._names: list[str] = []
@@ -263,7 +266,7 @@ def _referents(targets: Sequence[Any], keys: Sequence[Any]) -> Any:
 
 
 def _listed(holder: Holder) -> list[Any]:
-    """What refers to a holder's entries."""
+    """Returns the objects that refer to a holder's entries."""
     target = holder.target
     if isinstance(target, Attributes):
         return [target.owner]
@@ -273,7 +276,7 @@ def _listed(holder: Holder) -> list[Any]:
 
 
 def _is_listed(holder: Holder) -> bool:
-    """Whether CPython lists all that it holds."""
+    """True if `gc.get_referents` lists all entries of a holder."""
     if isinstance(holder.target, (dict, types.CellType)) or type(holder.target) in (list, set, deque):
         return True
     if isinstance(holder.target, Attributes) and isinstance(holder.target.owner, types.FunctionType):
@@ -292,7 +295,7 @@ def _has_class_of_python(value: Any) -> bool:
 
 
 def _owner(holder: Holder) -> Any:
-    """The tensor whose gradient, or whose parts, a holder has."""
+    """Returns the tensor whose gradient, or whose inner tensors, are a holder's entries."""
     return holder.target.owner if isinstance(holder.target, Attributes) else holder.target
 
 
@@ -301,5 +304,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether it has a shape and strides, as DTensors do, and its memory is that of tensors that it wraps."""
+    """True for a strided wrapper tensor, such as a DTensor, whose memory is that of its inner tensors."""
     return has_own_dispatch(type(tensor)) and tensor.layout == torch.strided

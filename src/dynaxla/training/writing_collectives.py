@@ -1,6 +1,6 @@
-"""Collectives that write to their tensors (`dist.all_reduce(x)`), in words of those that return their results: these a step can note.
+"""In-place collectives (`dist.all_reduce(x)`), expressed by functional ones, which can be recorded.
 
-What their ops return says that they are done: the next op that reads the tensors comes behind them.
+They return finished work: the graph's order ensures that the next op that reads the tensors runs after the collective.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Tensors = Sequence[torch.Tensor]
 
 
 def note(op: Any, args: Sequence[Any]) -> Any:
-    """What an op of torch.distributed gives. It is called where the ops that it comes to are noted.
+    """Runs an in-place collective as functional ops, and returns its result. The caller's dispatch mode records these ops.
 
-    Returns: NotImplemented for an op, or a use of it, that has no such form.
+    Returns: NotImplemented for an op, or arguments, without a functional form.
     """
     write = _FORMS.get(op._schema.name)
     if write is None or not all(_is_plain(item) for item in args[:2]):
@@ -27,7 +27,7 @@ def note(op: Any, args: Sequence[Any]) -> Any:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether the tensors among an op's first arguments are ordinary ones."""
+    """True if all tensors in an op's argument are strided and not complex."""
     if isinstance(item, (list, tuple)):
         return all(map(_is_plain, item))
     return not isinstance(item, torch.Tensor) or (item.layout == torch.strided and not item.is_complex())
@@ -105,7 +105,7 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _name(reduce_op: Any) -> str | None:
-    """The name by which functional collectives know it; None if they do not."""
+    """Returns the name of a reduction in functional collectives; None if they do not have it."""
     name = torch.distributed.ReduceOp.RedOpType(int(reduce_op.op())).name.lower()
     return name if name in _REDUCTIONS else None
 
@@ -123,5 +123,5 @@ def _size(group: Any) -> int:
 
 
 def _done() -> Any:
-    """What stands for work that is done."""
+    """Returns a `Work` object that is finished."""
     return private.finished_work()

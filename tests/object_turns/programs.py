@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import quick
 import torch
 from torch import nn
 
@@ -157,7 +158,7 @@ def differences(seed: int) -> str:
     """The first difference of a program from eager mode; "" if there is none."""
     fullgraph = seed % 2 == 0
     expected, theirs = run(seed, lambda step: step)
-    losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph))
+    losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick.options()}))
     try:
         torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-5)
         for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):

@@ -682,11 +682,12 @@ def at_end_of_backward(function: Callable[[], object]) -> None:
     _queue_callback(function)
 
 
-def codes_of_placement() -> tuple[types.CodeType, ...]:
-    """Returns the code of DTensor's cached sharding propagation, which runs inside ops on DTensors; () if this process has no DTensors."""
+def codes_of_lookups() -> tuple[types.CodeType, ...]:
+    """Returns the code of functions with which torch looks up an op inside of the op's call, and which make an entry at the first call: the
+    registry of custom ops, and DTensor's sharding propagation (if this process has DTensors)."""
     dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
-    function = getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
-    return () if function is None else (function.__code__,)
+    functions = getattr(_entry_of, "__func__", None), getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
+    return tuple(function.__code__ for function in functions if function is not None)
 
 
 # Private parts of JAX and jaxlib

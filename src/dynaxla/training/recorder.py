@@ -501,7 +501,7 @@ _HANDLERS = (
 
 def handlers() -> tuple[CodeType, ...]:
     """Returns code that is not the step's own: an observation ignores everything that runs inside it."""
-    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.codes_of_placement())
+    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.codes_of_lookups())
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))

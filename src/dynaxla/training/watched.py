@@ -149,7 +149,7 @@ class Watched:
             The function's result; a message with its first effect that a program would not repeat, or ""; True if it ran code, or asked a
             question, that no earlier call has: then all situations have to be seen once more.
         """
-        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_placement())
+        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_lookups())
         with as_written(), self._in_eager_mode(args, kwargs), guards.questions() as questions, Looks() as looks:
             result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.answering.values()))
         is_new = self._widen(observation.codes, questions)

@@ -1,21 +1,28 @@
 """A random step, a random order of calls, and the comparison with eager mode.
 
+XLA compiles the programs of two seeds in ten. For the others torch's kernels run the recorded graph: the subject is where a call finds and
+puts its tensors, and compiling takes most of the time.
+
 Each set of objects (`Objects`) starts without an optimizer's state, without gradients and with empty containers. A step creates them: in
 the objects of its own call, as new tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import quick
 import torch
 from torch import nn
 
 import dynaxla
+from dynaxla.config import Options
+from dynaxla.training import recorded_graph
 
 OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -154,11 +161,17 @@ def run(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list
     return losses, all_objects
 
 
+def run_by_torch(module: Callable[..., Any], examples: Sequence[torch.Tensor], options: Options) -> Callable[..., Any]:
+    """Stands in for `backend.compile_graph`."""
+    return module
+
+
 def differences(seed: int) -> str:
     """The first difference of a program from eager mode; "" if there is none."""
     fullgraph = seed % 2 == 0
     expected, theirs = run(seed, lambda step: step)
-    losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick.options()}))
+    with contextlib.nullcontext() if seed % 10 in (0, 5) else mock.patch.object(recorded_graph, "compile_graph", run_by_torch):
+        losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick.options()}))
     try:
         torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-5)
         for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from compare import aliases, assert_equal
+from object_turns.processes import agree_in_turns
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -370,6 +371,11 @@ def data_parallel_in_a_step(rank: int) -> None:
         return loss
 
     agree_in_steps(net, step, step)
+
+
+@case
+def data_parallel_models_in_turns(rank: int) -> None:
+    agree_in_turns(lambda: nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))))
 
 
 def agree_by_ranks(function: Callable[[torch.Tensor], Any], *, is_program: bool) -> None:

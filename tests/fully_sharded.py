@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from compare import assert_equal
+from object_turns.processes import agree_in_turns
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -159,6 +160,11 @@ def agree(
 @case
 def unequal_parts() -> None:
     agree(modes=("recorded", "printing", "by ranks"))
+
+
+@case
+def models_in_turns() -> None:
+    agree_in_turns(blocks)
 
 
 @case

@@ -18,6 +18,8 @@ from speed import skip_guard_profile, skip_trace
 from dynaxla.engine import options as engine_options
 from dynaxla.engine import stages
 
+# Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
+gc.disable()
 torch.set_num_threads(1)
 # Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -87,6 +89,7 @@ def quick_xla_in_quick_runs(request: pytest.FixtureRequest) -> None:
 
 def pytest_collection_finish() -> None:
     _leave_what_stays()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import quick
 from patience import FOR_A_CHILD
 from scripts import completed
 
@@ -34,7 +35,7 @@ def run(child):
 def run_script(script: str, threads: int = 1) -> tuple[str, str]:
     """What a program of its own prints to either stream."""
     code = _BEGIN.replace("{threads}", str(threads)).replace("{patience}", str(FOR_A_CHILD)) + script
-    done = completed(code)
+    done = completed(code, XLA_FLAGS=quick.flags())
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout, done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 from gpu_report import __main__ as command
-from gpu_report import environment
+from gpu_report import environment, runs
+from gpu_report.facts import DEVICE_VARIABLE, FILE_VARIABLE, START_VARIABLE, read
 from gpu_report.runs import RUNS, Run, pytest_line
 
 
@@ -63,22 +65,40 @@ def test_hang():
 """
 
 
-def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(tmp_path: Path) -> None:
-    """The facts that were known are in the directory, whatever ends."""
+def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The facts that were known are in the directory, whatever ends. The limit's two minutes are over as soon as the hang has begun."""
     (tmp_path / "test_cuda.py").write_text(TESTS)
-    start = time.monotonic()
-    done, facts = report(tmp_path / "output", "--minutes", "0.4", "--only", "test_cuda.py", "--tests", str(tmp_path))
-    assert time.monotonic() - start < 60
-    assert done.returncode == 1
+    output = tmp_path / "output"
+
+    class ShortWait(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None or timeout <= runs.GRACE:
+                return super().wait(timeout)
+            assert timeout <= 120
+            end = time.monotonic() + timeout
+            while "test_hang" not in (output / "facts.jsonl").read_text() and time.monotonic() < end:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return super().wait(0.1)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(runs.subprocess, "Popen", ShortWait)
+    for name in (FILE_VARIABLE, START_VARIABLE, DEVICE_VARIABLE):
+        monkeypatch.setenv(name, "")  # the driver sets them for its processes, and monkeypatch sets them back
+    code = command.main(["--device", "cpu", "--output", str(output), "--minutes", "2", "--only", "test_cuda.py", "--tests", str(tmp_path)])
+    assert code == 1
+    printed = capfd.readouterr().out
+    facts = read(output / "facts.jsonl")
     outcomes = {fact["id"].rpartition("::")[2]: fact["outcome"] for fact in facts if "outcome" in fact}
     assert outcomes == {"test_first": "passed", "test_failure": "failed"}
-    assert "one is not two" in done.stdout
+    assert "one is not two" in printed
     for name in ("test_crash", "test_hang"):
-        assert f"test_cuda.py::{name}" in done.stdout
-    assert done.stdout.count("began and did not end: ") == 2
+        assert f"test_cuda.py::{name}" in printed
+    assert printed.count("began and did not end: ") == 2
     (end,) = (fact for fact in facts if fact["part"] == "driver" and fact["what"] == "test_cuda.py")
     assert end["exit"] == "stopped at its time limit"
-    assert "Fatal Python error: Aborted" in (tmp_path / "output" / "log.txt").read_text()
+    assert "Fatal Python error: Aborted" in (output / "log.txt").read_text()
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def quietly() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_part(group: int) -> None:
     wrong = [text for case in sample()[group::GROUPS] for text in trial.faults(case)]

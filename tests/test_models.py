@@ -112,7 +112,7 @@ def run(model: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, 
             assert_equal(actual, expected, tolerance=(1e-5, 1e-5))  # some compute parts in float32
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("name", QUICK)
 def test_model(name: str) -> None:

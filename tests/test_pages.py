@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 
 import pytest
+import quick
 import typer
 from newer import IS_OLDEST
 
@@ -194,6 +195,7 @@ def all_pages() -> list[Path]:
 
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in CHECKS])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page in NEEDS:
@@ -207,7 +209,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # Some things are for a process's life, and counts are a process's.
     if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(", "dynaxla.lowers(")):
         (tmp_path / "page.py").write_text(program)
-        environment = os.environ | VARIABLES.get(page, {})
+        environment = os.environ | {"XLA_FLAGS": quick.flags()} | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import newer
 import partitioned
 import pytest
+import quick
 import torch
 from scripts import run_script
 
@@ -33,7 +34,7 @@ start_processes(run, tuple(sys.argv[1:]), int(sys.argv[1]), start_method="fork")
 
 def run(folder: Path, world: int, *names: str) -> list[dict[str, str]]:
     """What each process raised, by case."""
-    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names])
+    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
 
 

@@ -36,7 +36,7 @@ QUICKLY_FOUND = [
 ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
     try:
@@ -47,7 +47,7 @@ def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
     assert verdict.outcome in ("agrees", "torch"), f"{verdict.detail}\n{reproducer(program)}"
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.quick
 @pytest.mark.parametrize("first", range(100, 220, 20))
 def test_seeded_programs(first: int, quick_xla: None) -> None:

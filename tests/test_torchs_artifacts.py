@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import quick
 import torch
 from scripts import run_script
 
@@ -30,12 +31,17 @@ run()
 
 
 def test_torchs_cache_artifacts_do_no_harm(tmp_path: Path) -> None:
-    run_script(SAVED.format(cache=str(tmp_path)))
+    run_script(SAVED.format(cache=str(tmp_path)), XLA_FLAGS=quick.flags())
 
 
 def test_results_are_right_where_torch_caches_precompiled_functions(tmp_path: Path) -> None:
     """The second process finds what the first one has left."""
-    script = CACHE.format(cache=str(tmp_path / "ours")) + "torch._dynamo.config.caching_precompile = True\nrun()\n"
+    folder = str(tmp_path / "torch's")
+    script = (
+        f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {folder!r}\n"
+        + CACHE.format(cache=str(tmp_path / "ours"))
+        + "torch._dynamo.config.caching_precompile = True\nrun()\n"
+    )
     assert isinstance(torch._dynamo.config.caching_precompile, bool)
     for _ in range(2):
-        run_script(script, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch's"))
+        run_script(script, XLA_FLAGS=quick.flags())

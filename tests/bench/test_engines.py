@@ -27,6 +27,23 @@ def test_the_model_as_a_jax_function() -> None:
     torch.testing.assert_close(ENGINES["jax"].prepare(model, (x,))(x), model(x))
 
 
+def test_frozen_inductor_is_compiled_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting holds while Inductor compiles and not afterwards; TorchDynamo does not find the code of plain Inductor for it."""
+    found = []
+
+    def compile_nothing(module: torch.fx.GraphModule, inputs: object, **_: object) -> object:
+        found.append(torch._inductor.config.freezing)
+        return module.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_nothing)
+    model, x = nn.Linear(2, 3).eval().requires_grad_(False), torch.randn(4, 2)
+    for name in ("inductor", "inductor_frozen"):
+        torch.testing.assert_close(ENGINES[name].prepare(model, (x,))(x), model(x))
+    assert found == [False, True]
+    assert not torch._inductor.config.freezing
+
+
+@pytest.mark.slow
 def test_frozen_inductor_freezes() -> None:
     """Also beside plain Inductor, whose compiled code TorchDynamo must not find for it; and the setting is left as it was."""
     model = nn.Conv2d(3, 8, 3).eval().requires_grad_(False)  # a kernel of oneDNN's alone: nothing for a C++ compiler

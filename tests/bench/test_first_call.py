@@ -29,6 +29,7 @@ def test_the_process_has_caches_of_its_own_and_is_started_like_a_second_one(monk
     assert seen["check"], "a failure must not be a measurement"
 
 
+@pytest.mark.slow
 def test_the_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager mode has no phases of dynaxla's. (With bytecode of its own the process would first compile all of torch's modules.)"""
     monkeypatch.setattr(first_call, "environment", lambda *directories: dict(os.environ))

@@ -80,6 +80,7 @@ def test_a_step_holds_parameters_gradients_and_states() -> None:
     assert found["eager"]["peak"] < 5.5 * parameters  # AdamW makes a temporary tensor for each parameter
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")
 def test_the_process_measures() -> None:
     found = peak_memory.step_memory("eager", "squeezenet1_1", 1, "sgd")

@@ -91,7 +91,7 @@ def _check(base: str, views: Sequence[str], gradients: bool, dynamic: bool | Non
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.sample(usual=10)
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("views", ORDERS, ids=" - ".join)
 @pytest.mark.parametrize("base", ["packed", "transposed"])
 def test_views_and_bases(base: str, views: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def test_views_and_bases(base: str, views: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("views", [order for order in ORDERS if len(order) > 2], ids=" - ".join)
 # AOTAutograd fails to make views of a part of what the graph made, if gradients are wanted.
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize(("base", "gradients"), [pair for pair in itertools.product(BASES, (True, False)) if pair != ("a part", True)])
 def test_other_bases(base: str, gradients: bool, views: Sequence[str]) -> None:
     _check(base, views, gradients)

@@ -7,7 +7,7 @@ from aot_cases import CASES
 from aot_cases.judge import judge
 
 
-@pytest.mark.sample(usual=20)
+@pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_eager_or_aot_eager(name: str) -> None:
     judge(CASES[name])

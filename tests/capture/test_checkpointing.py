@@ -53,7 +53,7 @@ def draw(region: Region, compiled: Callable[[Any], Any], rows: int, reentrant: b
     return result.detach(), x.grad * x.detach()
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in DRAWS), ("two dropouts", True), ("attention", True)])
 @pytest.mark.parametrize("options", [{}, {"exact_rng": True}], ids=["", "exact_rng"])
 def test_the_same_numbers_again(name: str, options: dict[str, Any], reentrant: bool) -> None:

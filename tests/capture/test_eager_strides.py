@@ -40,7 +40,7 @@ RESULTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=4)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("dynamic", [False, True])

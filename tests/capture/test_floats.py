@@ -39,7 +39,7 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
 }
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_one_graph_for_all_numbers(name: str, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ def test_what_is_added_zero_times_is_not_read() -> None:
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "RMSprop", "Rprop")
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_learning_rate_under_a_schedule(name: str, foreach: bool) -> None:

@@ -101,7 +101,7 @@ def _optimize(net: Net) -> None:
     net.zero_grad()
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_sees_changes(change: str) -> None:
     x = torch.randn(4, 3, 9, 10)

@@ -282,7 +282,7 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
 
 
 @pytest.mark.quick
-@pytest.mark.sample(usual=20, quick=12)
+@pytest.mark.sample(usual=10, quick=12)
 @pytest.mark.parametrize(("function", "args", "written"), CASES, ids=[f"{case[0].__name__}{i}" for i, case in enumerate(CASES)])
 def test_as_in_eager_mode(function: Function, args: tuple[Any, ...], written: list[str], taken: list[LateWrites]) -> None:
     check(function, *args)

@@ -48,6 +48,7 @@ def assert_count(found: int, wanted: int) -> None:
     assert found == wanted
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "inputs", "columns"), [(2, 512, 512), (9, 131, 259), (128, 768, 1000), (1, 4096, 1031), (300, 64, 257)])
@@ -59,6 +60,7 @@ def test_linear(rows: int, inputs: int, columns: int, bias: bool, dtype: torch.d
     assert_packed(tmp_path)
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel", "settings"),

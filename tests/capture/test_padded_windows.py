@@ -157,7 +157,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_arguments_that_change(name: str) -> None:
     run = compiled(NUMBERS[name])

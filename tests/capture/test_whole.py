@@ -70,7 +70,7 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
     return ops
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize(
     ("name", "order"),
     [

@@ -36,7 +36,7 @@ assert x.tolist() == [2, 2, 2]
 
 
 def test_a_child_refuses_what_is_recorded() -> None:
-    run_script(_FORK, own=True)
+    run_script(_FORK)
 
 
 @pytest.mark.slow

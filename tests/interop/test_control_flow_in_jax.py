@@ -84,7 +84,7 @@ def total(result: Any) -> Any:
     return sum((leaf**2).sum() for leaf in torch.utils._pytree.tree_leaves(result))
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize(
     "function",
     [

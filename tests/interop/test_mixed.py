@@ -60,7 +60,7 @@ def close(found: Any, right: torch.Tensor, x64: bool) -> None:
     np.testing.assert_allclose(found, right, **({"rtol": 1e-10, "atol": 1e-10} if x64 else {"rtol": 2e-4, "atol": 2e-4}))
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
 @pytest.mark.parametrize("kind", JAX_SIDE)
 def test_jaxs_transforms(kind: str, x64: bool) -> None:
@@ -77,7 +77,7 @@ def test_jaxs_transforms(kind: str, x64: bool) -> None:
         close(jax.jit(total)(x), gradient, x64)
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("kind", TORCH_SIDE)

@@ -130,14 +130,14 @@ def test_values(group: Sequence[Op]) -> None:
     _check([(row, *item) for row in group for item in calls(row, row.dtypes[:count], ["dense"])])
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_values_in_users_code(group: Sequence[Op]) -> None:
     """In the code that users get: two dtypes of each row."""
     _check([(row, *item) for place, row in enumerate(group) for item in calls(row, _in_users_code(row, place), ["dense"])])
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=6)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_shapes_and_strides(group: Sequence[Op]) -> None:
@@ -154,7 +154,7 @@ def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
             raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=8)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:

@@ -125,7 +125,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(usual=5)
+@pytest.mark.sample(usual=3)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -237,7 +237,7 @@ def test_columns_in_blocks(
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sample(usual=5)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("has_avx2_alone", [False, True])
 @pytest.mark.parametrize(
     ("x", "weight", "padding", "groups", "form"),
@@ -332,7 +332,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.sample(usual=10)
+@pytest.mark.sample(usual=5)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

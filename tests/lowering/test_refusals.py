@@ -132,9 +132,15 @@ WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
-    [pytest.param(torch.int8, "buckets", marks=pytest.mark.quick), (torch.int8, "exact"), (HALF, "buckets"), (HALF, "exact")],
+    [
+        pytest.param(torch.int8, "buckets", marks=pytest.mark.quick),
+        pytest.param(torch.int8, "exact", marks=pytest.mark.thorough),
+        pytest.param(HALF, "buckets", marks=pytest.mark.thorough),
+        (HALF, "exact"),
+    ],
 )
 def test_numbers_that_a_call_decides(dtype: torch.dtype, sizes: str) -> None:
     """The dtype holds the numbers of some calls, and not those of others."""

@@ -335,7 +335,7 @@ class Watch:
                 for name, values in differences(whole if every else before, snapshot(every)).items():
                     self.seen.setdefault(name, values)
                 self.reads += 1
-                self._stop.wait(0.003)  # the work needs Python too
+                self._stop.wait(0.01)  # the work needs Python too: a snapshot takes 6 ms
         except BaseException as error:
             self.failure = error
             self._ready.set()

@@ -41,7 +41,7 @@ for mesh, specs in [(MESH, [("fsdp", "tp"), ("tp",), (None, "fsdp"), ()]), (OTHE
 
 
 def test_checkpoints() -> None:
-    run_checks("checkpoints", XLA_FLAGS=EIGHT, own=True)
+    run_checks("checkpoints", XLA_FLAGS=EIGHT)
 
 
 @pytest.mark.slow
@@ -52,9 +52,9 @@ def test_training_from_checkpoints() -> None:
 @pytest.mark.slow
 def test_dtensors_in_processes(tmp_path: Path) -> None:
     """What the mesh writes, DTensors in two and in four processes read; what they write, two meshes read."""
-    run_script(ON_THE_MESH, ["save", str(tmp_path)], own=True, XLA_FLAGS=EIGHT)
+    run_script(ON_THE_MESH, ["save", str(tmp_path)], XLA_FLAGS=EIGHT)
     for world in (2, 4):
         torch.multiprocessing.spawn(gloo_checkpoints.run, (world, str(tmp_path)), nprocs=world)
         errors = [pickle.loads((tmp_path / f"error{world}.{rank}").read_bytes()) for rank in range(world)]
         assert not any(errors), "\n".join(errors)
-    run_script(ON_THE_MESH, ["load", str(tmp_path), "jax", "2", "4"], own=True, XLA_FLAGS=EIGHT)
+    run_script(ON_THE_MESH, ["load", str(tmp_path), "jax", "2", "4"], XLA_FLAGS=EIGHT)

@@ -12,7 +12,7 @@ EIGHT = "--xla_force_host_platform_device_count=8"
 
 def run_without_gathering(name: str) -> None:
     """All checks of a module of device_cases, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
-    done = completed(f"import device_cases; device_cases.run({name!r})", own=True, XLA_FLAGS=EIGHT)
+    done = completed(f"import device_cases; device_cases.run({name!r})", XLA_FLAGS=EIGHT)
     assert done.returncode == 0, done.stderr[-3000:]
     # XLA's partitioner estimates the costs of products on copies of them, with fake parameters, and warns of those too (jaxlib 0.12).
     gathered = [line for line in done.stderr.splitlines() if "rematerialization" in line and "%fake_parameter" not in line]
@@ -24,16 +24,16 @@ def test_attention_on_meshes() -> None:
 
 
 def test_virtual_meshes() -> None:
-    run_checks("virtual_meshes", own=True)
+    run_checks("virtual_meshes")
 
 
 def test_reports() -> None:
-    run_checks("reports", XLA_FLAGS=EIGHT, own=True)
+    run_checks("reports", XLA_FLAGS=EIGHT)
 
 
 def test_on_meshes() -> None:
     """What is sharded in storages, and `sharding_constraint` in programs."""
-    run_checks("on_meshes", XLA_FLAGS=EIGHT, own=True)
+    run_checks("on_meshes", XLA_FLAGS=EIGHT)
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ EIGHT = "--xla_force_host_platform_device_count=8"
 
 @pytest.mark.thorough
 def test_planning() -> None:
-    run_checks("planning", XLA_FLAGS=EIGHT, own=True)
+    run_checks("planning", XLA_FLAGS=EIGHT)
 
 
 @pytest.mark.slow
 def test_planning_on_two_axes() -> None:
     """Models with more than one kind of layer, on two axes."""
-    run_checks("planning_models", XLA_FLAGS=EIGHT, own=True)
+    run_checks("planning_models", XLA_FLAGS=EIGHT)

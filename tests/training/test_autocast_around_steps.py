@@ -45,7 +45,7 @@ def trained(make: Callable[[Any], Any], way: str, cache: bool, looks: bool) -> t
     return losses, outputs
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("looks", [False, True], ids=["recorded", "looks"])
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "cache"])
 @pytest.mark.parametrize("way", ["outside", "inside", "both"])

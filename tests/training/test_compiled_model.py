@@ -115,7 +115,7 @@ LOOPS: dict[str, Loop] = {
 }
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", LOOPS)
 def test_as_in_eager(name: str) -> None:
     theirs = Net()

@@ -22,21 +22,23 @@ from torch.multiprocessing import start_processes
 
 def run(rank, *settings):
     import parallelisms
+    parallelisms.LAYERS = int(layers)
     parallelisms.run(rank, *settings)
 
-world, rendezvous, results, *names = sys.argv[1:]
+layers, world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (int(world), rendezvous, results, names), int(world), start_method="fork")
 """
-# One program for a step, recorded and in eager mode, and forward and backward programs.
+# One program for a step, recorded and in eager mode, and forward and backward programs. test_fully_sharded.py records steps with FSDP2.
 QUICK = [
     *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
-    *("tensor_parallel/model/sgd", "fsdp/model/adamw", *(() if IS_OLDEST else ("fsdp/recorded/adamw",))),
+    *("tensor_parallel/model/sgd", "fsdp/model/adamw"),
 ]
 
 
-def found(folder: Path, world: int, names: list[str]) -> dict[str, list[parallelisms.Found]]:
-    """What each process has found, by case. XLA compiles quickly: its code is not the subject."""
-    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
+def found(folder: Path, world: int, names: list[str], layers: int = parallelisms.LAYERS) -> dict[str, list[parallelisms.Found]]:
+    """Returns the results of each process by case, of a network with this number of blocks. XLA compiles quickly: its code is not the
+    subject."""
+    run_script(SCRIPT, [str(layers), str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
     results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
     return {name: [result[name] for result in results] for name in names}
 
@@ -50,7 +52,8 @@ def check(results: dict[str, list[parallelisms.Found]]) -> None:
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    check(found(tmp_path, 2, QUICK))
+    """With one block. `test_every_way` has several, which differ in nothing but their number."""
+    check(found(tmp_path, 2, QUICK, layers=1))
 
 
 @pytest.mark.slow

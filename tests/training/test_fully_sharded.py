@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fully_sharded
 import pytest
+import quick
 import torch
 from scripts import run_script
 
@@ -40,7 +41,8 @@ needs_insides = pytest.mark.skipif(not has_insides(), reason="this torch's FSDP2
 
 
 def check(folder: Path, names: list[str]) -> None:
-    run_script(SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names])
+    """Runs these cases. XLA compiles quickly: its code is not the subject."""
+    run_script(SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
     for rank in range(fully_sharded.WORLD):
         found = pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes())
         errors = [f"{name}, process {rank}\n{error}" for name, error in found.items() if error]

@@ -62,7 +62,7 @@ CHANGES: list[Change] = [
 ]
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("keeps", [False, True], ids=["zeroed", "summed"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_as_in_eager_mode(change: Change, keeps: bool) -> None:

@@ -64,7 +64,7 @@ def check(step: Step, order: Sequence[int], optimizer: Optimizer) -> None:
     assert len(memory) == len(set(memory)), "two models share a tensor that a step has created"
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("order", [FOLDS, TURNS, LATE], ids=["folds", "turns", "late"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_state(name: str, order: Sequence[int]) -> None:

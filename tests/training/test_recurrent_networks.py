@@ -51,7 +51,7 @@ def compared(net: nn.Module, forward: Callable[..., torch.Tensor], *args: Any) -
     assert_equal(found[1], found[0], tolerance=(1e-4, 1e-5))
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", NETS)
 def test_layers(name: str) -> None:

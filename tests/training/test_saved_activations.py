@@ -57,7 +57,7 @@ def check_gradients(net: nn.Module, other: nn.Module) -> None:
         assert all(one == two for one, two, size in strides if size > 1), name
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels-last"])
 @pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
 def test_gradients(backend: str, memory_format: torch.memory_format) -> None:

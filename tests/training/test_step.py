@@ -35,7 +35,7 @@ class Rows(Net):
         return super().forward(x) + self.rows(x[:, 0].abs().to(torch.int64))
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     """The learning rate is 0 in the first step, as a warmup starts, and falls later."""
@@ -52,7 +52,7 @@ def test_optimizers(name: str) -> None:
     assert graphs() == before, "a step after the third was captured or compiled again"
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("maximize", [False, True], ids=["", "maximize"])
 def test_fused_adam(maximize: bool, dtype: torch.dtype) -> None:

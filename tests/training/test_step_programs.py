@@ -19,7 +19,7 @@ def is_close(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=4)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step", "ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_eager_mode(name: str) -> None:

@@ -28,7 +28,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", ["SGD", "SGD momentum", "SGD foreach", "Adam", "Adam amsgrad", "AdamW", "AdamW foreach", "AdamW fused"])
 def test_fused(name: str, done: list[str]) -> None:
     """The first two steps run in eager mode; the others are one program."""
@@ -98,7 +98,7 @@ LOOKS: dict[str, Look] = {
 }
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
 def test_what_is_read_after_the_update(look: Look, done: list[str]) -> None:
     one, first, other, second = two(OPTIMIZERS["AdamW"])

@@ -33,7 +33,7 @@ def kernels(function: Callable[[], object]) -> int:
     return dynaxla.metrics.snapshot().get("kernels", 0) - before
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("first", range(0, len(FASTER), TOGETHER), ids=lambda first: str(FASTER[first]))
 def test_values_and_strides(first: int) -> None:
     rows: list[Op] = FASTER[first : first + TOGETHER]
@@ -58,7 +58,7 @@ def test_all_have_rows() -> None:
     assert [str(op) for op in _SAVINGS if _out_variant(op) is None] == []
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(
     ("function", "x", "expected"),
     [

@@ -70,7 +70,7 @@ def test_masks(name: str, kernels: list[int]) -> None:
     assert len(kernels) == 4
 
 
-@pytest.mark.sample(usual=5)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("rows", [1, 9, 13, 600])
 @pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": -0.7}], ids=str)
 def test_settings(settings: dict[str, Any], rows: int, kernels: list[int]) -> None:

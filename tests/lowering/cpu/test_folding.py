@@ -27,7 +27,7 @@ KINDS = [(name, dtype) for name in FOLDED for dtype in (torch.float64, torch.flo
 KINDS.remove(("sum", torch.bfloat16))
 
 
-@pytest.mark.sample(usual=15)
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize(
     ("shape", "dims"),
@@ -78,7 +78,7 @@ def test_other_sums(shape: tuple[int, ...], dims: tuple[int, ...], dtype: type) 
     assert not folding.is_foldable(jax.numpy.zeros(shape, dtype), dims)
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("size", [40, 128, 197, 2000])
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 def test_special_values(size: int, special: float) -> None:
@@ -112,7 +112,7 @@ def test_plain_elsewhere() -> None:
     assert text("cuda").count("stablehlo.reduce") == 1
 
 
-@pytest.mark.sample(usual=20)
+@pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize(
     ("shape", "dims"),

@@ -69,7 +69,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
     torch.manual_seed(0)

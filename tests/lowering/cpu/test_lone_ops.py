@@ -33,7 +33,7 @@ def ran_by_torch() -> bool:
     return counted() == (0, 1)
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize(
     ("function", "by_torch"),
     [

@@ -92,7 +92,7 @@ FUNCTIONS: dict[str, Callable[[Array, Array], object]] = {
 }
 
 
-@pytest.mark.sample(usual=10)
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_same_results(name: str) -> None:
     function = FUNCTIONS[name]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,17 +20,15 @@ def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
             found = np.asarray(order.pack(jnp.asarray(weight)))
             full = order.shape(shape)
             block = _blocks(order, len(shape))
-            outer = [range(full[dim] // block[dim]) for dim in order.dims]
-            inner = [range(size) for size in order.sizes]
-            wanted = []
-            for place in itertools.product(*outer, *inner):
-                index = [0] * len(shape)
-                for dim, step in zip(order.dims, place, strict=False):
-                    index[dim] = step
-                for dim, size, step in zip(order.blocked, order.sizes, place[len(shape) :], strict=True):
-                    index[dim] = index[dim] * size + step
-                wanted.append(weight[tuple(index)] if all(at < size for at, size in zip(index, shape, strict=True)) else 0)
-            np.testing.assert_array_equal(found[: -weight_orders.SLACK], wanted)
+            steps = [full[dim] // block[dim] for dim in order.dims] + list(order.sizes)
+            places = np.indices(steps).reshape(len(steps), -1)  # of each element of the packed weight, its step in each loop
+            index = np.zeros((len(shape), places.shape[1]), dtype=int)
+            for dim, step in zip(order.dims, places, strict=False):
+                index[dim] = step
+            for dim, size, step in zip(order.blocked, order.sizes, places[len(shape) :], strict=True):
+                index[dim] = index[dim] * size + step
+            padded = np.pad(weight, [(0, more - size) for more, size in zip(full, shape, strict=True)])
+            np.testing.assert_array_equal(found[: -weight_orders.SLACK], padded[tuple(index)])
             assert not found[-weight_orders.SLACK :].any()
             assert found.size == order.length(shape)
 

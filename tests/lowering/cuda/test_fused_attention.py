@@ -121,7 +121,7 @@ MASKS: dict[str, Callable[[np.dtype[Any]], Array | None]] = {
 }
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize(("heads_inside", "key_heads"), [(True, 4), (False, 2)])

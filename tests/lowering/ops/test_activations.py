@@ -48,7 +48,7 @@ ACTIVATIONS: list[Callable[..., torch.Tensor]] = [
 ]
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_values(dtype: torch.dtype) -> None:
@@ -60,7 +60,7 @@ def test_values(dtype: torch.dtype) -> None:
     check(lambda x: [activation(x) for activation in infinite], torch.tensor([[math.inf, 1.0]], dtype=dtype).expand(3, 2), calls=1)
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gradients(dtype: torch.dtype) -> None:
     """Each one's, at the kinks, too: x holds whole numbers and halves."""

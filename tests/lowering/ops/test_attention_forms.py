@@ -198,7 +198,7 @@ def test_heads_are_taken_as_they_lie() -> None:
     assert layouts(*(x.contiguous() for x in inside)) == ["2x4x12x8", "2x4x20x8", "2x4x20x8"]
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
 def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the forward and of the gradient: as by the form with the scores in memory."""
@@ -295,7 +295,7 @@ def results_by(choose: Choice, call: Call) -> list[torch.Tensor]:
     return [torch.from_numpy(np.array(x).astype(np.float64)) for x in found]
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other form."""

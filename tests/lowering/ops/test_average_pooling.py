@@ -29,7 +29,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("case", AVERAGES)
 def test_avg_pool(case: str) -> None:
     check_gradients(AVERAGES[case], torch.randn(2, 3, 13, 14))

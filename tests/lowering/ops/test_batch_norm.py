@@ -52,7 +52,7 @@ def test_module_without_gradients() -> None:
         check(module.forward, torch.randn(3, 4, 5, 6))
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (4, 1, 1), (1, 4), (2, 2)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_batch_norm_reads_as_many_weights_as_there_are_channels(shape: tuple[int, ...], training: bool) -> None:

@@ -89,7 +89,7 @@ def refuses(function: Callable[..., Any], compiled: Callable[..., Any], good: tu
     compiled(*good)
 
 
-@pytest.mark.sample(usual=10)
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("case", cases(CASES, {"one_hot": "a graph of one_hot has no check"}))
 def test_refused(case: str) -> None:
     function, good, bad = CASES[case]

@@ -44,7 +44,7 @@ def compiled(function: Callable[..., Any], form: str) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": {"circular padding": form}})
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("form", ["torch", "xla"])
 @pytest.mark.parametrize("name", PADDED)
 def test_circular_padding(name: str, form: str, kernels: list[int]) -> None:

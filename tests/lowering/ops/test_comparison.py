@@ -13,7 +13,7 @@ from newer import IS_OLDEST
 from operands import ALL, COMPLEX, FLOATS, REAL, check_each, make, specials
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
     ops = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
@@ -26,7 +26,7 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
 NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_clamp(dtype: torch.dtype) -> None:

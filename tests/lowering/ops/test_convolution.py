@@ -83,7 +83,7 @@ OWN_KERNELS = {
 }
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("case", OWN_KERNELS)
 def test_a_kernel_for_each_channel(case: str) -> None:
     """In one dimension, where XLA multiplies and adds; long ones in blocks."""
@@ -105,7 +105,7 @@ def test_dtypes_of_a_kernel_for_each_channel(dtype: torch.dtype) -> None:
     check(lambda x, w: F.conv1d(x * 2, w, padding=1, groups=6) + 1, x, w)
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     def function(x, w, b, wt):

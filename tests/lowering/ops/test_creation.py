@@ -91,7 +91,7 @@ def test_ranges_of_mixed_numbers() -> None:
     check(lambda x: torch.arange(x.shape[0], dtype=x.dtype) + torch.zeros(x.shape[0]), torch.randn(5, 2), dynamic=True)
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("source", ALL, ids=str)

@@ -10,7 +10,7 @@ from operands import FLOATS, INTEGERS, check_each, make, specials
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
 def test_divisions_and_remainders(dtype: torch.dtype) -> None:
     """All signs, whole quotients, infinities and zeros (not for integers: eager raises there)."""

@@ -43,7 +43,7 @@ def test_result_type_is_pytorchs() -> None:
                 assert dtypes.to_torch(found) == expected, (values[i], values[j], values[k])
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize(
     "op",
     [torch.add, torch.div, torch.lt, torch.maximum, torch.pow, torch.copysign, torch.where, torch.float_power, torch.logical_or],
@@ -73,7 +73,7 @@ def test_promotion(op: Callable[..., torch.Tensor]) -> None:
     check(function, tensors, calls=1)
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_arithmetic(dtype: torch.dtype) -> None:
     number = 3 if not (dtype.is_floating_point or dtype.is_complex) else 0.1
@@ -112,7 +112,7 @@ def test_arithmetic(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX], ids=str)
 def test_powers(dtype: torch.dtype) -> None:
@@ -138,7 +138,7 @@ def test_powers_of_special_values() -> None:
     check(lambda x: (torch.pow(x, torch.tensor([50, 41, 63, 19])), torch.pow(x, 45), torch.pow(x.to(torch.int8), 9)), big)
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS + COMPLEX, ids=str)
 def test_functions_of_calculus(dtype: torch.dtype) -> None:
@@ -186,7 +186,7 @@ def test_whole_logarithms_and_powers() -> None:
     )
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_binary_functions_at_special_values(dtype: torch.dtype) -> None:
@@ -227,7 +227,7 @@ def test_binary_functions_at_special_values(dtype: torch.dtype) -> None:
     check_each(functions, x, x[:, None].clone())
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=str)
 def test_bits_and_integers(dtype: torch.dtype) -> None:

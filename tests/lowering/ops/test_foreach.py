@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_compiled_optimizers_step_as_eager_ones(name: str, foreach: bool) -> None:

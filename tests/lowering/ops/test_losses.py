@@ -8,7 +8,7 @@ from gradients import check_gradients
 from torch.nn import functional as F
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_negative_log_likelihood(reduction: str) -> None:
     def function(x, target, weight):

@@ -35,7 +35,7 @@ def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(-100 if dtype.is_signed else 0, 100, shape).to(dtype)
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 def test_products(dtype: torch.dtype) -> None:
     def function(x, y, b, c, v):
@@ -92,7 +92,7 @@ def test_a_transposed_matrix_times_a_vector_is_not_transposed(function: Callable
     assert " transpose(" not in program.read_text()
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 def test_many_tiny_products(dtype: torch.dtype) -> None:
     """Term by term. XLA would call something for each matrix."""

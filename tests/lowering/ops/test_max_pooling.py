@@ -24,7 +24,7 @@ MAXIMA = {
 }
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("case", MAXIMA)
 def test_max_pool(case: str) -> None:
     check_gradients(MAXIMA[case], torch.randn(2, 3, 13, 14))
@@ -44,7 +44,7 @@ def test_ties_nans_and_infinities(case: str) -> None:
     check(MAXIMA[case], with_ties_and_nans(), calls=1)
 
 
-@pytest.mark.sample(usual=15)
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "after a convolution", "after a cat", "unbatched", "reduced"])
 @pytest.mark.parametrize("settings", [(3, 2, 1), (2, 2), ((3, 2), (2, 3), (1, 0), (2, 1), True), (3, 3, 1, 1, True), (5, 1, 2)], ids=str)
 def test_values_alone(layout: str, settings: tuple) -> None:

@@ -35,7 +35,7 @@ def test_channels_last(training: bool) -> None:
     check_gradients(function, x, torch.randn(4), torch.randn(4), constants=statistics(), tolerance=SUMS[torch.float32])
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_layer_group_and_rms_norm(dtype: torch.dtype) -> None:
     def function(x, w, b, w2, b2, w3, b3):

@@ -69,7 +69,7 @@ def classes(drawn: torch.Tensor, low: int, high: int) -> list[tuple[np.ndarray, 
     return found
 
 
-@pytest.mark.sample(usual=5)
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_integers_are_uniform(low: int, high: int) -> None:
     def function(x: torch.Tensor, bound: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -109,7 +109,7 @@ def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return ""
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:.*is out of bounds")
 def test_bounds_are_eagers(dtype: torch.dtype) -> None:

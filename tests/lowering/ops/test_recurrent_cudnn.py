@@ -100,7 +100,7 @@ def test_values(name: str) -> None:
     assert torch.equal(found[4], torch.cat([weight.flatten() for weight in case.weights]))
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:

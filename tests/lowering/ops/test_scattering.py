@@ -92,7 +92,7 @@ def test_gradients_of_expanded_indices() -> None:
     check_gradients(function, torch.randn(6, 4), torch.randn(5, 4), constants=[index])
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("places", [(4, 3, 1), (1, 3, 5), (4, 3, 5), (2, 3, 1)], ids=str)
 def test_indices_that_differ_along_some_dimensions(places: tuple[int, int, int]) -> None:
     """Tokens chosen from each sequence, with all their features; points that are the same for all. In (2, 3, 1) some rows get none."""

@@ -41,7 +41,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("case", VIEWS)
 def test_views(case: str) -> None:
     function = VIEWS[case]

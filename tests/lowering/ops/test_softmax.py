@@ -13,7 +13,7 @@ from torch.nn import functional as F
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_softmax(dtype: torch.dtype) -> None:
     def function(x):
@@ -42,7 +42,7 @@ def test_infinities_and_nothing() -> None:
     check(function, x)
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("count", [33, 40, 100, 4099])
 @pytest.mark.parametrize("rows", [1, 40])

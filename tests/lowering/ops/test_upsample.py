@@ -85,7 +85,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sample(usual=14)
+@pytest.mark.sample(usual=7)
 @pytest.mark.parametrize("name", TWO_DIMENSIONAL)
 @pytest.mark.parametrize(("space", "out", "scales"), SIZES, ids=str)
 def test_ops(name: str, space: tuple[int, int], out: tuple[int, int], scales: tuple[float, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A scenario for each sentence of "What it promises" in the README. What is random here is drawn from a generator of its own."""
+"""A scenario for each promise of docs/promises.md. What is random here is drawn from a generator of its own."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def no_side_effects() -> None:
     assert not keeps_freed_memory()
     for name in ("XLA_FLAGS", "PJRT_NPROC"):
         assert name not in os.environ
-    # The exception that the README names.
+    # The exception that the page names.
     torch._dynamo.reset()
     compiled(lambda x: x + 2)(large)
     assert keeps_freed_memory() in (True, None)

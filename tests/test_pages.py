@@ -34,6 +34,7 @@ assert jax_fn(params, jnp.ones((2, 64))).shape == (2, 8)
 """,
     "start": """
 assert losses[-1] < losses[0]
+assert dynaxla.metrics.counter_value("aten::linalg_ldl_factor_ex") == 1
 """,
     "training": """
 assert losses[-1] < losses[0]
@@ -142,6 +143,7 @@ torch.testing.assert_close(torch.tensor(held.tolist()), model.cpu()(x).detach(),
 
 # What such a program prints, among other things.
 SAYS = {
+    "start": "Counter: calls\n  Value: 6\nCounter: capture",
     "training": "a step needs the value of a tensor",
     "freezing": "option freeze is for inference",
     "troubleshooting": "no lowering for shop.discount.default",
@@ -171,7 +173,7 @@ SLOW = {
     *("jax-in-torch", "many-devices", "many-processes", "torchax"),
 }
 NEEDS = {"generation": "transformers"}
-# Pages of which blocks are quoted from the sources: these files have them.
+# Pages whose last blocks are quoted from the sources: the file of each of these blocks.
 OPS = "src/dynaxla/lowering/ops"
 QUOTED = {"add-an-op": [f"{OPS}/scans.py", "tests/lowering/table/reductions.py", f"{OPS}/convolution.py"]}
 # What torch 2.11 has in place of what pages use.
@@ -190,7 +192,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 def all_pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(PAGES.rglob("*.md"))]
 
 
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
@@ -203,7 +205,8 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     # Whether a loss falls depends on weights and data, which pages draw as a reader would. The name torch is theirs to import.
     seed = "__import__('torch').manual_seed(0)"
-    program = "\n".join([seed, BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]])
+    blocks = blocks_of(page)
+    program = "\n".join([seed, BEFORE.get(page, ""), *blocks[: len(blocks) - len(QUOTED.get(page, ()))], CHECKS[page]])
     if IS_OLDEST and (lacking := next((lacking for name, lacking in NOT_IN_OLDEST.items() if name in program), "")):
         pytest.skip(f"torch 2.11 has {lacking}")
     # Some things are for a process's life, and counts are a process's.
@@ -242,7 +245,7 @@ def test_every_page_with_blocks_is_run() -> None:
 
 @pytest.mark.parametrize("page", QUOTED)
 def test_what_is_quoted_is_so(page: str) -> None:
-    for block, source in zip(blocks_of(page), QUOTED[page], strict=False):
+    for block, source in zip(blocks_of(page)[-len(QUOTED[page]) :], QUOTED[page], strict=True):
         lines = {line.strip().rstrip(",") for line in (ROOT / source).read_text().splitlines()}
         assert not {line.strip() for line in block.splitlines()} - lines, source
 

@@ -1,4 +1,4 @@
-"""Each sentence of the README's "What it promises", in a process of its own where all that another library could see is watched."""
+"""Each promise of docs/promises.md, in a process of its own where all that another library could see is watched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_process(*arguments: str, **variables: str) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_what_the_readme_promises() -> None:
+def test_promises() -> None:
     """And that others see nothing of a recording, and of the device no more than there is to it. The last one fails in any case, since
     there is none of that name: failures are told. XLA compiles quickly: its code is not the subject."""
     done = own_process("-m", "promises", *SENTENCES, "recording", *DEVICE, "none_of_this_name", XLA_FLAGS=quick.flags())

@@ -39,7 +39,8 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     written = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
     examples = [f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")]
-    made = ["index.md", "changelog.md", "benchmarks/pictures.md", *(f"api/{page}.md" for page in public_names.reference_pages())]
+    reference = [f"api/{page}.md" for page in public_names.reference_pages()]
+    made = ["index.md", "contributing.md", "changelog.md", "benchmarks/pictures.md", *reference]
     assert sorted(listed) == sorted([*written, *examples, *made])
 
 

@@ -1,6 +1,6 @@
 """What mkdocs calls while it builds the site: pages and pictures that are made of other files, so that no text is written twice.
 
-index.md, changelog.md   README.md and CHANGELOG.md
+index.md, contributing.md, changelog.md   README.md, CONTRIBUTING.md and CHANGELOG.md
 examples/*.md            the programs in examples/
 api/*.md                 a directive of mkdocstrings for each public name
 benchmarks/pictures.md   and its SVG files, from the tables' data
@@ -25,7 +25,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 # Pages that are files outside of docs/.
-MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Where a page says so, the list of all errors begins.
 ERRORS = "<!-- errors: the site lists all of them here -->"
 

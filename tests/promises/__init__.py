@@ -1,4 +1,6 @@
-"""What the README promises, shown in processes of their own: `python -m promises SENTENCE`, with everything that others could see watched.
+"""The promises of docs/promises.md, each shown in its own process while a thread watches all that others could see.
+
+`python -m promises NAME` runs one of them.
 
 visible.py    all that another library in the process could see
 scenarios.py  a scenario for each sentence

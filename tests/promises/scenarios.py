@@ -1,4 +1,4 @@
-"""A scenario for each sentence of "What it promises" in the README. What is random here is drawn from a generator of its own."""
+"""A scenario for each promise of docs/promises.md. What is random here is drawn from a generator of its own."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def no_side_effects() -> None:
     compiled(lambda x: x + 1, heap="leave")(large)
     assert not keeps_freed_memory()
     assert (os.environ.get("XLA_FLAGS"), os.environ.get("PJRT_NPROC")) == (flags, None)
-    # The exception that the README names.
+    # The exception that the page names.
     torch._dynamo.reset()
     compiled(lambda x: x + 2)(large)
     assert keeps_freed_memory() in (True, None)

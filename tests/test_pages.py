@@ -52,6 +52,11 @@ torch.testing.assert_close(early.shape, later.shape)
     "deployment": """
 assert loaded(*inputs).shape == (4, 8)
 """,
+    "device": """
+assert loss.device.type == "jax" and model.weight.grad.device.type == "jax"
+assert dynaxla.metrics.snapshot()["lazy_ops"] > 0
+torch.testing.assert_close(compiled(x).cpu(), model.cpu()(x.cpu()))
+""",
     "gpus": """
 assert model.weight.grad is not None
 """,
@@ -169,7 +174,7 @@ RUNNERS = {
 }
 # They take longer than the others; `make docs-test` runs them.
 SLOW = {
-    *("../README", "training", "looking-inside", "generation", "sizes", "deployment", "torch-xla", "inductor"),
+    *("../README", "training", "looking-inside", "generation", "sizes", "deployment", "device", "torch-xla", "inductor"),
     *("jax-in-torch", "many-devices", "many-processes", "torchax"),
 }
 NEEDS = {"generation": "transformers"}

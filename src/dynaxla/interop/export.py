@@ -54,9 +54,10 @@ def export(
     indices out of range, are refused by the call.
 
     Args:
-        args, kwargs, dynamic_shapes: As for `torch.export.export`, which captures the model in its current mode (`model.eval()`); none for
-            an ExportedProgram. Dynamic dimensions stay dynamic in the program. Numbers, strings and None among the arguments become
-            constants of it.
+        args: As for `torch.export.export`, which captures the model in its current mode (`model.eval()`); none for an ExportedProgram.
+            Numbers, strings and None among the arguments become constants of the program.
+        kwargs: As for `torch.export.export`.
+        dynamic_shapes: As for `torch.export.export`. Dynamic dimensions stay dynamic in the program.
         platforms: The platforms out of "cpu", "cuda", "rocm" and "tpu" on which the program runs, whatever this machine is. A program for
             several platforms selects its code by the platform at run time.
         weights: "arguments": the program takes them as arguments, and they are stored next to it; "constants": they are part of the

@@ -142,7 +142,8 @@ def plan(
 
     Args:
         step: The result of compile_step, or a function that could be given to it. It is recorded, as at a first call, and does not run.
-        args, kwargs: As for a call of the step.
+        args: The positional arguments of a call of the step.
+        kwargs: The keyword arguments of a call of the step.
         memory: The bytes that a program may need on each device; None for no limit.
         model: The module whose parameters are placed; by default the only module that the step reads.
         costs: The parameters of the time model; see `Costs`.

@@ -223,8 +223,15 @@ def test_views_in_another_dtype_of_what_has_been_written() -> None:
     check(function, torch.randn(8, dtype=torch.complex64), torch.randn(8), dynamic=True, calls=1)
 
 
-@pytest.mark.parametrize("split", [torch.unsafe_split, lambda x, size: torch.unsafe_split_with_sizes(x, [size, size])])
-def test_views_that_autograd_takes_for_tensors_of_their_own(split: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.unsafe_split(x, 2),
+        lambda x: torch.unsafe_split_with_sizes(x, [2, 2]),
+        lambda x: torch.ops.aten._unsafe_view(x, [2, 6]),
+    ],
+)
+def test_views_that_autograd_takes_for_tensors_of_their_own(view: Callable[..., Any]) -> None:
     x = torch.randn(4, 3, requires_grad=True)
     with torch.no_grad():
-        check(split, x, 2)
+        check(view, x)

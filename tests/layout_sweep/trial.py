@@ -70,6 +70,32 @@ def differences(cases: Sequence[LayoutCase], backend: str = "dynaxla") -> dict[s
     return found
 
 
+def depends_on_layouts(case: LayoutCase) -> bool:
+    """True if eager mode gives other values for contiguous copies of the operands.
+
+    Its kernel then reads the memory of any operand as if it were contiguous.
+    """
+    samples = _drawn(case)
+    results = []
+    for contiguous in (False, True):
+        given = [case.leaves(sample) for sample in samples]
+        read = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, given) if contiguous else given
+        torch.manual_seed(0)
+        outputs = [apply(case.row, sample) for sample in read]
+        gradients: list[Any] = []
+        if case.has_gradients:
+            torch.autograd.backward(differentiable(outputs), [torch.randn_like(out) for out in differentiable(outputs)])
+            gradients = _gradients([given])
+        results.append(
+            [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().contiguous(), found) for found in (outputs, gradients)]
+        )
+    try:
+        assert_equal(*results, tolerance=case.row.tolerance.get(case.dtype))
+    except AssertionError:
+        return True
+    return False
+
+
 def _drawn(case: LayoutCase) -> Samples:
     """The same operands for every backend, whatever was drawn before: which of equal elements is a median's is nobody's promise."""
     torch.manual_seed(0)

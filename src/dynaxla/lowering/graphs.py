@@ -23,7 +23,7 @@ from . import dtypes
 FOR_CHECKS = "dynaxla_for_checks"
 
 # Ops whose results are views of their operand, although their schemas do not declare it to autograd.
-_UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+_UNDECLARED_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
 def is_view(node: Node) -> bool:

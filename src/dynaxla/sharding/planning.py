@@ -181,7 +181,9 @@ class _Recorded:
             found, (module, like) = watched.held_back(args, kwargs, lambda walk: _states(walk, model))
         except Refused as error:
             hint = "do that outside of the step: a plan is made for a step that is one program"
-            raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
+            raise CaptureError(
+                f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
+            ) from None
         if found is None:
             raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="give the step that trains")
         if not isinstance(found.program, Program):

@@ -332,7 +332,7 @@ def check_bad_marks() -> None:
         mark_sharding(torch.zeros(8, 8), MESH, ("tp",))
     with pytest.raises(UnsupportedTensor, match="part of another one's memory"):
         mark_sharding(x[2:4], MESH, ("fsdp",))
-    with pytest.raises(UnsupportedTensor, match="marks a tensor on cpu"):
+    with pytest.raises(UnsupportedTensor, match="shards a tensor on cpu"):
         compile_anew(lambda x: mark_sharding(x * 2, MESH, ("fsdp",)))(torch.ones(8, 8))
     assert spec_of(x) is None
 

@@ -92,7 +92,7 @@ class GlobalView:
             if isinstance(given, torch.Tensor):
                 self.inputs[position] = self._input(node)
             elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
-                raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+                raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
         _check_apart(captured)
         self.module = _Whole(self)
 
@@ -110,7 +110,7 @@ class GlobalView:
         else:
             border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
         if any(not isinstance(size, int) for size in shape):
-            raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+            raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
         local = private.local_part(value) if isinstance(value, DTensor) else value
         if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
             raise NotPartitioned(f"an input on {local.device} is not a plain CPU tensor", where=user_line(node))

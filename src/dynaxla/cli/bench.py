@@ -90,7 +90,7 @@ def bench(
     console = Console()
     with bad_requests_shown():
         if optimizer not in known.OPTIMIZERS:
-            raise BenchmarkError(f"no optimizer {optimizer!r}; there are: {', '.join(known.OPTIMIZERS)}")
+            raise BenchmarkError(f"there is no optimizer {optimizer!r}; the optimizers are: {', '.join(known.OPTIMIZERS)}")
         batch = batch or (4 if training else 1)
         placement = Placement(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type

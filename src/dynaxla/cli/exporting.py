@@ -88,7 +88,7 @@ def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
     for text in inputs:
         match = _INPUT.fullmatch(text.replace(" ", ""))
         if match is None:
-            raise typer.BadParameter(f"{text!r} is no tensor; an example: float32[batch,3,224,224]", param_hint="--input")
+            raise typer.BadParameter(f"{text!r} does not describe a tensor; an example: float32[batch,3,224,224]", param_hint="--input")
         sizes: list[int | str] = []
         for item in match["sizes"].split(",") if match["sizes"] else []:
             size = _SIZE.fullmatch(item)
@@ -159,5 +159,5 @@ def loaded(place: str) -> Any:
         return found
     made = found() if callable(found) else found
     if not isinstance(made, torch.nn.Module):
-        raise typer.BadParameter(f"{place} makes a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
+        raise typer.BadParameter(f"{place} returns a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
     return made

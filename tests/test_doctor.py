@@ -25,7 +25,7 @@ def test_this_environment_works() -> None:
     assert State.BROKEN not in states(findings), findings
     values = {finding.what: finding.value for finding in findings}
     assert values["torch"] == metadata.version("torch")
-    assert values["x * 2 + 1 on cpu"] == "compiled, and right"
+    assert values["x * 2 + 1 on cpu"] == "compiled, and the result is right"
     assert values["zero-copy on cpu"] == "the input was shared with XLA"
     assert any(finding.topic == "fast paths" for finding in findings)
     assert all(finding.mend for finding in findings if finding.state in (State.DOUBT, State.BROKEN))

@@ -294,7 +294,7 @@ def test_an_error_is_told_and_all_is_as_before() -> None:
 
     found = dynaxla.explain(fails, x)
     assert found.error == "ValueError: <its own>"
-    assert found.advice[0].what.startswith("Mend")
+    assert found.advice[0].what.startswith("Fix this error")
     assert "&lt;its own&gt;" in found.html()
     assert torch.equal(x, torch.ones(3))
     assert not seen

@@ -25,7 +25,7 @@ def advise(found: Explanation) -> tuple[Advice, ...]:
 
 def _failed(found: Explanation) -> Iterator[Advice]:
     if found.error:
-        yield Advice("Mend what it fails with first", f"{found.error}. What follows is of what happened before.")
+        yield Advice("Fix this error first", f"{found.error}. The advice below is about the calls before it.")
 
 
 def _nothing(found: Explanation) -> Iterator[Advice]:

@@ -136,7 +136,7 @@ def test_advice_says_what_applies() -> None:
         "Fix this error",
         "mark_dynamic",
         "no_grad",
-        "Give model memory of its own",
+        "Copy model once",
         "lowering of lib.op",
         "this line first",
         "one program",

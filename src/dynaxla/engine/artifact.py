@@ -116,7 +116,7 @@ class Artifact(OutputCode):
         overlaps = self._overlaps or Overlaps(inputs, self._graph["written"], self._graph["static"], static=True)
         if not (overlaps.are_apart if self._overlaps is None else overlaps.are_as_before(inputs)):
             raise UnsupportedTensor(
-                f"{self._graph['name']} writes to an input that shares memory with another one, or within itself",
+                f"{self._graph['name']} writes to an input that shares memory with another input or overlaps itself",
                 hint="pass a clone of that input, or use torch.compile(...) without aot_compile",
             )
         self._overlaps = overlaps

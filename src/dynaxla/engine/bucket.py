@@ -59,7 +59,7 @@ class Bucket:
         padded = pad(graph)
         if isinstance(padded, str):
             level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # with "auto" the user has not asked for buckets
-            dump.log.log(level, "%s is compiled anew for each combination of sizes, without buckets: %s", graph.name, padded)
+            dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
         first = FIRST if self._options.sizes == "auto" else 0

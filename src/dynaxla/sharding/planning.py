@@ -187,7 +187,7 @@ class _Recorded:
         if found is None:
             raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
         if not isinstance(found.program, Program):
-            hint = "leave out what dynaxla has no lowering for: `dynaxla ops`"
+            hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
             raise ArgumentError(
                 f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
             )

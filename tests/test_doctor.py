@@ -130,7 +130,7 @@ def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPa
     alone, handed_over, back = doctor.examine_steps(torch.device("cpu"))
     assert alone.state is State.GOOD
     assert (handed_over.state, handed_over.value) == (State.BROKEN, "RuntimeError: no program")
-    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 for 28.0")
+    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 instead of 28.0")
 
 
 def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

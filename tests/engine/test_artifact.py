@@ -68,7 +68,7 @@ def test_what_was_made_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.
     with torch.no_grad():
         torch.testing.assert_close(loaded(tmp_path / "file")(x), gelus(x))
     for module, name, message in (
-        (artifact.machine, "versions", "made with torch other, and here"),
+        (artifact.machine, "versions", "made with torch other, and this process has"),
         (artifact.machine, "processor_facts", "made with the processor"),
     ):
         with monkeypatch.context() as patch:

@@ -49,8 +49,8 @@ def fails(x: Array) -> Array:
     ("lowering", "message"),
     [
         (lambda x: x[:2], r"returned float32\[2\], and PyTorch returns float32\[3\]"),
-        (lambda x: x.astype(jnp.float64), r"gave float64\[3\], PyTorch gives float32\[3\]"),
-        (lambda x: 1.0, r"gave 1\.0, PyTorch gives"),
+        (lambda x: x.astype(jnp.float64), r"returned float64\[3\], and PyTorch returns float32\[3\]"),
+        (lambda x: 1.0, r"returned 1\.0, and PyTorch returns"),
         (fails, r"failed: KeyError: 'defect'"),
     ],
 )

@@ -118,7 +118,7 @@ def _copies(found: Explanation) -> Iterator[Advice]:
             if "aligned" in copy.reason:
                 what = f"Copy {copy.argument} once: a slice such as x[1:] starts at an address that XLA cannot read"
             elif "strides" in copy.reason:
-                what = f"Call .contiguous() on {copy.argument} once, outside of the loop, or always pass it in the memory order of the first call"
+                what = f"Call .contiguous() on {copy.argument} once before the loop, or always pass the memory order of the first call"
             elif "conjugate" in copy.reason:
                 what = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
             else:

@@ -215,7 +215,8 @@ def _subject(given: Any) -> _Subject:
             )
         if getattr(with_what, "__module__", "") != dynaxla.__module__:
             raise ArgumentError(
-                f"explain supports functions that dynaxla compiles, and {_name(given)} is compiled with {getattr(wrapper, 'compiler_name', with_what)}",
+                f"explain supports functions that dynaxla compiles, and {_name(given)} is compiled with "
+                f"{getattr(wrapper, 'compiler_name', with_what)}",
                 hint="pass the function that you passed to torch.compile",
             )
         settings = {**getattr(wrapper, "kwargs", {}), "dynamic": getattr(wrapper, "dynamic", None)}

@@ -226,7 +226,7 @@ def one_never_comes(rank: int, group: Any) -> None:
         time.sleep(2 * SHORT)
         return
     start = time.monotonic()
-    pattern = r"rank 1 of the group of ranks \[0, 1\] did not come to a collective within 6 s.*all_reduce\(f32\[3\], sum\).*try:"
+    pattern = r"rank 1 of the group of ranks \[0, 1\] did not reach a collective within 6 s.*all_reduce\(f32\[3\], sum\).*try:"
     refused(dynaxla.CollectiveFailed, pattern, summed(group), torch.ones(3))
     assert SHORT - 1 < time.monotonic() - start < 3 * SHORT
 
@@ -240,7 +240,7 @@ def one_of_three_never_comes(rank: int, group: Any) -> None:
         time.sleep(2 * SHORT)
         return
     again = compiled(lambda x: fc.all_reduce(x + 1, "sum", group) - 1, fullgraph=True)
-    refused(dynaxla.CollectiveFailed, r"rank 2 of the group of ranks \[0, 1, 2\] did not come", again, torch.ones(3))
+    refused(dynaxla.CollectiveFailed, r"rank 2 of the group of ranks \[0, 1, 2\] did not reach a collective", again, torch.ones(3))
 
 
 @case(SHORT, ranks=(0, 1, 2), slow=True)
@@ -251,7 +251,9 @@ def a_collective_that_has_run_before_waits_in_vain(rank: int, group: Any) -> Non
     if rank == 2:
         time.sleep(2 * SHORT)
         return
-    pattern = r"a collective of ranks \[0, 1, 2\] failed on rank \d: .*nothing is heard of rank 2\n.*all_reduce\(f32\[3\], sum\).*start all"
+    pattern = (
+        r"a collective of ranks \[0, 1, 2\] failed on rank \d: .*no answer came from rank 2\n.*all_reduce\(f32\[3\], sum\).*restart all"
+    )
     refused(dynaxla.CollectiveFailed, pattern, run, torch.ones(3))
 
 

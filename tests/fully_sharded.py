@@ -749,7 +749,7 @@ def a_torch_with_other_insides_gathers_by_itself() -> None:
             agree(recorded=False, calls=2)
             net = blocks()
             step = plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
-            with pytest.raises(dynaxla.CaptureError, match="module of fully_shard with insides that this torch does not have"):
+            with pytest.raises(dynaxla.CaptureError, match="module of fully_shard with internals that this version of torch does not have"):
                 dynaxla.compile_step(step, fullgraph=True)(batch(0))
         finally:
             setattr(private_fsdp, names, before)

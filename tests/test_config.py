@@ -45,7 +45,7 @@ def test_every_option_is_taken_and_refused_somewhere() -> None:
 @pytest.mark.parametrize("name", ["freeze", "tune"])
 def test_what_does_not_go_with_compilation_in_the_background(name: str) -> None:
     assert Options.parse({"compile": "background", name: False, "sizes": "buckets"}, None).compile == "background"
-    with pytest.raises(OptionError, match=f"compile='background' beside {name}(.|\n)*leave one of both out"):
+    with pytest.raises(OptionError, match=f"compile='background' together with {name}(.|\n)*leave one of the two options out"):
         Options.parse({"compile": "background", name: True}, None)
 
 
@@ -121,7 +121,7 @@ def test_the_users_directory_of_caches(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         config._default_store.cache_clear()
         assert Options().store("programs") is None
-        assert "nothing is kept between processes" in caplog.text
+        assert "compiled programs are not kept for later processes" in caplog.text
     finally:
         config._default_store.cache_clear()
     with pytest.raises(OptionError, match="cannot be used"):

@@ -25,7 +25,7 @@ def test_this_environment_works() -> None:
     assert State.BROKEN not in states(findings), findings
     values = {finding.what: finding.value for finding in findings}
     assert values["torch"] == metadata.version("torch")
-    assert values["x * 2 + 1 on cpu"] == "compiled, and right"
+    assert values["x * 2 + 1 on cpu"] == "compiled, and the result is right"
     assert values["zero-copy on cpu"] == "the input was shared with XLA"
     assert any(finding.topic == "fast paths" for finding in findings)
     assert all(finding.mend for finding in findings if finding.state in (State.DOUBT, State.BROKEN))
@@ -130,7 +130,7 @@ def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPa
     alone, handed_over, back = doctor.examine_steps(torch.device("cpu"))
     assert alone.state is State.GOOD
     assert (handed_over.state, handed_over.value) == (State.BROKEN, "RuntimeError: no program")
-    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 for 28.0")
+    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 instead of 28.0")
 
 
 def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

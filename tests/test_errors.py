@@ -109,7 +109,7 @@ def test_a_users_lowering_that_disagrees_is_found() -> None:
 
     twice.register_fake(lambda x: torch.empty_like(x))
     dynaxla.lowers(torch.ops.dynaxla_test.twice.default)(lambda x: x[:1] * 2)
-    with pytest.raises(dynaxla.LoweringError, match=r"gave float32\[1, 4\], PyTorch gives float32\[8, 4\]"):
+    with pytest.raises(dynaxla.LoweringError, match=r"returned float32\[1, 4\], and PyTorch returns float32\[8, 4\]"):
         compile_and_call(lambda x: twice(x), torch.randn(8, 4))
 
 

@@ -149,7 +149,7 @@ torch.testing.assert_close(torch.tensor(held.tolist()), model.cpu()(x).detach(),
 # What such a program prints, among other things.
 SAYS = {
     "start": "Counter: calls\n  Value: 6\nCounter: capture",
-    "training": "a step needs the value of a tensor",
+    "training": "the step needs the value of a tensor",
     "freezing": "option freeze is for inference",
     "troubleshooting": "no lowering for shop.discount.default",
 }

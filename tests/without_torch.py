@@ -62,7 +62,7 @@ def compare_without_torch(
             with torch.no_grad():
                 expected[name, index] = pytree.tree_leaves(module(*args))
     said = run_script(_SCRIPT, [str(folder)], own=True).splitlines()
-    assert said == ["no torch", "try:    give the directory that save wrote"]
+    assert said == ["no torch", "try:    pass the directory that save wrote"]
     for (name, index), tensors in expected.items():
         saved = np.load(folder / name / f"{index}.found")
         found = [torch.from_numpy(saved[item]) for item in saved.files]

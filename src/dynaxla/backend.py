@@ -59,8 +59,8 @@ def dynaxla(
     if not parsed.engines:
         return _compile(module, example_inputs, parsed)
     if getattr(torch._functorch.config, "force_autograd_cache", False):
-        hint = "leave engines out: what is saved is one program, and nobody measures it"
-        raise OptionError("option engines with aot_compile or force_autograd_cache", hint=hint)
+        hint = "leave engines out: aot_compile saves one program, and does not measure engines"
+        raise OptionError("option engines together with aot_compile or force_autograd_cache", hint=hint)
     seen = Seen()
     served = compete(module, example_inputs, parsed, _compile, seen)
     if seen.overlaps is None:
@@ -86,9 +86,13 @@ def dynaxla_retrace(
     """
     parsed = Options.parse(options, mode)
     if parsed.engines:
-        raise OptionError("option engines for dynaxla_retrace", hint="it is there to be compared with: use the backend dynaxla")
+        raise OptionError(
+            "option engines for dynaxla_retrace", hint="use the backend dynaxla: dynaxla_retrace is only a baseline for measurements"
+        )
     if parsed.compile == "background":
-        raise OptionError("option compile='background' for dynaxla_retrace", hint="it traces at every call: use the backend dynaxla")
+        raise OptionError(
+            "option compile='background' for dynaxla_retrace", hint="use the backend dynaxla: dynaxla_retrace traces at every call"
+        )
     if parsed.collectives == "xla":
         raise OptionError("option collectives='xla' for dynaxla_retrace", hint="use the backend dynaxla, or collectives='torch'")
     return _compile(module, example_inputs, parsed, retrace=True)
@@ -148,7 +152,7 @@ def _compile(
     if options.partition == "xla" and has_distributed(module):
         try:
             if pickled:
-                raise NotPartitioned("what aot_compile saves is a program of local tensors")
+                raise NotPartitioned("aot_compile saves a program of local tensors")
             if seen is not None:
                 seen.obstacle = "XLA partitions it over processes"
             with metrics.timed("capture"):
@@ -190,8 +194,8 @@ def _compile(
             if seen is not None and phase == "inference":
                 seen.look(aten_graph)
             if options.freeze and phase != "inference":
-                hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
-                raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
+                hint = "call the model under torch.no_grad(), or call model.requires_grad_(False) before"
+                raise OptionError("option freeze is for inference, and this call needs gradients", hint=hint)
             metadata = _metadata()
             made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
             graph = AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew)
@@ -227,7 +231,7 @@ def _compile(
         try:
             return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
         except LateOutput:
-            raise LostWrite("its backward pass writes to an input that its forward pass returns a view of") from None
+            raise LostWrite("its forward pass returns a view of an input, and its backward pass writes to that input") from None
 
     def capture() -> Callable[..., Any]:
         # For pickled results torch needs a cache key, and it finds none for a graph that calls functions from outside of torch.
@@ -250,7 +254,9 @@ def _compile(
         return guard(compiled, writing[-1]) if writing else compiled
     except LostWrite as lost:
         if pickled:
-            raise UnsupportedTensor(f"a graph cannot be compiled ahead: {lost.what}", hint="clone what is written to") from None
+            raise UnsupportedTensor(
+                f"aot_compile does not support this graph: {lost.what}", hint="write to a clone of that tensor"
+            ) from None
         if seen is not None:
             seen.obstacle = f"torch runs it, since {lost.what}"
         return functools.partial(_by_torch, module, options, lost.what)
@@ -265,15 +271,19 @@ def _compile(
 def _refuse(options: Options, pickled: bool) -> None:
     """Raises OptionError for options that need tensors in torch's own memory."""
     if options.freeze:
-        raise OptionError("option freeze for tensors on the device jax", hint="leave it out: there it is for torch's own tensors alone")
+        raise OptionError(
+            "option freeze for tensors on the device jax", hint="leave it out: freeze supports only tensors in torch's own memory"
+        )
     if options.compile == "background":
-        hint = "leave it out: torch's kernels, which would run the graph meanwhile, do not reach such tensors"
+        hint = "leave it out: torch's kernels, which run the graph until XLA has compiled it, cannot read these tensors"
         raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
     if options.collectives == "xla":
-        hint = "leave it out: it is for processes with tensors in torch's own memory, on the CPU"
+        hint = "leave it out: it supports only CPU tensors in torch's own memory"
         raise OptionError("option collectives='xla' for tensors on the device jax", hint=hint)
     if pickled:
-        raise OptionError("aot_compile for tensors on the device jax", hint="call what torch.compile gives: it compiles at the first call")
+        raise OptionError(
+            "aot_compile for tensors on the device jax", hint="call the function that torch.compile returns: it compiles at the first call"
+        )
 
 
 def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) -> None:
@@ -285,27 +295,30 @@ def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) 
     """
     if not artifact.IS_POSSIBLE:
         raise UnsupportedVersion(
-            f"torch {torch.__version__} pickles no other backend's programs than Inductor's, which aot_compile asks for",
-            hint="take torch 2.13, or let later processes read the cache directory (option cache) of the compiled model",
+            f"aot_compile needs torch to pickle compiled programs, and torch {torch.__version__} can pickle only those of Inductor",
+            hint="install torch 2.13, or use torch.compile with a cache directory (option cache), which later processes read",
         )
     if retrace:
-        raise OptionError("aot_compile with dynaxla_retrace, which traces at every call", hint="use the backend dynaxla")
+        raise OptionError("aot_compile does not support dynaxla_retrace, which traces at every call", hint="use the backend dynaxla")
     if not torch._functorch.config.enable_autograd_cache:
         raise OptionError(
-            "aot_compile without AOTAutograd's cache gives nothing to save",
-            hint="leave torch._functorch.config.enable_autograd_cache (TORCHINDUCTOR_AUTOGRAD_CACHE) as it is by default",
+            "aot_compile needs AOTAutograd's cache, which is turned off",
+            hint="leave torch._functorch.config.enable_autograd_cache (TORCHINDUCTOR_AUTOGRAD_CACHE) at its default",
         )
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
 # The reason to let torch run a graph whose inputs overlap.
-_OVERLAP = "it writes to an input that shares memory with another one or within itself, and AOTAutograd did not see that"
+_OVERLAP = "it writes to an input that shares memory with another input or overlaps itself, and AOTAutograd did not detect that"
 
 
 def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> Any:
     """Runs TorchDynamo's graph in eager mode. `what` is the reason. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
-        raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone what is written to, or allow the fallback")
+        raise UnsupportedTensor(
+            f"dynaxla cannot compile a graph, and the fallback to torch is off: {what}",
+            hint="write to a clone of that tensor, or leave out fallback='error'",
+        )
     coverage.fell_back("a graph", what, "")
     return module(*args)
 

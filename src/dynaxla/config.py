@@ -105,14 +105,12 @@ class Options:
         if given.get("compile") == "background":
             for name in _NOT_IN_BACKGROUND:
                 if given.get(name, False):
-                    raise OptionError(f"option compile='background' beside {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
+                    raise OptionError(f"option compile='background' together with {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
         if given.get("partition") == "xla":
             for name, wrong in _NOT_PARTITIONED.items():
                 if name in given and given[name] == wrong:
-                    hint = (
-                        "leave collectives out, or say 'xla': then they are XLA's own" if name == "collectives" else "leave one of both out"
-                    )
-                    raise OptionError(f"option partition='xla' beside {name}={wrong!r}", hint=hint)
+                    hint = "leave collectives out, or set it to 'xla'" if name == "collectives" else "leave one of the two options out"
+                    raise OptionError(f"option partition='xla' together with {name}={wrong!r}", hint=hint)
             given["collectives"] = "xla"
         if "engines" in given:
             given["engines"] = tuple(given["engines"])
@@ -163,13 +161,13 @@ def _default_store(folder: str) -> Store | None:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return open_store(caches / "dynaxla" / folder)
     except (OptionError, RuntimeError) as error:  # RuntimeError: the user has no home
-        log.warning("nothing is kept between processes: %s", error)
+        log.warning("compiled programs are not kept for later processes: %s", error)
         return None
 
 
 _NOT_IN_BACKGROUND = {
-    "freeze": "computes at the first call what later ones read: leave one of both out",
-    "tune": "measures, and calls that run beside it would be measured too: leave one of both out",
+    "freeze": "computes values at the first call that later calls read: leave one of the two options out",
+    "tune": "measures, and calls that run at the same time would distort the times: leave one of the two options out",
 }
 
 # Options that partition="xla" cannot be combined with, and their rejected values.
@@ -197,7 +195,7 @@ def _preset(mode: str | None) -> dict[str, Any]:
 
 @functools.cache
 def _say_what_reduces_overhead() -> None:
-    log.info("mode='reduce-overhead' is the default: a graph is one program at every call, without CUDA graphs of its own")
+    log.info("mode='reduce-overhead' changes nothing: by default, each call of a graph runs one program, and dynaxla adds no CUDA graphs")
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -211,7 +209,7 @@ def _pairs(text: str) -> dict[str, str]:
 def _heap(setting: str) -> str:
     """Checks the value of DYNAXLA_HEAP and returns it. Raises: OptionError."""
     if setting not in ("keep", "leave"):
-        raise OptionError(f"DYNAXLA_HEAP={setting!r}", hint='DYNAXLA_HEAP is "keep" or "leave"')
+        raise OptionError(f"DYNAXLA_HEAP={setting!r}", hint='set DYNAXLA_HEAP to "keep" or "leave"')
     return setting
 
 
@@ -221,9 +219,9 @@ def _check(name: str, value: Any) -> None:
     elif name == "engines":
         good = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
         good = good and "dynaxla" in value and len(set(value)) == len(value)
-        wanted = 'a list of names of backends of torch.compile, each once, and "dynaxla" among them, which runs what must not be run twice'
+        wanted = 'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice'
     elif name == "executables":
-        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
+        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number of at least 1"
     elif name in ("donate", "exact_rng", "freeze", "tune"):
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":

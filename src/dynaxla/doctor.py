@@ -115,7 +115,7 @@ def examine_versions() -> list[Finding]:
 
 def judge_python(version: tuple[int, ...]) -> Finding:
     if version < OLDEST_PYTHON:
-        mend = f"too old: make an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        mend = f"too old: create an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
         return Finding("versions", "python", ".".join(map(str, version)), State.BROKEN, mend)
     return Finding("versions", "python", platform.python_version(), State.GOOD)
 
@@ -126,7 +126,7 @@ def judge_version(name: str, version: str | None) -> Finding:
     if private.release(version) < private.release(OLDEST[name]):
         return Finding("versions", name, version, State.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
     if private.release(version) > private.release(TESTED[name]):
-        mend = f"newer than {name} {TESTED[name]}, the newest tried; if something fails: pip install '{name}=={TESTED[name]}.*'"
+        mend = f"newer than {name} {TESTED[name]}, the newest tested release; if something fails: pip install '{name}=={TESTED[name]}.*'"
         return Finding("versions", name, version, State.DOUBT, mend)
     return Finding("versions", name, version, State.GOOD)
 
@@ -136,7 +136,7 @@ def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding
         return Finding("versions", "jaxlib", "not installed", State.BROKEN, "pip install --upgrade jax jaxlib")
     if jax_version is not None and private.release(jaxlib_version) != private.release(jax_version):
         return Finding(
-            "versions", "jaxlib", jaxlib_version, State.DOUBT, f"it is for another jax than {jax_version}: pip install --upgrade jax jaxlib"
+            "versions", "jaxlib", jaxlib_version, State.DOUBT, f"it does not match jax {jax_version}: pip install --upgrade jax jaxlib"
         )
     return Finding("versions", "jaxlib", jaxlib_version, State.GOOD)
 
@@ -155,7 +155,7 @@ def examine_devices() -> list[Finding]:
     findings = [Finding("devices", "torch sees", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
     if torch.version.cuda and not cuda:
         findings.append(
-            Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing, if this machine has none")
+            Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing to do if this machine has no GPU")
         )
     for platform_name in ["cpu", *([devices.platform_of(torch.device("cuda"))] if cuda else [])]:
         findings.append(_jax_platform(platform_name))
@@ -170,7 +170,7 @@ def examine_gpu() -> list[Finding]:
         mend = "install a CUDA build of torch: https://pytorch.org/get-started"
         found = [Finding("devices", "torch and a GPU", "not a CUDA build", State.BROKEN, mend)]
     else:
-        mend = "nvidia-smi must show a GPU, its driver be new enough for this CUDA, and CUDA_VISIBLE_DEVICES not hide it"
+        mend = "check that nvidia-smi shows a GPU, that its driver supports this CUDA, and that CUDA_VISIBLE_DEVICES does not hide it"
         found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", State.BROKEN, mend)]
     return [*found, _jax_platform("cuda")]
 
@@ -182,7 +182,7 @@ def _jax_platform(name: str) -> Finding:
         found = jax.local_devices(backend=name)
     except Exception as error:
         if name == "cpu":
-            mend = "unset JAX_PLATFORMS, or put cpu into it" if os.environ.get("JAX_PLATFORMS") else "pip install --upgrade jax jaxlib"
+            mend = "unset JAX_PLATFORMS, or add cpu to it" if os.environ.get("JAX_PLATFORMS") else "pip install --upgrade jax jaxlib"
         else:
             cuda_major = (torch.version.cuda or "13").partition(".")[0]
             plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
@@ -211,7 +211,7 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
             mend = "torch looked for backends before dynaxla was installed: restart the process"
             findings.append(Finding("backends", name, "installed, but torch does not list it", State.BROKEN, mend))
         else:
-            mend = "install the package, a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
+            mend = "a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
             findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", State.BROKEN, mend))
     return findings
 
@@ -226,10 +226,12 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
     if paths is None:
         clients.cpu_device()  # runs the self-tests
         paths = private.fast_paths()
-    slower = f"the public way is used: calls work but cost more; dynaxla is tested with jax {TESTED['jax']} and torch {TESTED['torch']}"
-    broken = f"what needs it fails: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
+    slower = (
+        f"a slower public API is used: calls work but take longer; the tested releases are jax {TESTED['jax']} and torch {TESTED['torch']}"
+    )
+    broken = f"features that need it fail: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
     return [
-        Finding("fast paths", name, "missing, and there is no other way", State.BROKEN, broken)
+        Finding("fast paths", name, "missing, without a replacement", State.BROKEN, broken)
         for name in (private.missing if missing is None else missing)
     ] + [
         Finding("fast paths", name, state, *((State.GOOD,) if state == "live" else (State.DOUBT, slower))) for name, state in paths.items()
@@ -245,8 +247,8 @@ def examine_caches() -> list[Finding]:
     except OptionError as error:
         return [Finding("caches", "programs and traced graphs", f"broken: {error.message}", State.BROKEN, error.hint)]
     if store is None:
-        mend = "the warning above names the reason; DYNAXLA_CACHE names another directory"
-        return [Finding("caches", "programs and traced graphs", "off: there is no directory of the user's", State.DOUBT, mend)]
+        mend = "the warning above has the reason; set DYNAXLA_CACHE to another directory"
+        return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", State.DOUBT, mend)]
     found = [Finding("caches", "programs", f"live: {store.folder.parent}", State.GOOD)]
     if others := foreign_kernels():
         value = f"gated: {', '.join(others[:3])} registered from Python by a package other than torch"
@@ -258,11 +260,11 @@ def examine_caches() -> list[Finding]:
 
 def examine_kernels() -> list[Finding]:
     if reason := onednn_support.why_not():
-        mend = "nothing, if this machine is no x86-64; without oneDNN XLA's own kernels run, most of them slower"
+        mend = "nothing to do if this machine is not x86-64; without oneDNN, XLA's own kernels run, and most of them are slower"
         return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", State.DOUBT, mend)]
     found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", State.GOOD)]
     if not onednn_support.takes_packed():
-        value = f"gated: tried with jaxlib {', '.join(sorted(onednn_support.PACKED))} only"
+        value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED))}"
         found.append(Finding("kernels", "frozen weights for oneDNN", value, State.NOTE))
     return found
 
@@ -286,24 +288,32 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
             found(name, State.BROKEN, f"torch.compile does nothing while it is set: unset {name}")
     platforms = variables.get("JAX_PLATFORMS", "")
     if platforms and "cpu" not in platforms.split(","):
-        found("JAX_PLATFORMS", State.DOUBT, f"CPU tensors cannot be compiled: JAX_PLATFORMS={platforms},cpu, or unset it")
+        found("JAX_PLATFORMS", State.DOUBT, f"CPU tensors cannot be compiled: set JAX_PLATFORMS={platforms},cpu, or unset it")
     elif platforms:
         found("JAX_PLATFORMS", State.NOTE)
     for name in _JAX_MEMORY:
         if name not in variables:
             continue
         if cuda and name == "XLA_PYTHON_CLIENT_PREALLOCATE" and variables[name].lower() not in ("false", "0"):
-            found(name, State.DOUBT, "JAX takes most of the GPU's memory at its start, and torch runs out: set it to false, or unset it")
+            found(
+                name,
+                State.DOUBT,
+                "JAX takes most of the GPU's memory when it starts, and torch runs out of memory: set it to false, or unset it",
+            )
         elif cuda and "MEM_FRACTION" in name and "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables:
-            found(name, State.DOUBT, "JAX takes this share of the GPU's memory at once; XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow")
+            found(
+                name,
+                State.DOUBT,
+                "JAX takes this share of the GPU's memory when it starts: set XLA_PYTHON_CLIENT_PREALLOCATE=false to let it grow",
+            )
         else:
             found(name, State.NOTE)
     for name in ("XLA_FLAGS", "PJRT_NPROC", "JAX_ENABLE_X64", "DYNAXLA_DUMP", "TORCH_LOGS"):
         if name in variables:
             found(name, State.NOTE)
     if "LD_PRELOAD" in variables:
-        found("LD_PRELOAD", State.NOTE, "if it replaces malloc, look at the allocator below")
-    return findings or [Finding("environment", "variables", "none that matters is set", State.GOOD)]
+        found("LD_PRELOAD", State.NOTE, "if it replaces malloc, see the allocator below")
+    return findings or [Finding("environment", "variables", "no variable that affects dynaxla is set", State.GOOD)]
 
 
 def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Finding]:
@@ -335,15 +345,15 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
         try:
             right, copies = _run_program(torch.device(name), backend or dynaxla)
         except Exception as error:
-            mend = "see the devices above and the steps below; if they are as they should be, report this"
+            mend = "fix the devices above and the steps below that do not work; if all of them work, report this"
             findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", State.BROKEN, mend))
             findings += examine_steps(torch.device(name))
             continue
-        value = "compiled, and right" if right else "compiled, and the result is wrong"
+        value = "compiled, and the result is right" if right else "compiled, and the result is wrong"
         mend = "" if right else "do not use this installation; report it with the versions above"
         findings.append(Finding("check", f"x * 2 + 1 on {name}", value, State.GOOD if right else State.BROKEN, mend))
         shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
-        mend = "" if not copies else "calls work but cost more; look at the fast paths and the allocator above"
+        mend = "" if not copies else "calls work but take longer: see the fast paths and the allocator above"
         findings.append(Finding("check", f"zero-copy on {name}", shared, State.DOUBT if copies else State.GOOD, mend))
     return findings
 
@@ -374,8 +384,8 @@ def examine_steps(device: torch.device) -> list[Finding]:
             value, state = f"{type(error).__name__}: {str(error).strip()}", State.BROKEN
         else:
             is_right = total == numbers.sum()
-            value, state = ("works", State.GOOD) if is_right else (f"gives {total} for {numbers.sum()}", State.BROKEN)
-        mend = "" if state is State.GOOD else "this step is at fault: report it with the versions above"
+            value, state = ("works", State.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", State.BROKEN)
+        mend = "" if state is State.GOOD else "this step fails: report it with the versions above"
         findings.append(Finding("check", f"{name} ({device})", value, state, mend))
     return findings
 

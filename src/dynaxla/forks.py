@@ -68,8 +68,8 @@ def cut_off() -> ForkError:
     from .errors import ForkError  # here, since it imports torch, which callers that only need a lock should not wait for
 
     return ForkError(
-        "this process was forked from one that had used XLA, whose threads do not live on in it",
-        hint="start it by 'spawn' or 'forkserver' (torch.multiprocessing.set_start_method), or before anything is compiled",
+        "this process was forked from a process that had used XLA, and XLA's threads do not exist in the child",
+        hint="start it with 'spawn' or 'forkserver' (torch.multiprocessing.set_start_method), or fork it before the first compilation",
     )
 
 

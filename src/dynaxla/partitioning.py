@@ -128,7 +128,7 @@ def _check(metadata: Any, count: int, placeholders: int) -> None:
     if any(info.output_type is not OutputType.non_alias for info in metadata.output_info) or metadata.num_intermediate_bases:
         raise NotPartitioned("an output shares memory with an input or another output")
     if metadata.tokens or metadata.is_rng_op_functionalized or count != placeholders:
-        raise NotPartitioned("it acts besides its results")
+        raise NotPartitioned("it has other effects than its results")
 
 
 def _is_tangent(node: torch.fx.Node) -> bool:

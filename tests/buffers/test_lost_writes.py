@@ -157,7 +157,7 @@ def test_sizes_that_change() -> None:
 def test_without_the_fallback_it_is_refused() -> None:
     x = line()
     compiled = torch.compile(LOST["gaps"][1], backend="dynaxla", options={"fallback": "error"})
-    with pytest.raises(UnsupportedTensor, match=r"mul_.Tensor to a view that aten.unfold made, of windows of 2 every 3 places"):
+    with pytest.raises(UnsupportedTensor, match=r"mul_.Tensor to a view that aten.unfold made with windows of size 2 at every 3 positions"):
         compiled(x)
     assert x.equal(line())
 

@@ -44,7 +44,7 @@ def test_positions_of_different_kinds_do_not_meet() -> None:
     assert joined([Extent((B, S)), ONE, Extent((B * S,), uniform=True)]) == Extent((B, S))
     assert joined([ONE, Extent((S,), uniform=True)]).uniform
     assert broadcast([extents(B, 1, 4), extents(S, 4)]) == extents(B, S, 4)
-    with pytest.raises(Unknown, match="different kinds"):
+    with pytest.raises(Unknown, match="padded along different sizes"):
         joined([Extent((B, S)), Extent((B * S,))])
 
 

@@ -29,7 +29,7 @@ def test_only_rounded_sizes_are_padded() -> None:
     assert masks.padded_dims(x) == [0]
     assert masks.is_concerned(masks.node)
     assert not masks.is_rounded(x.meta["val"].shape[1])
-    with pytest.raises(Unknown, match="size used as a number"):
+    with pytest.raises(Unknown, match="a dynamic size as a number"):
         masks.exact([3, x.meta["val"].shape[0]])
 
 

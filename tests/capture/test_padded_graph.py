@@ -68,17 +68,17 @@ def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
     [
         (lambda x: [torch.rand_like(x) + x], "random numbers"),
         (lambda x: [x.mode(1).values], "aten.mode"),
-        (lambda x: [torch.full((3,), x.shape[0])], "a size used as a number"),
+        (lambda x: [torch.full((3,), x.shape[0])], "it uses a dynamic size as a number"),
         (lambda x: [x.reshape(-1).argmax()], "several dimensions"),
         (lambda x: [torch.fft.fft(x)], "dimension 1 of"),
         (lambda x: [x.histc(4)], "there is no rule for aten.histc"),
-        (lambda x: (lambda y: [y, y[1:].view(torch.int32)])(x + 1), "outputs that share memory"),
-        (lambda x: [x.view(x.shape[1], x.shape[0])], "takes a rounded size apart"),
+        (lambda x: (lambda y: [y, y[1:].view(torch.int32)])(x + 1), "two outputs share memory"),
+        (lambda x: [x.view(x.shape[1], x.shape[0])], "a reshape splits a padded dimension"),
         (lambda x: [x.roll(1)], "dimension 0"),
         (lambda x: [x.flatten().flip(0)], "several dimensions"),
         (lambda x: [x.index_put((x > 0,), x[0, :5])], "elements of a mask"),
-        (lambda x: [x.scatter_reduce(1, x.long(), x, "mean")], "scatter with mean"),
-        (lambda x: [torch.nn.functional.avg_pool1d(x, 2, ceil_mode=True)], "over the end"),
+        (lambda x: [x.scatter_reduce(1, x.long(), x, "mean")], "it scatters with reduce='mean'"),
+        (lambda x: [torch.nn.functional.avg_pool1d(x, 2, ceil_mode=True)], "cross the end of a padded dimension"),
     ],
 )
 def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str) -> None:
@@ -89,7 +89,7 @@ def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str
 
 def test_memory_of_an_input_in_a_backward_graph() -> None:
     found = pad(graph(lambda x: [x[1:]], X, phase="backward"))
-    assert found == "an output in an input's memory"
+    assert found == "an output shares memory with an input"
 
 
 @pytest.mark.parametrize("shift", [0, 1])

@@ -183,6 +183,8 @@ def test_writes_of_one_pass_are_compiled(name: str) -> None:
 def test_without_the_fallback_it_is_refused() -> None:
     x, b = torch.ones(3, requires_grad=True), torch.ones(3)
     compiled = torch.compile(writer(FORWARD["a number"], BACKWARD["a number"]), backend="dynaxla", options={"fallback": "error"})
-    with pytest.raises(UnsupportedTensor, match=r"add_.Tensor in the backward pass to what it made, or wrote to, in the forward pass"):
+    with pytest.raises(
+        UnsupportedTensor, match=r"its backward pass writes with aten.add_.Tensor to memory that its forward pass created or wrote to"
+    ):
         compiled(x, b)
     assert b.equal(torch.ones(3))

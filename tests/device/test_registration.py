@@ -62,4 +62,4 @@ def test_several_devices() -> None:
 def test_another_librarys_device() -> None:
     done = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.enable_device()")
     assert done.returncode == 1
-    assert 'another library has named it "other"' in done.stderr
+    assert 'another library uses it as "other"' in done.stderr

@@ -203,7 +203,7 @@ def check_failed_checks() -> None:
             kept.tolist()
         (note,) = raised.value.__notes__
         line = check_failed_checks.__code__.co_firstlineno + 7
-        assert f"aten.index_select.default found this. It was recorded (lazy mode) at {__file__}:{line}, in check_failed_checks" in note
+        assert f"aten.index_select.default raised this. It was recorded in lazy mode at {__file__}:{line}, in check_failed_checks" in note
         assert (kept.tolist(), table.tolist(), view.tolist()) == ([1, 1], [0, 1, 2, 3, 4, 5], [1, 2])
         for lost in (found, later):
             with pytest.raises(dynaxla.ExecutionError, match=r"has no value.*IndexError"):

@@ -120,7 +120,7 @@ def check_what_cannot_be() -> None:
     jax.jit(as_jax(lambda x: kept.append(x) or x * 2))(X)
     compiled = torch.compile(plain, backend="dynaxla")
     for use in (lambda x: x + 1, compiled):
-        with pytest.raises(UnsupportedTensor, match="outside of the JAX function"):
+        with pytest.raises(UnsupportedTensor, match="used outside of the JAX function"):
             use(kept[0])
     for look in (torch.Tensor.cpu, lambda x: x.sum().item(), lambda x: bool((x > 0).all())):
         with pytest.raises(UnsupportedTensor, match="holds a tracer"):

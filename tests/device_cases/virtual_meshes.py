@@ -87,7 +87,7 @@ def check_that_it_is_said() -> None:
     x = mark_sharding(torch.ones(64, 64, device="jax"), MESH, ("data",))
     with pytest.raises(ArgumentError, match=r"(?s)no program on several devices.*run=False"):
         sharding.report(torch.compile(lambda x: x * 2, backend="dynaxla"), x)
-    with pytest.raises(ArgumentError, match=r"(?s)is virtual, and has devices \[0, 1\].*leave them out"):
+    with pytest.raises(ArgumentError, match=r"(?s)is virtual, and was given the devices \[0, 1\].*leave devices out"):
         Mesh((2,), ("a",), (0, 1), virtual=True)
     with pytest.raises(ArgumentError, match=r"size 6, which 64 devices .*Mesh|size 6, which 64 devices"):
         mark_sharding(torch.ones(6, device="jax"), MESH, ("data",))

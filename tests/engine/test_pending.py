@@ -215,7 +215,7 @@ def test_what_cannot_be_compiled_is_logged_and_raised_by_the_next_call(
         dynaxla.finish_compilations()
         (message,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert message.startswith(
-            "graph could not be compiled in the background, so its next call compiles it: XLA could not compile graph"
+            "graph could not be compiled in the background, and its next call compiles it again: XLA could not compile graph"
         )
         for size in (5, 5, 6):
             with pytest.raises(CompilationError, match="INTERNAL: no"):

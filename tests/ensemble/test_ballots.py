@@ -47,7 +47,7 @@ def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch, caplog: p
         assert one.decide((), FIRST) == "dynaxla"
         assert "processes [1] have not measured it" in caplog.text
         assert other.decide((), {"inductor": 1.0}) == "eager"
-        assert "the engine dynaxla, which is not right in this one" in caplog.text
+        assert "the engine dynaxla, whose results are wrong in this process" in caplog.text
 
 
 def test_a_store_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:

@@ -132,7 +132,15 @@ def test_names_are_no_markup() -> None:
 def test_advice_says_what_applies() -> None:
     found = example()
     whats = " | ".join(advice.what for advice in found.advice)
-    for part in ("Mend", "mark_dynamic", "no_grad", "Give model memory of its own", "lowering of lib.op", "this line first", "one program"):
+    for part in (
+        "Fix this error",
+        "mark_dynamic",
+        "no_grad",
+        "Copy model once",
+        "lowering of lib.op",
+        "this line first",
+        "one program",
+    ):
         assert part in whats, part
     nothing = replace(
         found, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}

@@ -43,10 +43,10 @@ def test_the_order_of_what_a_program_takes_and_gives() -> None:
     ("changes", "message"),
     [
         ({"weights": None}, "incomplete"),
-        ({"updates": ["other"]}, r"updates \['other'\], which are no weights"),
-        ({"results": sequence("list", [])}, "other numbers of arrays"),
-        ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "no array that there can be"),
-        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "no array that there can be"),
+        ({"updates": ["other"]}, r"updates \['other'\], which are not weights"),
+        ({"results": sequence("list", [])}, "differ from the numbers of inputs and outputs"),
+        ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "is not a valid array"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "is not a valid array"),
     ],
 )
 def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[str, Any], message: str) -> None:

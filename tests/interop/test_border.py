@@ -42,7 +42,7 @@ def test_a_tracer_that_leaks_in() -> None:
             border.take([x])
         return x
 
-    with pytest.raises(UnsupportedTensor, match="f was called with tensors outside of JAX"):
+    with pytest.raises(UnsupportedTensor, match="f was called with tensors outside of JAX, and returned a JAX tracer"):
         jax.jit(f)(jnp.ones(2))
 
 

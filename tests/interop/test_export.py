@@ -115,7 +115,7 @@ def test_what_torch_has_captured_is_taken_as_it_is() -> None:
     exported = dynaxla.export(captured, platforms=["cpu"])
     assert exported.call(np.ones((5, 2), np.float32)).shape == (5, 2)
     assert list(exported.manifest.dimensions) == ["input_0"]
-    with pytest.raises(OptionError, match="beside an ExportedProgram"):
+    with pytest.raises(OptionError, match="together with an ExportedProgram"):
         dynaxla.export(captured, (torch.ones(3, 2),))
 
 
@@ -208,11 +208,11 @@ SQUARE = torch.ones(3, 3)
     ("function", "dynamic", "error", "message"),
     [
         (branches, None, CaptureError, "data-dependent"),
-        (selects, None, CaptureError, "follows from the values of a tensor"),
+        (selects, None, CaptureError, "depends on the values of a tensor"),
         (writes, None, CaptureError, "writes to its user input"),
         (multiplies, ({1: Dim("width")},), CaptureError, "width"),
         (decomposes, None, UnsupportedOp, r"(?s)no lowering for aten.linalg_eig.*from: .*test_export.py:\d+, in "),
-        (prints, None, CaptureError, r"(?s)aten._print.* does more than give its result"),
+        (prints, None, CaptureError, r"(?s)aten._print.* has other effects than its result"),
         (takes_largest, ({1: Dim("width")},), CaptureError, r"(?s)needs the sizes of its operands as numbers.*give the dimension limits"),
     ],
 )

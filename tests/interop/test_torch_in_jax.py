@@ -168,9 +168,9 @@ def test_a_later_change_of_mode_is_refused() -> None:
 
 def test_random_numbers_follow_from_the_key() -> None:
     f, params = to_jax(nn.Dropout(0.5))
-    with pytest.raises(ArgumentError, match="draws random numbers, and was given no key"):
+    with pytest.raises(ArgumentError, match="draws random numbers, and was called without a key"):
         f(params, jnp.ones(100))
-    with pytest.raises(ArgumentError, match="is no key"):
+    with pytest.raises(ArgumentError, match="is not a key"):
         f(params, jnp.ones(100), rng=3.5)
 
     def drawn(seed: int, x: Array) -> Array:
@@ -268,7 +268,7 @@ def test_nothing_of_a_trace_is_kept() -> None:
 
 def test_autocast_around_a_call_is_refused() -> None:
     f = to_jax(lambda x: x @ x)
-    with torch.autocast("cpu"), pytest.raises(ArgumentError, match="under an autocast of torch"):
+    with torch.autocast("cpu"), pytest.raises(ArgumentError, match=r"called inside torch\.autocast"):
         f(jnp.eye(2))
 
     def inside(x: torch.Tensor) -> torch.Tensor:
@@ -331,7 +331,7 @@ def test_inputs_are_never_written() -> None:
 def test_dtypes(x64: bool) -> None:
     f, params = to_jax(mlp(), dtype=jnp.bfloat16)
     assert f(params, arrays(X).astype(jnp.bfloat16)).dtype == jnp.bfloat16
-    with pytest.raises(OptionError, match="no floating-point dtype"):
+    with pytest.raises(OptionError, match="not a floating-point dtype"):
         to_jax(mlp(), dtype=jnp.int32)
     assert to_jax(lambda x: x.argmax())(jnp.ones(3)).dtype == (jnp.int64 if x64 else jnp.int32)
     assert to_jax(lambda x: x.double() / 3)(jnp.ones(3, jnp.float32)).dtype == (jnp.float64 if x64 else jnp.float32)
@@ -339,7 +339,7 @@ def test_dtypes(x64: bool) -> None:
         f, params = to_jax(mlp().double())
         assert jax.grad(lambda params: f(params, arrays(X.double())).sum())(params)["0.weight"].dtype == jnp.float64
     else:
-        with pytest.raises(OptionError, match="is float64, and JAX has 32 bits"):
+        with pytest.raises(OptionError, match="is float64, and JAX's 64-bit types are off here"):
             to_jax(mlp().double())
         weak = to_jax(lambda x: x + 1)(jnp.asarray(1.0))
         assert not weak.weak_type
@@ -354,7 +354,7 @@ def test_dtypes(x64: bool) -> None:
 def test_a_parameter_of_another_kind_of_number_is_refused(dtype: Any) -> None:
     """torch's modules compute nothing with it, and JAX has no gradient by it."""
     f, params = to_jax(mlp())
-    with pytest.raises(ArgumentError, match=r"0\.weight of Sequential is given as .*float32") as caught:
+    with pytest.raises(ArgumentError, match=r"0\.weight of Sequential has the dtype .*float32") as caught:
         jax.jit(f)({**params, "0.weight": jnp.ones((8, 4), dtype)}, arrays(X))
     assert "astype" in caught.value.hint
     half = f({name: value.astype(jnp.bfloat16) for name, value in params.items()}, arrays(X).astype(jnp.bfloat16))
@@ -373,14 +373,14 @@ def test_trees_that_do_not_fit() -> None:
     f, params = to_jax(mlp())
     for given, message in (
         ({}, "lack 0.weight, 0.bias"),
-        ({**params, "more": params["0.bias"]}, "have more, which it has not"),
-        ({**params, "0.bias": jnp.ones(3)}, r"\['0.bias'\] of Sequential is of shape \[3\], and the module's has shape \[8\]"),
+        ({**params, "more": params["0.bias"]}, "have more, which it does not have"),
+        ({**params, "0.bias": jnp.ones(3)}, r"\['0.bias'\] of Sequential is of shape \[3\], and the module needs shape \[8\]"),
         (list(params.values()), "are a list"),
         ({**params, "0.bias": torch.ones(8)}, r"\['0.bias'\] of Sequential is a Tensor"),
     ):
         with pytest.raises(ArgumentError, match=message):
             f(given, arrays(X))
-    with pytest.raises(ArgumentError, match="was given a torch tensor"):
+    with pytest.raises(ArgumentError, match="was called with a torch tensor"):
         f(params, X)
 
 
@@ -404,7 +404,7 @@ def test_what_only_torch_computes() -> None:
 
 def test_parameters_from_elsewhere_are_refused() -> None:
     model = mlp()
-    with pytest.raises(CaptureError, match="a parameter that is not among the function's"):
+    with pytest.raises(CaptureError, match="reads a parameter that is not one of its own"):
         to_jax(lambda x: model(x))(arrays(X))
 
 
@@ -443,7 +443,7 @@ def test_caches_of_tensors_are_refused() -> None:
         f(params, jnp.ones(2))
     assert model.cache == {}
     model(torch.ones(2))
-    with pytest.raises(CaptureError, match="a tensor with requires_grad that is not among") as caught:
+    with pytest.raises(CaptureError, match="a tensor with requires_grad that is not one of its own") as caught:
         jax.grad(lambda params: f(params, jnp.ones(2)).sum())(params)
     assert "test_torch_in_jax.py" in caught.value.where
 
@@ -456,7 +456,7 @@ def test_tensors_of_an_earlier_trace_are_refused() -> None:
         kept.append(x)
         return x * kept[0]
 
-    with pytest.raises(CaptureError, match="left behind") as caught:
+    with pytest.raises(CaptureError, match="an earlier trace has stored") as caught:
         to_jax(function)(jnp.ones(2))
     assert "test_torch_in_jax.py" in caught.value.where
 
@@ -580,7 +580,7 @@ def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytes
         f = jax.jit(to_jax(changed))
         f(jnp.ones(3))
         change()
-        with pytest.raises(CaptureError, match="has changed since JAX traced it"):
+        with pytest.raises(CaptureError, match="has changed since JAX traced the function"):
             jax.grad(lambda x, f=f: f(x).sum())(jnp.ones(3))
 
 
@@ -602,7 +602,7 @@ def test_a_mode_around_a_derivative_changes_nothing(mode: Callable[[], Any]) -> 
         np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(jnp.ones(3)), [1.0, 2.0, 6.0])
         np.testing.assert_array_equal(jax.grad(lambda x: to_jax(lambda x: x * 2)(x).sum())(jnp.ones(3)), [2.0, 2.0, 2.0])
     holder["table"] = torch.tensor([1.0, 2.0, 4.0])
-    with mode(), pytest.raises(CaptureError, match="has changed since JAX traced it"):
+    with mode(), pytest.raises(CaptureError, match="has changed since JAX traced the function"):
         jax.grad(lambda x: other(x).sum())(jnp.ones(3))
 
 

@@ -48,9 +48,9 @@ def fails(x: Array) -> Array:
 @pytest.mark.parametrize(
     ("lowering", "message"),
     [
-        (lambda x: x[:2], r"gave float32\[2\], PyTorch gives float32\[3\]"),
-        (lambda x: x.astype(jnp.float64), r"gave float64\[3\], PyTorch gives float32\[3\]"),
-        (lambda x: 1.0, r"gave 1\.0, PyTorch gives"),
+        (lambda x: x[:2], r"returned float32\[2\], and PyTorch returns float32\[3\]"),
+        (lambda x: x.astype(jnp.float64), r"returned float64\[3\], and PyTorch returns float32\[3\]"),
+        (lambda x: 1.0, r"returned 1\.0, and PyTorch returns"),
         (fails, r"failed: KeyError: 'defect'"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_lowering_that_is_wrong(lowering: Any, message: str) -> None:
 def test_each_of_several_results_is_compared() -> None:
     build = Builder()
     node = build.call(aten.aminmax.default, build.input(3), value=(build.fake(3), build.fake(3)))
-    with pytest.raises(LoweringError, match=r"gave float32\[2\], PyTorch gives float32\[3\]"):
+    with pytest.raises(LoweringError, match=r"returned float32\[2\], and PyTorch returns float32\[3\]"):
         run(build, node, registered=registry(aminmax=lambda x, *, dim, keepdim: (x, x[:2])))
 
 

@@ -180,7 +180,7 @@ def test_a_read_only_directory_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert found, "what is there is used"
     assert list(Store(tmp_path / "no such part")) == []
     assert sorted(tmp_path.rglob("*")) == files
-    assert [record.levelname for record in caplog.records if "cannot be written" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "is read-only: its programs are used" in record.message] == ["WARNING"]
     config.open_store.cache_clear()
 
 

@@ -59,7 +59,7 @@ def test_other_tensors_on_a_storage() -> None:
     wider = transfer.view_as(part, torch.float64, (2,), (1,), 1)
     assert wider.view(torch.float32).tolist() == [4, 5, 6, 7]
     assert wider.data_ptr() == whole.data_ptr() + 16
-    with pytest.raises(RuntimeError, match="starts 4 bytes behind an element"):
+    with pytest.raises(RuntimeError, match="starts 4 bytes after the start of an element"):
         transfer.view_as(whole[1:], torch.float64, (2,), (1,), 0)
 
 

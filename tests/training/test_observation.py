@@ -307,7 +307,7 @@ def test_without_a_free_tool_nothing_is_run() -> None:
     for tool in taken:
         sys.monitoring.use_tool_id(tool, "a debugger")
     try:
-        with pytest.raises(Refused, match="six tools"):
+        with pytest.raises(Refused, match="six tool ids"):
             observe(lambda: ran.append(1), (), {})
     finally:
         for tool in taken:

@@ -87,7 +87,7 @@ def test_objects_that_a_step_leaves_behind() -> None:
         def __init__(self) -> None:
             self.a = 1
 
-    with pytest.raises(CaptureError, match="leaves a new"):
+    with pytest.raises(CaptureError, match="the step creates a"):
         recorded(lambda: None, thing=Thing)
 
 

@@ -128,24 +128,26 @@ class Arguments:
         parameter = self.parameters[index]
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
         if isinstance(tensor, FakeTensor):
-            raise UnsupportedTensor("a fake tensor was given to a program that was compiled for real ones", hint="compile it for fake ones")
+            raise UnsupportedTensor(
+                "a program that was compiled for real tensors was called with a fake tensor", hint="compile it with fake tensors"
+            )
         same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
         if not same or any(tensor.stride(dim) for dim in expanded):
             raise DynaxlaError(
                 f"a program compiled for {parameter.dtype}{list(parameter.shape)} with strides {list(parameter.stride)} "
                 f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())}",
-                hint="call it through torch.compile, whose guards compile it anew",
+                hint="call it through torch.compile, whose guards compile the function again",
             )
         if tensor.device != self._torch_device:
             if not goes_along(tensor):
                 raise DynaxlaError(
                     f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device}",
-                    hint="call it through torch.compile, whose guards compile it anew",
+                    hint="call it through torch.compile, whose guards compile the function again",
                 )
             _note_copy(index, tensor, f"it is on {tensor.device}, and the program on {self._torch_device}")
             tensor = tensor.to(self._torch_device)
         if tensor.is_conj() or tensor.is_neg():
-            _note_copy(index, tensor, "it is the conjugate or the negative of what lies in memory")
+            _note_copy(index, tensor, "it has the conjugate or the negative bit, and its memory holds other values")
             tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.stride() != parameter.stride and Layout.of(tuple(tensor.shape), tensor.stride()) != parameter.layout:
             _note_copy(index, tensor, f"its strides are {tuple(tensor.stride())}, and the program was compiled for {parameter.stride}")
@@ -174,7 +176,7 @@ class Arguments:
             metrics.add("imports")
             packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, *parameter.array)
             return transfer.import_tensor(packed, self._device), None
-        gaps = f"its strides {tuple(tensor.stride())} leave gaps or overlap, and a program reads memory without any"
+        gaps = f"its strides {tuple(tensor.stride())} leave gaps or overlap, and a program reads only dense memory"
         _note_copy(index, tensor, f"its memory is not aligned to {transfer.ALIGNMENT} bytes" if layout.dense else gaps)
         packed = layout.pack_tensor(tensor)
         if packed.data_ptr() == tensor.data_ptr() or not is_aligned(packed):

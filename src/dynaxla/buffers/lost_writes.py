@@ -38,7 +38,7 @@ from .overlaps import shares_with_itself
 # Returns why a write to a view would be lost; None if it would not be.
 Reason = Callable[[], str | None]
 
-_WRITE_LATER = "write in one of the passes, or keep the function out of the graph with torch.compiler.disable"
+_WRITE_LATER = "write to it in only one of the passes, or keep the function out of the graph with torch.compiler.disable"
 
 
 class LostWrite(Exception):
@@ -49,7 +49,7 @@ class LostWrite(Exception):
         hint: The fix.
     """
 
-    def __init__(self, what: str, hint: str = "write to a clone of the view, and copy that to where it belongs") -> None:
+    def __init__(self, what: str, hint: str = "write to a clone of the view, and copy the clone back") -> None:
         super().__init__(what)
         self.what, self.hint = what, hint
 
@@ -113,7 +113,7 @@ class LostWrites(TorchDispatchMode):
                 pass.
         """
         if self._forward and isinstance(tensor, FunctionalTensor) and self._is_backward() and _memory(tensor) in self._forward:
-            raise LostWrite(f"it writes with {func} in the backward pass to what it made, or wrote to, in the forward pass", _WRITE_LATER)
+            raise LostWrite(f"its backward pass writes with {func} to memory that its forward pass created or wrote to", _WRITE_LATER)
         if id(tensor) not in self._views:
             return
         with disable_proxy_modes_tracing():
@@ -189,7 +189,9 @@ def _check_place(tensor: FunctionalTensor) -> None:
         same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
         same = same and statically_known_true(value.storage_offset() == tensor.storage_offset())
     if not same:
-        raise LostWrite("it takes aten.as_strided of a tensor that is written to and that lies in memory in an order of its own")
+        raise LostWrite(
+            "it calls aten.as_strided on a tensor that it writes to, and the strides of that tensor differ from those in eager mode"
+        )
 
 
 def _of_windows(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, step: int) -> str | None:
@@ -199,7 +201,7 @@ def _of_windows(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, s
     length, count = (source.shape[dim], view.shape[dim]) if source.dim() else (1, 1)
     if guard_or_false(size * count == length) and guard_or_false(size <= step):
         return None
-    return f"aten.unfold made, of windows of {size} every {step} places"
+    return f"aten.unfold made with windows of size {size} at every {step} positions"
 
 
 def _of_growth(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
@@ -207,14 +209,14 @@ def _of_growth(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
     before = (*[1] * (view.dim() - source.dim()), *source.shape)
     if all(guard_or_false(old == new) for old, new in zip(before, view.shape, strict=True)):
         return None
-    return f"aten.expand made, {tuple(view.shape)} of {tuple(source.shape)}"
+    return f"aten.expand made with shape {tuple(view.shape)} from shape {tuple(source.shape)}"
 
 
 def _of_places(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
     """Returns a reason if elements share memory."""
     if not free_unbacked_symbols((*view.shape, *view.stride())) and not shares_with_itself(view):
         return None
-    return f"aten.as_strided made, in which elements share memory: {tuple(view.shape)}, strides {view.stride()}"
+    return f"aten.as_strided made with overlapping elements: shape {tuple(view.shape)}, strides {view.stride()}"
 
 
 _REASONS: dict[OpOverload, Callable[..., str | None]] = {

@@ -156,7 +156,7 @@ class NativeBuffers:
             spec = buffer.spec
             if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 given = dtypes.describe(value.dtype, tuple(value.shape))
-                raise RuntimeError(f"{buffer.node.target} returned {given}, its fake (meta) implementation promised {spec}")
+                raise RuntimeError(f"{buffer.node.target} returned {given}, but its fake (meta) implementation promised {spec}")
             result = buffer.pack_tensor(value)
             memory = private.storage_id(result)
             if memory in used or result.untyped_storage().nbytes() != result.numel() * result.element_size():

@@ -25,10 +25,10 @@ from ..lowering.fallback import writes
 from ..torch_ops import aten
 from .checkpointing import draws_by_state
 
-ON_VALUES = "a size or number that it gives depends on the values of a tensor"
-ASYNCHRONOUS = "it is a collective, or works with handles or in the background"
+ON_VALUES = "a size or number that it returns depends on the values of a tensor"
+ASYNCHRONOUS = "it is a collective, or it works with handles or in the background"
 WRITES = "it writes to an operand"
-NO_ARRAY = "a tensor that it takes or gives is no array"
+NO_ARRAY = "it takes or returns a tensor that is not a dense array"
 DRAWS = "it saves or restores the state of torch's generator"
 
 

@@ -28,7 +28,7 @@ from ..torch_ops import aten
 from .aten_graph import COPIES, computed_on, tensors_of
 
 COPY = "it copies to another device"
-MIXED = "it takes or gives tensors of several devices"
+MIXED = "it takes or returns tensors of several devices"
 
 # The position of the argument that ATen moves to the device of the first one: indices from the CPU, the source of a copy from any device.
 _INDEXING = {op: 1 for op in (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default)}

@@ -92,7 +92,7 @@ class GlobalView:
             if isinstance(given, torch.Tensor):
                 self.inputs[position] = self._input(node)
             elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
-                raise NotPartitioned("sizes or numbers in it change", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+                raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
         _check_apart(captured)
         self.module = _Whole(self)
 
@@ -101,17 +101,19 @@ class GlobalView:
         if isinstance(value, DTensor):
             border = self.border(value, node)
             if any(placement.is_partial() for placement in value.placements):
-                raise NotPartitioned(f"an input is {value.placements}", where=user_line(node), hint="redistribute it before")
+                raise NotPartitioned(
+                    f"an input has the placements {value.placements}", where=user_line(node), hint="redistribute it before"
+                )
             shape = tuple(value.shape)
         elif is_traceable_wrapper_subclass(value):
-            raise NotPartitioned(f"an input is a {type(value).__name__}", where=user_line(node))
+            raise NotPartitioned(f"an input is a {type(value).__name__}, a tensor subclass", where=user_line(node))
         else:
             border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
         if any(not isinstance(size, int) for size in shape):
-            raise NotPartitioned("sizes in it change", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+            raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
         local = private.local_part(value) if isinstance(value, DTensor) else value
         if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
-            raise NotPartitioned(f"an input is on {local.device}, or no plain tensor", where=user_line(node))
+            raise NotPartitioned(f"an input on {local.device} is not a plain CPU tensor", where=user_line(node))
         with local.fake_mode:
             made = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
         self.examples.append(made)
@@ -134,14 +136,14 @@ class GlobalView:
                 dim = placement.dim % len(shape)
                 if divided[dim] % size:
                     raise NotPartitioned(
-                        f"dimension {dim} of {list(shape)} does not divide into {size} equal parts",
+                        f"dimension {dim} of {list(shape)} cannot be divided into {size} equal parts",
                         where=user_line(node),
-                        hint="choose sizes that do",
+                        hint="choose a size that is a multiple of the number of parts",
                     )
                 divided[dim] //= size
                 dims[dim].append(axis)
             elif not placement.is_replicate() and not _is_plain_partial(placement):
-                raise NotPartitioned(f"a tensor is placed as {placement}", where=user_line(node))
+                raise NotPartitioned(f"a tensor has the placement {placement}, which dynaxla does not support here", where=user_line(node))
         return tuple(",".join(axes) for axes in dims)
 
     # Between local tensors and whole tensors
@@ -214,17 +216,19 @@ class _Walk(torch.fx.Interpreter):
         if node.op == "get_attr":
             found = self.fetch_attr(node.target)
             if isinstance(found, torch.nn.Module):
-                raise NotPartitioned(f"there is a graph in it: {node.target}", where=user_line(node))
+                raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
             return found
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise NotPartitioned(f"there is a graph in it: {node.target}", where=user_line(node))
+            raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
         try:
             value = self._called(node)
         except DynaxlaError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             first = str(error).partition("\n")[0]
-            raise NotPartitioned(f"{_name(node)} cannot be done for all processes: {first}", where=user_line(node)) from error
+            raise NotPartitioned(
+                f"{_name(node)} cannot run on the tensors of all processes at once: {first}", where=user_line(node)
+            ) from error
         _check(node, value)
         return value
 
@@ -258,7 +262,7 @@ class _Walk(torch.fx.Interpreter):
             if not isinstance(value, Own):
                 return value
             if value.tensor.numel() != self._view.mesh.size:
-                raise NotPartitioned(f"{_name(node)} has DTensors and other tensors", where=user_line(node))
+                raise NotPartitioned(f"{_name(node)} takes DTensors together with other tensors", where=user_line(node))
             return self._view.make_whole(value, [Replicate()] * len(self._view.mesh.sizes))
 
         return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, Own))
@@ -279,9 +283,9 @@ class _Walk(torch.fx.Interpreter):
     ) -> torch.Tensor:
         value = node.meta["example_value"]
         if run_check or not (grad_placements is None or _same(grad_placements, _of_gradient(value.placements), value.ndim)):
-            raise NotPartitioned("from_local is told to compare the processes, or how gradients lie", where=user_line(node))
+            raise NotPartitioned("from_local has run_check=True, or grad_placements that differ from the default", where=user_line(node))
         if any(isinstance(item, Partial) and item.reduce_op != "sum" for item in value.placements):
-            raise NotPartitioned(f"from_local makes a tensor that is {value.placements}", where=user_line(node))
+            raise NotPartitioned(f"from_local makes a tensor with the placements {value.placements}", where=user_line(node))
         self._view.spec(value.placements, value.shape, node)
         return self._view.make_whole(self._own(local), value.placements)
 
@@ -293,18 +297,24 @@ class _Walk(torch.fx.Interpreter):
 
     def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
         if any(placement.is_partial() for placement in value.placements):
-            raise NotPartitioned(f"to_local of a tensor that is {value.placements}", where=user_line(node), hint="redistribute it before")
+            raise NotPartitioned(
+                f"to_local of a tensor with the placements {value.placements}", where=user_line(node), hint="redistribute it before"
+            )
         self._view.spec(value.placements, value.shape, node)
         backs = []
         for placement, back in zip(value.placements, grad_placements or value.placements, strict=True):
             if placement.is_shard() and not _same([placement], [back], value.ndim):
-                raise NotPartitioned(f"to_local says that gradients of {placement} are {back}", where=user_line(node))
+                raise NotPartitioned(
+                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                )
             if isinstance(back, Partial) and back.reduce_op in ("sum", "avg"):
                 backs.append(back.reduce_op)
             elif placement.is_shard() or back.is_replicate():
                 backs.append("same")
             else:
-                raise NotPartitioned(f"to_local says that gradients of {placement} are {back}", where=user_line(node))
+                raise NotPartitioned(
+                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                )
         return self._view.take_own(whole, value.placements, backs)
 
     def _redistribute(
@@ -320,12 +330,12 @@ class _Walk(torch.fx.Interpreter):
         backward_dtype: Any = None,
     ) -> torch.Tensor:
         if forward_dtype is not None or backward_dtype is not None:
-            raise NotPartitioned("redistribute changes dtypes", where=user_line(node))
+            raise NotPartitioned("redistribute changes the dtype of a tensor", where=user_line(node))
         return self._placed(node, value, whole, node.meta["example_value"].placements)
 
     def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
         if grad_placements is not None:
-            raise NotPartitioned("full_tensor says how gradients lie", where=user_line(node))
+            raise NotPartitioned("full_tensor has grad_placements", where=user_line(node))
         everywhere = (Replicate(),) * len(value.placements)
         whole = self._placed(node, value, whole, everywhere)
         return self._view.take_own(whole, everywhere, ["same"] * len(everywhere))
@@ -334,7 +344,7 @@ class _Walk(torch.fx.Interpreter):
         if tuple(placements) == tuple(value.placements):
             return whole
         if any(placement.is_partial() for placement in placements):
-            raise NotPartitioned(f"redistribute to {placements}", where=user_line(node))
+            raise NotPartitioned(f"a tensor is redistributed to {placements}", where=user_line(node))
         spec, before = (self._view.spec(item, value.shape, node) for item in (placements, value.placements))
         return process_values.PLACED(whole, spec, before)
 
@@ -413,7 +423,7 @@ def _check(node: Node, value: Any) -> None:
         is_mixed = isinstance(example, DTensor) and isinstance(found, Own)
         if is_mixed or tensor.shape != example.shape or tensor.dtype != example.dtype:
             raise NotPartitioned(
-                f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)} where eager mode has {example.dtype} of "
+                f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)}, and eager mode gives {example.dtype} of "
                 f"{list(example.shape)}",
                 where=user_line(node),
             )
@@ -427,7 +437,7 @@ def _mesh_of(captured: GraphModule) -> ProcessMesh:
             if isinstance(value, DTensor) and value.device_mesh not in meshes:
                 meshes.append(value.device_mesh)
     if len(meshes) > 1:
-        raise NotPartitioned(f"its tensors lie on {len(meshes)} meshes: {meshes}", hint="one mesh for all")
+        raise NotPartitioned(f"its tensors are on {len(meshes)} device meshes: {meshes}", hint="use one mesh for all tensors")
     try:
         return ProcessMesh.of(meshes[0])
     except ValueError as error:
@@ -445,7 +455,7 @@ def _check_apart(captured: GraphModule) -> None:
         seen.add(storage)
         local = _local(node)
         if local is not None and not local.is_contiguous():
-            raise NotPartitioned("it returns a tensor whose dimensions lie in another order", hint="contiguous() before it is returned")
+            raise NotPartitioned("it returns a tensor that is not contiguous", hint="return x.contiguous()")
 
 
 def _local(node: Any) -> torch.Tensor | None:

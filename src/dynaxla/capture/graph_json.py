@@ -101,7 +101,7 @@ def _encoded(value: Any, numbers: Mapping[Node, int], storages: dict[int, int]) 
         return ["node", numbers[value]]
     if isinstance(value, torch.Tensor):
         if not _is_plain(value):
-            raise Unwritable(f"a value {value.dtype} of shape {list(value.shape)}: its sizes are not fixed, or it is no plain tensor")
+            raise Unwritable(f"a {value.dtype} value of shape {list(value.shape)} that has dynamic sizes or is not a plain tensor")
         storage = storages.setdefault(private.storage_id(value), len(storages))
         sizes = list(value.shape), list(value.stride()), value.storage_offset(), value.untyped_storage().nbytes()
         return ["tensor", *sizes, storage, str(value.dtype), str(value.device), value.requires_grad]
@@ -123,8 +123,8 @@ def _encoded(value: Any, numbers: Mapping[Node, int], storages: dict[int, int]) 
     if isinstance(value, descriptors.AOTInput | descriptors.AOTOutput) and type(value).__module__ == descriptors.__name__:
         return ["desc", type(value).__name__, *inner(getattr(value, field.name) for field in dataclasses.fields(value))]
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise Unwritable(f"the number {value}: its sizes are not fixed")
-    raise Unwritable(f"{type(value).__name__} among what it computes with")
+        raise Unwritable(f"the number {value}, which depends on dynamic sizes")
+    raise Unwritable(f"an argument of the class {type(value).__name__}")
 
 
 def _is_plain(value: torch.Tensor) -> bool:

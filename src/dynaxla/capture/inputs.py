@@ -63,6 +63,6 @@ def check_tensor(tensor: torch.Tensor, role: str) -> None:
     if tensor.is_quantized:
         raise UnsupportedTensor(f"{shown} is quantized", hint="make it a float tensor with .dequantize() before the compiled region")
     if tensor.device.type == "meta":
-        raise UnsupportedTensor(f"{shown} is on the meta device: it has no data", hint="materialise it with .to_empty(device=...)")
+        raise UnsupportedTensor(f"{shown} is on the meta device: it has no data", hint="allocate it with .to_empty(device=...)")
     if not is_supported(tensor.dtype):
         raise UnsupportedTensor(f"{shown} has a dtype that JAX does not have", hint="convert it before the compiled region")

@@ -176,10 +176,10 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
     module = copy_graph(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
-        raise Unknown("a size depends on values")
+        raise Unknown("a size depends on the values of a tensor")
     sources = Sizes(placeholders).sources()
     if not sources.keys() >= set(rounded):
-        raise Unknown("a size is known as part of another one alone")
+        raise Unknown("a size occurs only inside an expression of sizes")
     environment = _environment(placeholders)
     originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
     outputs, returned = _outputs(graph, module)
@@ -192,7 +192,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         if not isinstance(value, torch.Tensor):
             if masks.is_rounded(value):
                 if not isinstance(value, torch.SymInt):
-                    raise Unknown("a number that is made of sizes")
+                    raise Unknown("an input is a number computed from sizes")
                 numbers[position] = size_of(value)
             continue
         extents = tuple(_in_order(extent, orders, products) for extent in masks.prefixes(value))
@@ -205,7 +205,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         if node.op in ("call_function", "get_attr"):
             _apply(masks, node)
         elif node.op not in ("placeholder", "output"):
-            raise Unknown(f"a node of another kind, {node.op}")
+            raise Unknown(f"the graph has a node of the kind {node.op}")
     found, computed = _results(module, masks, outputs, returned)
     masks.done()
     module.recompile()
@@ -236,7 +236,7 @@ def _apply(masks: Masks, node: Node) -> None:
     if node.target in _NUMBERS:
         return
     if draws_random(node):
-        raise Unknown(f"random numbers ({node.target}, {user_line(node)})")
+        raise Unknown(f"it draws random numbers ({node.target}, {user_line(node)})")
     rule = find_rule(node.target)
     if rule is None:
         raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
@@ -341,7 +341,7 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
         val = node.meta.get("val") if isinstance(node, Node) else node
         if not isinstance(val, torch.Tensor):
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
-                raise Unknown("a number among the outputs that is no whole number")
+                raise Unknown("an output is a number that is not a whole number")
             found.append(Number(size_of(val) if isinstance(val, torch.SymInt) else val))
             continue
         if node in positions:
@@ -352,11 +352,11 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
         is_symbolic = bool(_symbolic(val) or (owner is not None and _symbolic(owner.meta["val"])))
         if owner is not None and is_symbolic:
             if graph.phase == "backward" or val.dtype != owner.meta["val"].dtype or val.is_conj() or val.is_neg():
-                raise Unknown("an output in an input's memory")
+                raise Unknown("an output shares memory with an input")
             found.append(Given(positions[owner], val, owner.meta["val"]))
             continue
         if val.is_conj() or val.is_neg():
-            raise Unknown("an output that is conjugate, or negative")
+            raise Unknown("an output has the conjugate or the negative bit")
         if index not in graph.remade and "Saved" not in type(description).__name__:
             sharing.setdefault(storage, []).append(index)
             if is_symbolic:
@@ -375,7 +375,7 @@ def _shared(nodes: list[Node]) -> Node:
     while (source := viewed(origin)) is not None:
         origin = source
     if origin.op != "call_function" or any(node.meta["val"].dtype != origin.meta["val"].dtype for node in nodes):
-        raise Unknown("outputs that share memory")
+        raise Unknown("two outputs share memory")
     return origin
 
 
@@ -389,7 +389,7 @@ def _results(
     for index, node in enumerate(nodes):
         extents = tuple(extent.resolved for extent in masks.extents[node])
         if len(extents) != node.meta["val"].dim():
-            raise Unknown("an output of which nothing is known")
+            raise Unknown("the valid positions of an output are not known")
         bases[node] = Computed(index, extents, node.meta["val"])
     found = list(outputs)
     for index, node in returned.items():

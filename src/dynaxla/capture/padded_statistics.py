@@ -95,7 +95,7 @@ def _told(masks: Masks, extents: Extents) -> tuple[int, int]:
 def _wide(masks: Masks, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _Wide:
     """Returns the helper for statistics of x over `dims`. Raises: Unknown for complex numbers."""
     if x.is_complex():
-        raise Unknown("complex numbers")
+        raise Unknown("it computes with complex numbers")
     dtype = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     return _Wide(masks, dims, tuple(extent.resolved for extent in extents), masks.fake((), dtype, x.device))
 
@@ -154,7 +154,7 @@ def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
     elif node.target is aten.native_layer_norm.default:
         extents = _norm_of_rounded_rows(masks, node, len(rows))
     else:
-        raise Unknown("a root of mean squares of a rounded size")
+        raise Unknown("it normalizes over a padded dimension")
     return [extents, *(statistics for _ in node.meta["val"][1:])]
 
 
@@ -243,7 +243,7 @@ def _batch_norm(masks: Masks, node: Node) -> list[Extents]:
     masks.exact(training, momentum, eps)
     extents = _by_channels(masks, masks.of(x), [weight, bias, *statistics])
     if statistics and not training:
-        raise Unknown("a batch norm by running statistics that gives them back")
+        raise Unknown("a batch norm returns its running statistics")
     wide = _wide(masks, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
     mean, squares, centered = wide.moments(wide.convert(x))
     inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))

@@ -28,10 +28,10 @@ _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Defaul
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
 Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(known.DTYPES)}.")]
 Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
-_DEVICE = typer.Option(help="A torch device: cpu, cuda, cuda:1, jax, jax:1. On jax, the CPU's eager mode says what is right.")
+_DEVICE = typer.Option(help="A torch device: cpu, cuda, cuda:1, jax, jax:1. On jax, results are compared with eager mode on the CPU.")
 _AMORTIZED = typer.Option(min=0, help="Also time this many calls with one wait at their end. Default: 0, on jax 10.", show_default=False)
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")]
-_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
+_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in its own process: takes twice as long.")
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
     seconds: Annotated[float | None, _SECONDS] = None,
     memory: Annotated[bool, _MEMORY] = False,
-    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured forms, and a table of what was tried.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured forms, and a table of the measured forms.")] = False,
     output: Annotated[Path | None, typer.Option(help="A directory for JSON, Markdown and a plot.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print failures in full.")] = False,
@@ -90,12 +90,12 @@ def bench(
     console = Console()
     with bad_requests_shown():
         if optimizer not in known.OPTIMIZERS:
-            raise BenchmarkError(f"no optimizer {optimizer!r}; there are: {', '.join(known.OPTIMIZERS)}")
+            raise BenchmarkError(f"there is no optimizer {optimizer!r}; the optimizers are: {', '.join(known.OPTIMIZERS)}")
         batch = batch or (4 if training else 1)
         placement = Placement(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
         if kind == "jax" and memory:
-            raise BenchmarkError("--memory is for cpu and cuda: each engine would have the device jax in a process of its own")
+            raise BenchmarkError("--memory supports only the devices cpu and cuda")
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
         engine_table.choose([baseline], [], kind)

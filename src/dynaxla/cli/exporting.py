@@ -47,7 +47,7 @@ def export(
     output: Annotated[Path, typer.Option(help="The directory to write.", show_default=False)],
     inputs: Annotated[list[str] | None, _INPUTS] = None,
     platform: Annotated[list[str] | None, typer.Option(help=f"Of cpu, cuda, rocm and tpu. Default: {', '.join(_PLATFORMS)}.")] = None,
-    weights: Annotated[str, typer.Option(help="arguments: beside the program; constants: in it.")] = "arguments",
+    weights: Annotated[str, typer.Option(help="arguments: next to the program; constants: inside it.")] = "arguments",
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
 ) -> None:
@@ -78,7 +78,7 @@ def export(
         console.print(f"  gives new values of {', '.join(made.manifest.updates)}")
     if made.manifest.draws_random:
         console.print("  draws random numbers: call(..., key=jax.random.key(0))")
-    console.print(f"  {len(made.manifest.weights)} weights beside the program")
+    console.print(f"  {len(made.manifest.weights)} weights next to the program")
 
 
 def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
@@ -88,7 +88,7 @@ def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
     for text in inputs:
         match = _INPUT.fullmatch(text.replace(" ", ""))
         if match is None:
-            raise typer.BadParameter(f"{text!r} is no tensor; an example: float32[batch,3,224,224]", param_hint="--input")
+            raise typer.BadParameter(f"{text!r} does not describe a tensor; an example: float32[batch,3,224,224]", param_hint="--input")
         sizes: list[int | str] = []
         for item in match["sizes"].split(",") if match["sizes"] else []:
             size = _SIZE.fullmatch(item)
@@ -159,5 +159,5 @@ def loaded(place: str) -> Any:
         return found
     made = found() if callable(found) else found
     if not isinstance(made, torch.nn.Module):
-        raise typer.BadParameter(f"{place} makes a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
+        raise typer.BadParameter(f"{place} returns a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
     return made

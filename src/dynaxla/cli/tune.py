@@ -15,7 +15,7 @@ _WHAT_TO_GIVE = (
     'torch.compile(model, backend="dynaxla", options={"tune": True}) measures a model of yours.'
 )
 _MODELS = typer.Argument(
-    help=f"Models to measure now: {', '.join(known.MODELS)}. None: show what the cache holds.", show_default=False, metavar="MODEL"
+    help=f"Models to measure now: {', '.join(known.MODELS)}. None: show the measurements in the cache.", show_default=False, metavar="MODEL"
 )
 
 
@@ -25,7 +25,7 @@ def tune(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     threads: Threads = 1,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget what the cache holds first.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the measurements in the cache first.")] = False,
 ) -> None:
     """Measure the forms (implementations) in which a model's ops can be computed, and mark the fastest with *.
 
@@ -65,5 +65,5 @@ def tune(
     elif store is not None:
         console.print(f"Nothing has been measured yet: {store.folder} is empty.", highlight=False, soft_wrap=True)
     else:
-        console.print("There is no cache directory: the variable DYNAXLA_CACHE names one.")
+        console.print("There is no cache directory: set the variable DYNAXLA_CACHE to one.")
     console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)

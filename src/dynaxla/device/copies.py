@@ -27,7 +27,7 @@ _reads: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copies a CPU tensor to a new tensor on the device, with the same strides if it is dense."""
     if not dtypes.is_supported(tensor.dtype):
-        raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so a tensor of it cannot be on {device}")
+        raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so {device} does not support it: use another dtype")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     metrics.add("host_copies")
     layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))

@@ -485,7 +485,7 @@ class StorageBinding:
                 raise DynaxlaError(
                     f"a program compiled for {place.dtype}{list(place.shape)} on {wanted} "
                     f"was called with {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
-                    hint="call it through torch.compile, whose guards compile it anew",
+                    hint="call it through torch.compile, whose guards compile the function again",
                 )
             if tuple(tensor.stride()) != place.stride:
                 raise Unlike

@@ -27,12 +27,12 @@ def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) ->
 
 def _check(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: bool | None) -> torch.dtype:
     if layout not in (None, torch.strided):
-        raise NotImplementedError(f"the device jax has no tensors of layout {layout}: keep them on the CPU")
+        raise NotImplementedError(f"the device jax does not support the layout {layout}: keep such tensors on the CPU")
     if pin_memory:
         raise RuntimeError("Cannot pin a tensor on the device jax: only dense CPU tensors can be pinned")
     dtype = dtype or torch.get_default_dtype()
     if not op_by_op.dtypes.is_supported(dtype):
-        raise RuntimeError(f"JAX has no dtype {dtype}, so there is no tensor of it on the device jax")
+        raise RuntimeError(f"JAX has no dtype {dtype}, so the device jax does not support it: use another dtype")
     return dtype
 
 
@@ -291,7 +291,7 @@ def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torc
 
 def refuse(op: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"{op} is not there on the device jax: it writes to operands that its schema does not name")
+        raise NotImplementedError(f"{op} is not supported on the device jax: it writes to operands that its schema does not declare")
 
     return kernel
 

@@ -23,7 +23,7 @@ def set_mode(mode: str) -> None:
     """
     global _mode
     if mode not in _NAMES:
-        raise ValueError(f'the mode of the device "jax" is "eager" or "lazy", not {mode!r}')
+        raise ValueError(f'the mode of the device "jax" must be "eager" or "lazy", not {mode!r}')
     with _lock:
         _mode = mode
         _apply()

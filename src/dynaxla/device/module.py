@@ -59,7 +59,9 @@ def current_device() -> int:
 def set_device(device: Which) -> None:
     """Accepts "jax:0" only. Raises: NotImplementedError for another device, since torch uses "jax:0" wherever no index is given."""
     if _index(device):
-        raise NotImplementedError(f'"jax" without a number is always "jax:0": write "jax:{_index(device)}" where that device is meant')
+        raise NotImplementedError(
+            f'the current device cannot change: "jax" always means "jax:0", so write "jax:{_index(device)}" for that device'
+        )
 
 
 @contextlib.contextmanager

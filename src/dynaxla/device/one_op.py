@@ -214,7 +214,7 @@ def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> An
         with _untold(), _disable_current_modes(), torch.no_grad(), mode:
             return _FAKES.get(op, op)(*args, **kwargs)
     except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
-        raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
+        raise ByTorch(f"the shape of its result is known only after it has run ({type(error).__name__})") from error
 
 
 @contextlib.contextmanager
@@ -310,7 +310,7 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
     placeholders = node.graph.find_nodes(op="placeholder")
     operands = [placeholder.meta["val"] for placeholder in placeholders]
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
-        raise ByTorch("it is taken apart with its numbers")
+        raise ByTorch("its decomposition depends on its numbers")
 
     def run(*tensors: torch.Tensor) -> list[Any]:
         given = dict(zip(placeholders, tensors, strict=True))
@@ -327,7 +327,7 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
     except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
-        raise ByTorch(f"it cannot be taken apart ({type(error).__name__})") from error
+        raise ByTorch(f"it cannot be decomposed ({type(error).__name__})") from error
     results = module.graph.output_node().args[0]
     if not all(result is None or isinstance(result, Node) for result in results):
         raise ByTorch("it returns a number")
@@ -410,7 +410,7 @@ def traced_op(problem: Problem) -> Traced | Resized:
     if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
         raise ByTorch("it returns a number")
     if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
-        raise ByTorch("it returns a tensor of another kind")
+        raise ByTorch("it returns a conjugate, negative or non-strided tensor")
     _check_operands_memory(form.name, _operands((args, kwargs)), targets)
     if form.dropped:
         fitting = tuple(_made(value) for value in values if value is not None)

@@ -161,7 +161,7 @@ def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided:
         raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
     if not dtypes.is_supported(tensor.dtype):
-        raise RuntimeError(f"{op}: JAX has no dtype {tensor.dtype}")
+        raise RuntimeError(f"{op} takes a tensor of {tensor.dtype}, and JAX has no such dtype")
     return tensor.device.type == "cpu" and (not tensor.dim() or op._schema.name in _INDICES)
 
 
@@ -185,7 +185,7 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if form.is_view:
         return private.by_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
-        return run_on_the_cpu(op, args, kwargs, "it writes to its operands in a way of its own")
+        return run_on_the_cpu(op, args, kwargs, "it has no functional form")
     if forks.is_cut_off():
         raise forks.cut_off()
     written = _values(op, form.written, args, kwargs)

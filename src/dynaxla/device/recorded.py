@@ -154,7 +154,7 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wan
         index, kind, message = program.checks[code]
         failure = late_checks.failure(0, [(kind, message)])
         assert failure is not None
-        failure.add_note(f"{steps[index].key[0].name} found this. It was recorded (lazy mode){steps[index].where}, and has run only now.")
+        failure.add_note(f"{steps[index].key[0].name} raised this. It was recorded in lazy mode{steps[index].where}, and has run only now.")
         raise failure
     if program.wanted == tuple(wanted):
         return results

@@ -88,9 +88,9 @@ class Waiting(storages.StandIn):
                 recording.run()
             if isinstance(self.outcome, BaseException):
                 raise ExecutionError(
-                    f"this tensor on {storage.device} has no value: the recorded ops that it was to come from have failed "
+                    f"this tensor on {storage.device} has no value: the recorded ops that compute it have failed "
                     f"({type(self.outcome).__name__}: {self.outcome})",
-                    hint="compute it again; what had a value before these ops has that value",
+                    hint="compute it again; tensors that had values before these ops still have them",
                 ) from self.outcome
             storages.replace_arrays([(storage, self, self.outcome)])
             return self.outcome

@@ -97,7 +97,9 @@ def enable_device() -> None:
             raise forks.cut_off()
         name = private.spare_device_name()
         if name != "privateuseone":
-            raise RuntimeError(f'torch has one spare device, and another library has named it "{name}": the device "jax" needs it')
+            raise RuntimeError(
+                f'the device "jax" needs the one device name that torch leaves to libraries, and another library uses it as "{name}"'
+            )
         if not private.HAS_EMPTY_STORAGES:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         places.devices()
@@ -109,5 +111,5 @@ def enable_device() -> None:
         devices.register(storages.NAME, places.jax_device)
         device_kinds.register(storages.NAME, in_storages)
         if not private.before_backward(_in_this_thread):
-            raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in another way, which the device jax needs to know")
+            raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
         _enabled.append(True)

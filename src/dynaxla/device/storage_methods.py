@@ -37,7 +37,7 @@ def _copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_block
 
 def _get(storage: torch.UntypedStorage, index: Any) -> int:
     if not isinstance(index, int):
-        raise RuntimeError(f"a storage on {storage.device} gives single bytes, not {index!r}: use a tensor")
+        raise RuntimeError(f"a storage on {storage.device} can be indexed only by one integer, not by {index!r}: use a tensor")
     return int(_bytes(storage)[index])
 
 
@@ -85,7 +85,7 @@ _REFUSED = (
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(storage: torch.UntypedStorage, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            f"UntypedStorage.{name}: what is on {storage.device} has no memory that torch could reach or share, but a jax.Array; copy the "
+            f"UntypedStorage.{name}: a storage on {storage.device} is a jax.Array, whose memory torch cannot access or share; copy the "
             "tensor to the CPU first (.cpu())"
         )
 
@@ -126,7 +126,7 @@ def install() -> None:
         if device is None or torch.device(device).type != storages.NAME:
             return make(cls, *args, **kwargs)
         if len(args) > 1 or (args and not isinstance(args[0], int)) or set(kwargs) - {"device", "size"}:
-            raise NotImplementedError("a storage on the device jax is made of a size alone: torch.UntypedStorage(size, device=...)")
+            raise NotImplementedError("a storage on the device jax is created from a size: torch.UntypedStorage(size, device=...)")
         size = args[0] if args else kwargs.get("size", 0)
         return storages.make_storage(size, places.with_index(torch.device(device)))
 

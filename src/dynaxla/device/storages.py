@@ -91,8 +91,8 @@ def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
         if not storage.nbytes():
             return None
         raise RuntimeError(
-            f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it came from outside of dynaxla, "
-            'as through DLPack; move the tensor there with .to("jax")'
+            f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it was not created by dynaxla, but for example "
+            'by DLPack; move the tensor with .to("jax")'
         ) from None
 
 
@@ -104,8 +104,8 @@ class Lost(StandIn):
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         raise RuntimeError(
-            f"a tensor ({self._what}) was written to in place by a compiled program that failed while it ran, so its value is lost: "
-            "load or make it anew; options={'donate': False} keeps the old values until a program has succeeded"
+            f"a compiled program that writes in place to a tensor ({self._what}) failed while it ran, so the value is lost: load or "
+            "compute it again; options={'donate': False} keeps the old values until a program has succeeded"
         )
 
 
@@ -196,9 +196,9 @@ def outlived(error: Exception) -> UnsupportedTensor:
     """Returns the error to raise when a tensor's tracer is used after its function's trace has ended. `error` is JAX's."""
     lines = str(error).splitlines()
     return UnsupportedTensor(
-        "a tensor was used outside of the JAX function (under jax.jit, jax.grad, jax.vmap) whose tracer it holds: it was kept, or written "
-        f"to, while JAX traced that function. JAX says: {lines[0] if lines else type(error).__name__}",
-        hint="return it from the JAX function, with dynaxla.as_jax, instead of keeping it; state goes in and out as argument and result",
+        "a tensor was used outside of the JAX function (under jax.jit, jax.grad, jax.vmap) whose tracer it holds: it was stored, or "
+        f"written to, while JAX traced that function. JAX says: {lines[0] if lines else type(error).__name__}",
+        hint="return it from the JAX function with dynaxla.as_jax, and pass state as an argument and a result",
     )
 
 
@@ -289,9 +289,9 @@ def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """
     if any_tracer((array,)):
         raise UnsupportedTensor(
-            f"a tensor {dtype}{list(array.shape)} has no value that Python or the CPU could look at: it holds a tracer, which stands for "
-            "an argument in a function that JAX traces (or has traced)",
-            hint="inside, use it only with ops that XLA computes (no item(), if, print); outside, use what the JAX function returned",
+            f"a tensor {dtype}{list(array.shape)} has no value that Python could read: it holds a tracer, which stands for an argument "
+            "of a function that JAX traces or has traced",
+            hint="inside the function, use it only in ops (no item(), if, print); outside, use the results of the function",
         )
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
@@ -323,7 +323,7 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
         if storage.nbytes() and private.storage_uses(storage) > 2:
             raise RuntimeError(
                 f"a tensor on {tensor.device} cannot be resized from {storage.nbytes()} to {needed} bytes, since other tensors share its "
-                "storage: make a new tensor instead, as with torch.empty and copy_"
+                "storage: create a new tensor with torch.empty and copy_ instead"
             )
         old = array_of(storage)
         array = None

@@ -144,5 +144,5 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Returns the milliseconds from this event to a later one, including all work between them."""
         if self._seconds is None or end_event._seconds is None:
-            raise RuntimeError("both events must be made with enable_timing=True, and recorded, before the time between them is asked for")
+            raise RuntimeError("both events must be made with enable_timing=True, and recorded, before elapsed_time is called")
         return (end_event._seconds - self._seconds) * 1e3

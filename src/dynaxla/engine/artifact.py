@@ -63,13 +63,15 @@ class Artifact(OutputCode):
     def of(graph: AtenGraph, options: Options) -> Artifact:
         """Returns the artifact of a graph, with its programs compiled for the graph's example inputs if their sizes are static."""
         if options.tune:
-            raise OptionError("option tune beside aot_compile", hint="tune measures in the process that runs: leave it out here")
+            raise OptionError(
+                "option tune together with aot_compile", hint="leave tune out: it measures in the process that runs the program"
+            )
         try:
             nodes = encoded(graph.module)
         except Unwritable as error:
             raise ArtifactError(
                 f"{graph.name} cannot be written to a file: it has {error}",
-                hint="torch.compile(...) without aot_compile takes it, and later processes read the cache directory (option cache)",
+                hint="use torch.compile(...) without aot_compile, and a cache directory (option cache) for later processes",
             ) from None
         facts = {
             "name": graph.name,
@@ -96,7 +98,9 @@ class Artifact(OutputCode):
         try:
             module = decoded(facts["nodes"])
         except AttributeError as error:
-            raise ArtifactError(f"{facts['name']} calls an op that is not there: {error}", hint="import what registers it first") from error
+            raise ArtifactError(
+                f"{facts['name']} calls an op that is not registered: {error}", hint="first import the module that registers it"
+            ) from error
         return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], remade=frozenset(facts["remade"]))
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -112,8 +116,8 @@ class Artifact(OutputCode):
         overlaps = self._overlaps or Overlaps(inputs, self._graph["written"], self._graph["static"], static=True)
         if not (overlaps.are_apart if self._overlaps is None else overlaps.are_as_before(inputs)):
             raise UnsupportedTensor(
-                f"{self._graph['name']} writes to an input that shares memory with another one, or within itself",
-                hint="clone what is written to; torch.compile(...) without aot_compile takes such inputs",
+                f"{self._graph['name']} writes to an input that shares memory with another input or overlaps itself",
+                hint="pass a clone of that input, or use torch.compile(...) without aot_compile",
             )
         self._overlaps = overlaps
 
@@ -158,12 +162,12 @@ def load(content: bytes) -> Artifact:
     """
     told = content[_DIGEST_SIZE:]
     if content[:_DIGEST_SIZE] != hashlib.blake2b(told, digest_size=_DIGEST_SIZE).digest():
-        raise ArtifactError("a compiled artifact is damaged: its hash is another one", hint=_ANEW)
+        raise ArtifactError("a compiled artifact is damaged: its hash does not match its content", hint=_ANEW)
     line, _, rest = told.partition(b"\n")
     facts = json.loads(line)
     made, here = facts["made"], _surroundings()
     if made != here:
-        others = [f"{name} {made.get(name)}, and here it is {value}" for name, value in here.items() if made.get(name) != value]
+        others = [f"{name} {made.get(name)}, and this process has {value}" for name, value in here.items() if made.get(name) != value]
         raise ArtifactError(f"a compiled artifact was made with {'; '.join(others)}", hint=_ANEW)
     entries, start = {}, 0
     for folder, key, size in facts["entries"]:
@@ -172,7 +176,7 @@ def load(content: bytes) -> Artifact:
     return Artifact(facts["graph"], Options(**facts["options"]), Bundle(entries))
 
 
-_ANEW = "compile and save it again, here"
+_ANEW = "compile and save it again in this environment"
 
 
 def _surroundings() -> dict[str, str]:

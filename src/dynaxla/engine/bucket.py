@@ -59,7 +59,7 @@ class Bucket:
         padded = pad(graph)
         if isinstance(padded, str):
             level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # with "auto" the user has not asked for buckets
-            dump.log.log(level, "%s is compiled for each combination of sizes, not for buckets: %s", graph.name, padded)
+            dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
         first = FIRST if self._options.sizes == "auto" else 0
@@ -379,7 +379,9 @@ class _Call:
         def own(output: _Made) -> torch.Tensor:
             value, wanted = values[output.index], output.wanted
             if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
-                raise RuntimeError(f"an op returned {value.dtype} of shape {list(value.shape)}, its fake (meta) implementation {wanted}")
+                raise RuntimeError(
+                    f"an op returned {value.dtype} of shape {list(value.shape)}, but its fake (meta) implementation promised {wanted}"
+                )
             return _as_wanted(_alone(value, used), wanted)
 
         return self._each(given, own)

@@ -195,9 +195,9 @@ class Split:
         return SplitProgram(self._inner, graph, split(module, between.__contains__)) if between else self._inner.runner(graph)
 
 
-_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where"
+_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use an op with a result of fixed size, e.g. torch.where"
 _INSTEAD_OF_COLLECTIVES = (
-    "compile the model alone with torch.compile(model, backend='dynaxla'), and let backward, collectives and optimizer run as usual"
+    "compile only the model, with torch.compile(model, backend='dynaxla'): backward, collectives and optimizer then run as usual"
 )
 
 

@@ -204,7 +204,7 @@ def execution_error(name: str, error: Exception) -> ExecutionError:
     """Returns the error to raise for an exception of XLA while a program ran; OutOfMemory if memory was exhausted."""
     text = str(error)
     if is_exhausted(error):
-        return OutOfMemory(f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged")
+        return OutOfMemory(f"{name} ran out of memory: {text}", hint="use a smaller batch, or free tensors first; the inputs are unchanged")
     return ExecutionError(f"{name} failed while it ran: {text}", hint="the inputs are unchanged; options={'dump': DIR} writes the program")
 
 
@@ -219,6 +219,6 @@ def compilation_error(name: str, error: Exception) -> CompilationError:
 def drawing_under_trace(name: str) -> UnsupportedOp:
     """Returns the error to raise for random numbers under jax.jit, where each call would draw the numbers of the first call again."""
     return UnsupportedOp(
-        f"{name} draws random numbers from torch's generator inside a function that JAX traces: all calls would have the same ones",
-        hint="switch it off (model.eval()), or draw with jax.random and give the numbers as an argument",
+        f"{name} draws random numbers from torch's generator inside a function that JAX traces: all calls would get the same numbers",
+        hint="turn it off (model.eval()), or draw the numbers with jax.random and pass them as an argument",
     )

@@ -87,8 +87,8 @@ def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
     for index, order in orders.items():
         if index not in open_ones and order != tuple(range(len(order))):
             raise CompilationError(
-                f"XLA has laid out the dimensions of array {index} as {list(order)}, though it was asked for row-major order",
-                hint="please report this, with the versions of jax and of its plugin",
+                f"XLA chose the dimension order {list(order)} for array {index}, and dynaxla requested row-major order",
+                hint="this version of jax or of its plugin ignores requested layouts: install another version",
             )
 
 

@@ -152,8 +152,8 @@ class Maker(Stages):
             return self._build(specialised)
         if found != members.calls:
             raise CompilationError(
-                f"XLA calls the collectives {found} in {self.name}, which has {members.calls}",
-                hint="options={'collectives': 'torch'}; this is a defect of dynaxla: please report it",
+                f"XLA's program of {self.name} has the collectives {found}, and the graph has {members.calls}",
+                hint="use options={'collectives': 'torch'}, which leaves collectives to torch",
             )
         assert isinstance(buffers, NativeBuffers)
         among = functools.partial(members.agreement.under_way, network.cut)

@@ -173,7 +173,9 @@ class Partitioned:
         if any(uneven):  # the partitioner pads uneven shards, and the next program would not know of the padding
             again = [PartitionSpec() if bad else spec for bad, spec in zip(uneven, placed, strict=True)]
             if again == list(wanted):
-                raise CompilationError(f"XLA divides results of {self.name} into unequal parts", hint="options={'partition': 'torch'}")
+                raise CompilationError(
+                    f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'partition': 'torch'}"
+                )
             return self._compiled(traced, avals, settings, again)
         return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)
 

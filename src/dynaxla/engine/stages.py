@@ -86,14 +86,14 @@ class Stages:
         self._kind = kind_of(self.device.type)
         if self._kind is None and meshes.exist() and shardings_in(graph.module.graph):
             raise UnsupportedTensor(
-                f"{self.name} marks a tensor on {self.device}, and only those on the device jax lie on a mesh",
-                hint='dynaxla.enable_device(), and move the model and its inputs there: x.to("jax")',
+                f"{self.name} shards a tensor on {self.device}, and only tensors on the device jax can be on a mesh",
+                hint='call dynaxla.enable_device(), and move the model and its inputs: x.to("jax")',
             )
         # The process groups whose collectives XLA itself executes.
         self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()
         if self.groups and self.platform != "cpu":
             raise OptionError(
-                f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it is for processes with tensors on the CPU"
+                f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it supports only tensors on the CPU"
             )
         self._remade = graph.remade
         self.opens_layouts = self._kind is None and opens_layouts(self.platform)
@@ -231,10 +231,8 @@ class Stages:
             traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
             raise UnsupportedTensor(
-                f"{name}: a JAX function of to_torch in it reads a tracer, which has no value: it stands for an array in another function "
-                "that JAX traces or has traced",
-                hint="keep no arrays of a function of to_torch outside of it (in globals, closures, caches): return them, and take them as "
-                "arguments",
+                f"{name}: a JAX function that it calls by to_torch reads a tracer of another JAX transformation, which has no value",
+                hint="do not keep arrays of such a function in globals, closures or caches: return them, and pass them as arguments",
             )
         return traced, orders
 

@@ -134,8 +134,8 @@ class Program(Maker):
             else:
                 return executable(taken)
         raise DynaxlaError(
-            f"{self.name} finds its inputs laid out in another way each time that it looks",
-            hint="do not write to them in other threads while it is called; if nobody does, this is a defect of dynaxla: please report it",
+            f"the memory layout of the inputs of {self.name} changed {_TRIES} times during one call",
+            hint="do not write to the inputs in other threads during the call",
         )
 
     def _planned(self, kind: Kind, args: list[Any]) -> list[Any]:
@@ -290,7 +290,7 @@ class Program(Maker):
         try:
             executable = self.made(wanted if isinstance(wanted, Specialised) else self._specialised(wanted))
         except Exception as error:
-            dump.log.error("%s could not be compiled in the background, so its next call compiles it: %s", self.name, error)
+            dump.log.error("%s could not be compiled in the background, and its next call compiles it again: %s", self.name, error)
             with self._pending_lock:
                 self.in_background = False
                 self._waiting.clear()

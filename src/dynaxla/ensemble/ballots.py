@@ -86,16 +86,20 @@ class Ballot(Alone):
                 proposal = UNTRIED if missing else _best(posted)
                 found = self._store.compare_set(answer, "", proposal).decode()
                 if missing and found == proposal:
-                    log.warning("no engine was chosen for a graph: processes %s have not measured it; all take %s", missing, found)
+                    log.warning(
+                        "no engine was chosen for a graph, because the processes %s have not measured it: all processes use %s",
+                        missing,
+                        found,
+                    )
             else:
                 found = self._store.get(answer).decode()
         except RuntimeError as error:  # the process that held the store has ended
-            log.warning("the processes' store does not answer, so this process chooses an engine alone: %s", error)
+            log.warning("the store of the process group does not answer, and this process chooses an engine by itself: %s", error)
             return super().decide(sizes, seconds)
         finally:
             self._asked = time.monotonic()
         if found not in seconds:
-            log.warning("the processes take the engine %s, which is not right in this one: eager mode runs the graph here", found)
+            log.warning("the processes chose the engine %s, whose results are wrong in this process: eager mode runs the graph here", found)
             return EAGER
         return found
 

@@ -24,7 +24,7 @@ def check_names(names: Sequence[str]) -> None:
     known = [name for name in torch._dynamo.list_backends(exclude_tags=()) if name not in _NOT_HERE]
     for name in names:
         if name != UNTRIED and name not in known:
-            hint = "an engine of your own: torch._dynamo.register_backend(function, name=...)"
+            hint = "register your own engine by torch._dynamo.register_backend(function, name=...)"
             raise OptionError(f"option engines names {name!r}; there are: {', '.join(sorted({*known, UNTRIED}))}", hint=hint)
 
 

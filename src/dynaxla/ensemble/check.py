@@ -115,7 +115,7 @@ class Expected:
             for place in places:
                 found = compare(mine.args[place].detach(), self.run.args[place].detach())
                 if not found.agrees:
-                    return f"input {place} is another one afterwards: {found.detail or f'it is {found.error:.1e} off'}"
+                    return f"input {place} differs after the call: {found.detail or f'it is {found.error:.1e} off'}"
         return ""
 
     def _of_values(self, mine: Run) -> str:

@@ -74,7 +74,7 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
     phase = "training" if training else "inference"
     if obstacle:
         left_out = {UNTRIED: own} if isinstance(own, str) else {}
-        note(Verdict(seen.name, phase, (), EAGER if left_out else UNTRIED, f"it is not to be run twice: {obstacle}", left_out=left_out))
+        note(Verdict(seen.name, phase, (), EAGER if left_out else UNTRIED, f"it must not run twice: {obstacle}", left_out=left_out))
         return eager if isinstance(own, str) else own
     content = text_of(module, example_inputs)
     introduce(seen.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
@@ -105,7 +105,7 @@ def _obstacle(module: GraphModule, example_inputs: Sequence[Any], seen: Seen, tr
     if any(is_traceable_wrapper_subclass(item) for item in example_inputs):
         return "an input is of a subclass of torch.Tensor"
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-        return "it holds tensors that are no inputs"
+        return "it holds tensors that are not inputs"
     written = [example_inputs[position] for position in seen.written]
     if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written):
         return "it writes to an input that wants gradients, which copies of it could not be"  # they are leaves

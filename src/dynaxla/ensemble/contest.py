@@ -178,7 +178,7 @@ class Contest:
             expected = Expected(self.eager, args, self.device, True, self.written) if self.training else None
         except Exception as error:  # too little memory, or a graph that writes to a tensor whose clone is a leaf that requires gradients
             results = self.eager(*args)
-            chapter.give_up(f"it cannot be tried on copies of its inputs: {first_line(error)}")
+            chapter.give_up(f"it cannot run on copies of its inputs: {first_line(error)}")
             return results
         if expected is None:  # outside of the try statement: an exception of eager mode goes to the user
             expected = Expected(self.eager, args, self.device, False, self.written)
@@ -246,11 +246,11 @@ class Class:
             left = {name: seconds for name, seconds in self._ranking.items() if name in contest.engines}
             contest.kept.drop(self.bounds)
             if left:
-                self._win(min(left, key=left.__getitem__), f"the fastest of those that are left, without {self.winner}", left)
+                self._win(min(left, key=left.__getitem__), f"the fastest of the remaining engines, without {self.winner}", left)
             else:
                 self.winner = None
         if self.winner is None and not self.running:
-            self._win(EAGER, "no engine of the list does what eager mode does", {})
+            self._win(EAGER, "no engine of the list agrees with eager mode", {})
 
     def meet(self, sizes: tuple[Any, ...]) -> None:
         """Counts successive calls with other sizes than the timed ones. After too many, timing starts again with other sizes."""
@@ -291,9 +291,9 @@ class Class:
         elif len(self.running) == 1 and self.running[0] != EAGER:
             (name,) = self.running
             if any(name in agreed for agreed in contest.agreed.values()):
-                self._decide({name: 1.0}, "no other one is left", seconds={})
+                self._decide({name: 1.0}, "no other engine is left", seconds={})
         elif self.running == [EAGER]:
-            self._decide({EAGER: 1.0}, "no other one is left", seconds={})
+            self._decide({EAGER: 1.0}, "no other engine is left", seconds={})
         elif self._sizes is None:
             ratios = {name: self.timings[name].ratios for name in self.running if name != EAGER}
             if ratios and all(len(found) >= _CHECKS for found in ratios.values()):

@@ -57,7 +57,7 @@ def _said(node: Node, reason: str) -> str:
 def _of_op(node: Node) -> str:
     op = node.target
     if isinstance(op, HigherOrderOperator):
-        return "" if op.name() in _PURE else "it may act on what is outside of it"
+        return "" if op.name() in _PURE else "it may have effects outside the graph"
     if isinstance(op, OpOverloadPacket):
         space = str(op).partition(".")[0]
     elif isinstance(op, OpOverload):

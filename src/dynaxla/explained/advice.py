@@ -25,7 +25,7 @@ def advise(found: Explanation) -> tuple[Advice, ...]:
 
 def _failed(found: Explanation) -> Iterator[Advice]:
     if found.error:
-        yield Advice("Mend what it fails with first", f"{found.error}. What follows is of what happened before.")
+        yield Advice("Fix this error first", f"{found.error}. The advice below is about the calls before it.")
 
 
 def _nothing(found: Explanation) -> Iterator[Advice]:
@@ -50,11 +50,11 @@ _REMEDIES = (
     ),
     (r"backward|[Oo]ptimizer", "Compile the whole step, backward and optimizer, with dynaxla.compile_step"),
     (r"numpy|from_numpy", "Compute it with torch, or outside of the compiled function"),
-    (r"graph_break\(\)", "Take torch._dynamo.graph_break() out"),
-    (r"disable", "Take torch.compiler.disable off what is called here, if it is yours"),
+    (r"graph_break\(\)", "Remove torch._dynamo.graph_break()"),
+    (r"disable", "Remove torch.compiler.disable from the function that is called here, if it is yours"),
     (
         r"nonzero|dynamic output shape|Dynamic shape operator",
-        "Use a form of fixed size (torch.where, a mask), or leave it outside of the compiled function",
+        "Use an op with a result of fixed size (torch.where, a mask), or move the op out of the compiled function",
     ),
 )
 
@@ -86,10 +86,10 @@ def _backward(found: Explanation) -> Iterator[Advice]:
     phases = {graph.phase for graph in found.graphs}
     breaks_there = any("backward" in item.reason for item in found.breaks)
     if "backward" in phases and not breaks_there and not any(captured.is_step for captured in found.captured):
-        why = "Forward and backward pass are programs of their own, and the optimizer's Python runs beside them. A step is one program."
+        why = "Forward and backward pass are separate programs, and the optimizer runs in Python. A compiled step is one program."
         yield Advice("If this is a training step, compile the whole of it with dynaxla.compile_step", why)
     elif "forward" in phases and "backward" not in phases:
-        why = "The programs keep what a backward pass would need, and none followed."
+        why = "The programs keep values for a backward pass, and no backward pass followed."
         yield Advice("For inference, call it under torch.no_grad()", why)
 
 
@@ -103,7 +103,7 @@ def _recompilations(found: Explanation) -> Iterator[Advice]:
     for line in dict.fromkeys(item.line for item in others):
         reasons = [item.reason for item in others if item.line == line]
         why = f"It was captured {len(reasons) + 1} times, since something that it depends on changed: {reasons[0]}"
-        yield Advice("Keep what changes out of the compiled function: as a tensor, or as an attribute that is not read in it", why, line)
+        yield Advice("Pass the changing value as a tensor, or do not read it in the compiled function", why, line)
     for graph in found.graphs:
         if len(graph.programs) > 3 and len({program.sizes for program in graph.programs}) > 3 and graph.phase == "inference":
             why = f"{graph.name} has {len(graph.programs)} programs, one for each combination of sizes."
@@ -116,11 +116,9 @@ def _copies(found: Explanation) -> Iterator[Advice]:
             if not copy.later:
                 continue
             if "aligned" in copy.reason:
-                what = f"Give {copy.argument} memory of its own: a slice such as x[1:] begins where XLA cannot read"
+                what = f"Copy {copy.argument} once: a slice such as x[1:] starts at an address that XLA cannot read"
             elif "strides" in copy.reason:
-                what = (
-                    f"Give {copy.argument} as .contiguous(), once and outside of the loop, or always in the order that the first call had"
-                )
+                what = f"Call .contiguous() on {copy.argument} once before the loop, or always pass the memory order of the first call"
             elif "conjugate" in copy.reason:
                 what = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
             else:
@@ -132,7 +130,7 @@ def _fallbacks(found: Explanation) -> Iterator[Advice]:
     by_torch = sum(cost.share for cost in found.costs if "torch's kernel" in cost.what[:1])
     for item in {fallback.op: fallback for fallback in words.fallbacks(found)}.values():
         if "the graph is split" in item.reason or item.op == "a graph":
-            what = "Use a form of fixed size (torch.where instead of x[mask]), or move it behind the rest"
+            what = "Use an op with a result of fixed size (torch.where instead of x[mask]), or move it to the end"
             why = f"{item.op}: {item.reason} ({item.where})."
         else:
             what = f"Write a lowering of {item.op} (dynaxla.lowers; docs/add-an-op.md), or use ops that have one"
@@ -157,7 +155,7 @@ def _overhead(found: Explanation) -> Iterator[Advice]:
 def _lines(found: Explanation) -> Iterator[Advice]:
     for cost in found.costs[:1]:
         if cost.share > _MUCH:
-            what = "Look at this line first: what makes it cheaper makes the whole faster"
+            what = "Optimize this line first: it takes the largest part of the time"
             kinds = ", ".join(cost.what)
             whose = "torch's kernels and XLA's programs take" if found.torch_seconds else "XLA spends"
             yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is on it, mostly on {kinds}.", cost.line)
@@ -181,7 +179,7 @@ def _first_call(found: Explanation) -> Iterator[Advice]:
 def _steps(found: Explanation) -> Iterator[Advice]:
     for way in found.ways:
         if "eager" in way:
-            what = "Take what no program can do out of the step (prints, .item(), files), so that it is recorded as one program"
+            what = "Move effects out of the step (prints, .item(), files), so that it is recorded as one program"
             yield Advice(what, f"{way}.")
 
 

@@ -203,20 +203,21 @@ def _subject(given: Any) -> _Subject:
         step = given.anew(replace(given.options, compile="now"))
         return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step), step.eager_calls)
     if not callable(given):
-        raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="dynaxla.explain(model, x)")
+        raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="call dynaxla.explain(model, x)")
     wrapper = private.compiler_of(given)
     with_what, settings = dynaxla, dict[str, Any]()
     if wrapper is not None:
         with_what = getattr(wrapper, "compiler_fn", wrapper)
         if with_what is dynaxla_retrace:
             raise ArgumentError(
-                f"explain is for what is compiled once, and {_name(given)} is compiled with dynaxla_retrace, anew at every call",
-                hint="give it what you gave to torch.compile, to be told what the backend dynaxla makes of it",
+                f"explain supports functions that are compiled once, and {_name(given)} is compiled with dynaxla_retrace at every call",
+                hint="pass the function that you passed to torch.compile: explain compiles it with the backend dynaxla",
             )
         if getattr(with_what, "__module__", "") != dynaxla.__module__:
             raise ArgumentError(
-                f"explain is for what dynaxla compiles, and {_name(given)} is compiled with {getattr(wrapper, 'compiler_name', with_what)}",
-                hint="give it what you gave to torch.compile",
+                f"explain supports functions that dynaxla compiles, and {_name(given)} is compiled with "
+                f"{getattr(wrapper, 'compiler_name', with_what)}",
+                hint="pass the function that you passed to torch.compile",
             )
         settings = {**getattr(wrapper, "kwargs", {}), "dynamic": getattr(wrapper, "dynamic", None)}
     original = private.uncompiled(given)

@@ -193,7 +193,7 @@ class Profiler:
                 try:
                     self._data.append(stop())
                 except Exception as error:
-                    self.problem = f"XLA's profiler gave nothing: {error}"
+                    self.problem = f"XLA's profiler returned nothing: {error}"
 
     def measured_runs(self, executable: Any) -> int:
         return self._runs[id(executable)]

@@ -122,14 +122,14 @@ def read(data: bytes, files: Mapping[str, bytes]) -> Manifest:
     try:
         facts = json.loads(data)
     except ValueError as error:
-        raise Damaged(f"the manifest is no JSON: {error}") from None
+        raise Damaged(f"the manifest is not JSON: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise Damaged(f"the manifest is not one of format {FORMAT!r}")
     if facts.get("version") != VERSION:
         raise Damaged(f"the format's version is {facts.get('version')!r}, and this dynaxla reads version {VERSION}")
     told = facts.pop("sha256", None)
     if told != _digest(facts):
-        raise Damaged("the manifest was changed: its hash is another one")
+        raise Damaged("the manifest was changed: its hash does not match its content")
     described = facts["files"]
     for name in described.keys() | files.keys():
         if name not in files or name not in described:
@@ -138,7 +138,7 @@ def read(data: bytes, files: Mapping[str, bytes]) -> Manifest:
         if len(content) != size:
             raise Damaged(f"the file {name} has {len(content)} bytes, and the manifest says {size}")
         if hashlib.sha256(content).hexdigest() != described[name]["sha256"]:
-            raise Damaged(f"the file {name} is another one than the manifest's: its hash differs")
+            raise Damaged(f"the file {name} was changed: its hash differs from that in the manifest")
     try:
         return _manifest(facts)
     except (KeyError, TypeError, ValueError) as error:
@@ -159,14 +159,14 @@ def _manifest(facts: Mapping[str, Any]) -> Manifest:
     fields["platforms"], fields["updates"] = tuple(fields["platforms"]), tuple(fields["updates"])
     made = Manifest(**fields)
     if count(made.arguments) != len(made.inputs) or count(made.results) != len(made.outputs):
-        raise ValueError("its structures hold other numbers of arrays than there are inputs and outputs")
+        raise ValueError("the numbers of arrays in its structures differ from the numbers of inputs and outputs")
     if unknown := set(made.updates) - {spec.name for spec in made.weights}:
-        raise ValueError(f"it updates {sorted(unknown)}, which are no weights")
+        raise ValueError(f"it updates {sorted(unknown)}, which are not weights")
     return made
 
 
 def _array_spec(facts: Mapping[str, Any]) -> ArraySpec:
     spec = ArraySpec(facts["name"], tuple(facts["shape"]), facts["dtype"])
     if spec.dtype not in DTYPES or not all(isinstance(size, (int, str)) for size in spec.shape):
-        raise ValueError(f"{spec} is no array that there can be")
+        raise ValueError(f"{spec} is not a valid array")
     return spec

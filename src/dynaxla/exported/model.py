@@ -113,8 +113,8 @@ class ExportedModel:
         """
         target = Path(directory)
         if os.path.lexists(target) and not (overwrite and (target / MANIFEST).is_file()):
-            hint = "overwrite=True replaces an exported model" if not overwrite else "choose a directory of its own"
-            raise _refused(f"{target} is there already{', and is no exported model' if overwrite else ''}", hint)
+            hint = "give overwrite=True to replace an exported model" if not overwrite else "choose another directory"
+            raise _refused(f"{target} exists already{', and is not an exported model' if overwrite else ''}", hint)
         files = self._files()
         beside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
         try:
@@ -140,7 +140,9 @@ class ExportedModel:
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
-            raise _refused(f"the weights cannot be written as safetensors: {error}", "cast them to a dtype that safetensors has") from None
+            raise _refused(
+                f"the weights cannot be written as safetensors: {error}", "cast them to a dtype that safetensors supports"
+            ) from None
         return {PROGRAM: self._program, WEIGHTS: weights}
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -166,7 +168,7 @@ class ExportedModel:
             if value.dtype.name == _NARROW.get(spec.dtype):
                 return value.astype(wanted)
         name = value.dtype.name
-        raise _refused(f"{path} ({spec}) is given as {name}", f"{path}.astype({spec.dtype!r}); nothing but 32-bit arrays is widened")
+        raise _refused(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
         """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
@@ -175,7 +177,7 @@ class ExportedModel:
             fits = len(value.shape) == len(spec.shape)
             fits = fits and all(size == found for size, found in zip(spec.shape, value.shape, strict=True) if isinstance(size, int))
             if not fits:
-                raise _refused(f"{spec} is given with shape {list(value.shape)}", f"it takes {self._signature()}")
+                raise _refused(f"{spec} was passed with shape {list(value.shape)}", f"it takes {self._signature()}")
             for dim, (name, found) in enumerate(zip(spec.shape, value.shape, strict=True)):
                 if name not in self.manifest.dimensions or not isinstance(found, int):
                     continue
@@ -186,14 +188,19 @@ class ExportedModel:
                     raise _refused(f"{name} is {known} in {where}, and {found} in {place}", f"it takes {self._signature()}")
                 if found < low or (high is not None and found > high):
                     limits = f"{low} or more" if high is None else f"{low} to {high}"
-                    raise _refused(f"{name} is {found} in {place}: the program is for {limits}", "export it with other dynamic_shapes")
+                    raise _refused(
+                        f"{name} is {found} in {place}, and the program supports {limits}", "export it with other dynamic_shapes"
+                    )
 
     def _signature(self) -> str:
         return ", ".join(map(str, self.manifest.inputs)) or "no arrays"
 
     def _needs(self, key: Any) -> bool:
         if self.manifest.draws_random and key is None:
-            raise _refused(f"{self.manifest.name} draws random numbers", "call(..., key=jax.random.key(0)), with another key for each call")
+            raise _refused(
+                f"{self.manifest.name} draws random numbers, and needs a key",
+                "use call(..., key=jax.random.key(0)), with another key for each call",
+            )
         if key is not None and not self.manifest.draws_random:
             raise _refused(f"{self.manifest.name} draws no random numbers", "call it without a key")
         return self.manifest.draws_random
@@ -242,17 +249,21 @@ def _files_of(directory: Path) -> dict[str, bytes]:
         try:
             found[name] = (directory / name).read_bytes()
         except OSError as error:
-            raise _refused(f"{directory} is no exported model: {name}: {error.strerror}", "give the directory that save wrote") from None
+            raise _refused(
+                f"{directory} is not an exported model: {name}: {error.strerror}", "pass the directory that save wrote"
+            ) from None
     return found
 
 
 def _split(data: bytes) -> dict[str, bytes]:
     start = len(_MAGIC) + 24
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise _refused("these bytes are no exported model", "give what serialize gave")
+        raise _refused("these bytes are not an exported model", "pass the bytes that serialize returned")
     sizes = [int.from_bytes(data[place : place + 8], "little") for place in range(len(_MAGIC), start, 8)]
     if len(data) != start + sum(sizes):
-        raise _refused(f"an exported model has {start + sum(sizes)} bytes, and here are {len(data)}", "give all that serialize gave")
+        raise _refused(
+            f"the exported model has {start + sum(sizes)} bytes, and {len(data)} were passed", "pass all bytes that serialize returned"
+        )
     found = {}
     for name, size in zip((MANIFEST, PROGRAM, WEIGHTS), sizes, strict=True):
         found[name], start = data[start : start + size], start + size
@@ -270,7 +281,7 @@ _FORMATS = {
 
 def _array(facts: Mapping[str, Any]) -> np.ndarray:
     if facts["dtype"] not in _FORMATS:
-        raise Damaged(f"the weights have a dtype {facts['dtype']}, which this dynaxla does not know")
+        raise Damaged(f"the weights have a dtype {facts['dtype']}, which this version of dynaxla does not support")
     return np.frombuffer(facts["data"], DTYPES[_FORMATS[facts["dtype"]]]).reshape(facts["shape"])
 
 
@@ -278,7 +289,7 @@ def _check_weight(spec: ArraySpec, value: Any) -> None:
     if value is None:
         raise _refused(f"the weight {spec} is missing", _ANEW)
     if tuple(value.shape) != spec.shape or value.dtype != DTYPES[spec.dtype]:
-        raise _refused(f"the weight {spec} is {value.dtype}{list(value.shape)}", "give it with the shape and dtype that the program takes")
+        raise _refused(f"the weight {spec} is {value.dtype}{list(value.shape)}", "pass it with the shape and dtype that the program takes")
 
 
 def _weight(spec: ArraySpec, value: Any) -> Any:
@@ -291,7 +302,7 @@ def _key_data(key: Any) -> Any:
     """Returns the uint32[2] data of a key of JAX's threefry generator, new style or old."""
     data = jax.random.key_data(key) if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if getattr(data, "shape", None) != (2,) or data.dtype != np.uint32:
-        raise _refused("key is no key of JAX's threefry generator", 'jax.random.key(0, impl="threefry2x32")')
+        raise _refused("key is not a key of JAX's threefry generator", 'use jax.random.key(0, impl="threefry2x32")')
     return data
 
 
@@ -303,7 +314,9 @@ def _without_derivative(function: Any, name: str) -> Any:
         return function(*arrays)
 
     def forward(*_: Any) -> Any:
-        raise _refused(f"{name} is an exported program, which has no derivative", "dynaxla.to_jax gives a function that JAX differentiates")
+        raise _refused(
+            f"{name} is an exported program, which has no derivative", "use dynaxla.to_jax, whose function JAX can differentiate"
+        )
 
     call.defvjp(forward, lambda *_: ())
     return call

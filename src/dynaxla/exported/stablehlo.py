@@ -66,7 +66,7 @@ def calls(program: bytes) -> set[str]:
         try:
             module = deserialize_portable_artifact(program)
         except Exception as error:
-            raise Damaged(f"the program is no StableHLO that this JAX reads: {error}") from None
+            raise Damaged(f"this version of JAX cannot read the program: {error}") from None
         module.operation.walk(look)
     return found
 
@@ -80,7 +80,7 @@ def exported(manifest: Manifest, program: bytes) -> export.Exported:
     """
     unlisted = sorted(name for name in calls(program) if not is_stable(name))
     if unlisted:
-        raise Damaged(f"the program calls {', '.join(unlisted)}: exported programs may not")
+        raise Damaged(f"the program calls {', '.join(unlisted)}, which an exported program must not call")
     scope = scope_of(manifest.dimensions)
 
     def described(spec: ArraySpec) -> jax.ShapeDtypeStruct:

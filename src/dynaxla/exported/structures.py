@@ -85,10 +85,10 @@ def count(structure: Structure) -> int:
         return 1
     if kind == "constant":
         if not isinstance(structure["value"], CONSTANTS):
-            raise TypeError(f"{structure['value']!r} is no constant")
+            raise TypeError(f"{structure['value']!r} is not a constant")
         return 0
     if kind not in ("tuple", "list", "dict"):
-        raise ValueError(f"{kind!r} is no kind of structure")
+        raise ValueError(f"{kind!r} is not a kind of structure")
     if kind == "dict" and len(structure["keys"]) != len(structure["items"]):
-        raise ValueError("a dict has as many keys as items")
+        raise ValueError("a dict needs as many keys as items")
     return sum(map(count, structure["items"]))

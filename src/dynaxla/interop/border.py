@@ -38,13 +38,15 @@ def check(tensor: torch.Tensor, what: str, x64: bool, hint: str) -> None:
         UnsupportedTensor: JAX has no such array, or would cut it to 32 bits. `hint` is the advice for the latter.
     """
     if tensor.layout != torch.strided:
-        raise UnsupportedTensor(f"{what} has layout {tensor.layout}: JAX's arrays are dense", hint="give x.to_dense()")
+        raise UnsupportedTensor(f"{what} has layout {tensor.layout}: JAX's arrays are dense", hint="pass x.to_dense()")
     if not dtypes.is_supported(tensor.dtype):
         raise UnsupportedTensor(f"{what} is {tensor.dtype}: JAX has no such dtype", hint="cast it, e.g. x.float()")
     if tensor.device.type == "meta":
-        raise UnsupportedTensor(f"{what} is on the device meta, and has no data", hint="make it on the CPU, or on a GPU")
+        raise UnsupportedTensor(f"{what} is on the device meta, and has no data", hint="create it on the CPU or on a GPU")
     if tensor.dtype in WIDE and not x64:
-        raise UnsupportedTensor(f"{what} is {tensor.dtype}, and JAX's 64-bit types are off here, so JAX would cut it to 32 bits", hint=hint)
+        raise UnsupportedTensor(
+            f"{what} is {tensor.dtype}, and JAX's 64-bit types are off here: JAX would convert it to 32 bits", hint=hint
+        )
 
 
 def check_operands(tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
@@ -53,7 +55,7 @@ def check_operands(tensors: Sequence[torch.Tensor], name: str, x64: bool) -> Non
     Raises:
         UnsupportedTensor: As in `check`.
     """
-    hint = f"x.int() or x.float(), or to_torch({name}, x64=True), which runs it as inside jax.enable_x64(True)"
+    hint = f"pass x.int() or x.float(), or use to_torch({name}, x64=True), which runs it inside jax.enable_x64(True)"
     for index, tensor in enumerate(tensors):
         check(tensor, f"tensor {index} among the arguments of {name}", x64, hint)
 
@@ -65,7 +67,7 @@ def torch_dtype(dtype: Any, what: str) -> torch.dtype:
         UnsupportedTensor: Torch lacks the dtype.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        raise UnsupportedTensor(f"{what} is a key of jax.random", hint="give its numbers: jax.random.key_data(key)")
+        raise UnsupportedTensor(f"{what} is a key of jax.random", hint="pass the numbers of the key: jax.random.key_data(key)")
     try:
         return dtypes.to_torch(dtype)
     except KeyError:
@@ -107,11 +109,11 @@ def imported(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
 def why_not(tensor: torch.Tensor) -> str:
     """Returns why an array cannot use a tensor's memory; "" if it can."""
     if tensor.is_conj() or tensor.is_neg():
-        return "its memory holds other values than it has: it is a view by conj() or by the imaginary part of one"
+        return "it has the conjugate or the negative bit, and its memory holds other values"
     if not tensor.is_contiguous():
         return f"it is not contiguous: its strides are {tuple(tensor.stride())}"
     if tensor.numel() and tensor.device.type == "cpu" and not is_aligned(tensor):
-        return f"its memory does not begin at a multiple of {transfer.ALIGNMENT} bytes, as XLA needs it"
+        return f"its memory does not start at a multiple of {transfer.ALIGNMENT} bytes, which XLA needs"
     return ""
 
 
@@ -190,9 +192,9 @@ class Border:
             ]
         if any(map(is_tracer, results)):
             raise UnsupportedTensor(
-                f"{self._name} was called with tensors outside of JAX, but gives what JAX is tracing: it refers to an argument of a "
-                "function under jax.jit, jax.grad or jax.vmap",
-                hint="give it that argument as a tensor: dynaxla.as_torch(x); dynaxla.enable_device() is needed for it",
+                f"{self._name} was called with tensors outside of JAX, and returned a JAX tracer: it reads an argument of a function "
+                "under jax.jit, jax.grad or jax.vmap",
+                hint="call dynaxla.enable_device(), and pass that argument as a tensor: dynaxla.as_torch(x)",
             )
         jax.block_until_ready(results)
         tensors = []
@@ -208,9 +210,9 @@ class Border:
         try:
             return jnp.asarray(value)
         except TypeError:
-            raise TypeError(f"result {index} of {self._name} is {type(value).__name__}: results are arrays and numbers") from None
+            raise TypeError(f"result {index} of {self._name} is a {type(value).__name__}, and results must be arrays or numbers") from None
 
     def _exported(self, array: jax.Array, what: str) -> torch.Tensor:
         if len(array.devices()) > 1:
-            raise UnsupportedTensor(f"{what} lies on {len(array.devices())} devices", hint="gather it: jax.device_put(x, jax.devices()[0])")
+            raise UnsupportedTensor(f"{what} is on {len(array.devices())} devices", hint="gather it: jax.device_put(x, jax.devices()[0])")
         return exported(array)

@@ -105,10 +105,10 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
     for node in program.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
             raise CaptureError(
-                f"the size or value of {node.target} follows from the values of a tensor",
+                f"the size or value of {node.target} depends on the values of a tensor",
                 op=str(node.target),
                 where=user_line(node),
-                hint="an exported program has sizes that follow from its inputs' sizes: select with torch.where instead",
+                hint="select with torch.where: in an exported program, sizes depend only on the sizes of the inputs",
             )
     given = _given_names(program, dynamic_shapes)
     names: dict[sympy.Symbol, str] = {}

@@ -73,14 +73,14 @@ def export(
     """
     platforms = _checked_platforms(platforms)
     if weights not in ("arguments", "constants"):
-        raise OptionError(f"weights={weights!r}", hint='"arguments" or "constants"')
+        raise OptionError(f"weights={weights!r} is not supported", hint='give "arguments" or "constants"')
     program = _functional(_captured(model, tuple(args), dict(kwargs or {}), dynamic_shapes))
     return _Exporter(program, _name(model), dynamic_shapes).exported(platforms, constants=weights == "constants")
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
     if isinstance(platforms, str) or not platforms or len(set(platforms)) < len(platforms) or set(platforms) - set(PLATFORMS):
-        raise OptionError(f"platforms={platforms!r}", hint=f"a sequence of some of {', '.join(PLATFORMS)}")
+        raise OptionError(f"platforms={platforms!r} is not supported", hint=f"give a sequence of different names of {', '.join(PLATFORMS)}")
     return tuple(platforms)
 
 
@@ -108,7 +108,10 @@ class _Called(torch.nn.Module):
 def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     if isinstance(model, ExportedProgram):
         if args or kwargs or dynamic_shapes is not None:
-            raise OptionError("arguments beside an ExportedProgram", hint="it has those with which torch.export captured it")
+            raise OptionError(
+                "arguments were given together with an ExportedProgram",
+                hint="leave them out: torch.export has captured it with its arguments",
+            )
         return model
     if not callable(model):
         raise OptionError(f"a {type(model).__name__} cannot be exported", hint="give a module, a function or an ExportedProgram")
@@ -119,7 +122,7 @@ def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot capture {_name(model)}: {type(error).__name__}: {error}",
-            hint="mend what it names; a dimension that the model needs as a number must be left out of dynamic_shapes",
+            hint="fix the error that torch reports; leave a dimension out of dynamic_shapes if the model needs its size as a number",
         ) from error
 
 
@@ -194,7 +197,7 @@ class _Exporter:
                 numbers[position] = getattr(spec.arg, "value", node.meta.get("val"))
                 if not isinstance(numbers[position], CONSTANTS):
                     raise CaptureError(
-                        f"{name}: the argument {node.name} is a dynamic number", hint="give a tensor, or leave it out of dynamic_shapes"
+                        f"{name}: the argument {node.name} is a dynamic number", hint="pass a tensor, or leave it out of dynamic_shapes"
                     )
                 leaves.append(constant(numbers[position]))
         self.arguments = _structure(program.call_spec.in_spec, leaves, "the arguments")
@@ -227,7 +230,7 @@ class _Exporter:
                 updated.append(output)
             elif spec.kind != OutputKind.USER_OUTPUT:
                 what = f"writes to its {spec.kind.name.lower().replace('_mutation', '').replace('_', ' ')} {spec.target}"
-                raise CaptureError(f"{self.name} {what}", hint="JAX's arrays do not change: return the new value instead")
+                raise CaptureError(f"{self.name} {what}", hint="return the new value instead: JAX's arrays are immutable")
             elif isinstance(output, Node) and isinstance(output.meta.get("val"), torch.Tensor):
                 results.append(output)
                 leaves.append(ARRAY)
@@ -235,7 +238,7 @@ class _Exporter:
                 leaves.append(constant(output))
             else:
                 raise CaptureError(
-                    f"{self.name} returns a number that follows from sizes", hint="return tensors, or take it of their shapes"
+                    f"{self.name} returns a number that depends on sizes", hint="return tensors, and read the number from their shapes"
                 )
         self.output_nodes = results + updated
         self.result_nodes = results
@@ -246,7 +249,7 @@ class _Exporter:
         if constants and self.updates:
             raise OptionError(
                 f'weights="constants" for {self.name}, which writes to its buffers {", ".join(self.updates)}',
-                hint='model.eval(), or weights="arguments": constants cannot take new values',
+                hint='call model.eval(), or give weights="arguments": constants cannot change',
             )
         names = list(dict.fromkeys([*self.weights.values(), *self.updates]))
         values = {item: to_numpy(self.values[item]) for item in names}
@@ -320,15 +323,15 @@ class _Exporter:
                 f"{error.op} needs the sizes of its operands as numbers: {str(error.__cause__ or error.message).splitlines()[0]}",
                 inputs=error.inputs,
                 where=error.where,
-                hint=f"{known}leave the dimension out of dynamic_shapes; dynamic are {', '.join(self.sizes.dimensions)}",
+                hint=f"{known}leave the dimension out of dynamic_shapes; the dynamic dimensions are {', '.join(self.sizes.dimensions)}",
             ) from error
         except NotImplementedError as error:
             raise UnsupportedOp(f"{self.name} cannot run on {' or '.join(platforms)}: {error}", hint="choose other platforms") from error
         unlisted = sorted(target for target in calls(made.mlir_module_serialized) if not is_stable(target))
         if unlisted:
             raise UnsupportedOp(
-                f"{self.name} would call {', '.join(unlisted)}, which other machines and later versions need not have",
-                hint="choose other platforms, or compute it in another way",
+                f"{self.name} would call {', '.join(unlisted)}, which other machines and later versions may not have",
+                hint="choose other platforms, or compute the result by other ops",
             )
         return made
 
@@ -348,9 +351,11 @@ def _no_tensor(program: ExportedProgram, name: str, spec: InputSpec) -> CaptureE
     """Returns the error for an input that is neither a tensor nor a number."""
     effect = next(iter(program.graph.find_nodes(op="call_function", target=with_effects)), None)
     if spec.kind == InputKind.TOKEN and effect is not None:
-        hint = "an exported program does nothing but give its results: leave the op out"
-        return CaptureError(f"{effect.args[1]} does more than give its result", op=str(effect.args[1]), where=user_line(effect), hint=hint)
-    return CaptureError(f"{name} takes {spec.kind.name.lower()} {spec.target}", hint="an exported program takes tensors alone")
+        hint = "leave the op out: an exported program only returns results"
+        return CaptureError(
+            f"{effect.args[1]} has other effects than its result", op=str(effect.args[1]), where=user_line(effect), hint=hint
+        )
+    return CaptureError(f"{name} takes {spec.kind.name.lower()} {spec.target}", hint="pass tensors: an exported program takes nothing else")
 
 
 def _as_text(shape: Sequence[Any]) -> tuple[int | str, ...]:
@@ -380,11 +385,11 @@ def _structure(spec: Any, leaves: Sequence[Structure], what: str) -> Structure:
             return mapping({field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)})
         if value is None:
             return constant(None)
-        raise CaptureError(f"{what} hold a {type(value).__name__}", hint="an exported program has tuples, lists and dicts of tensors")
+        raise CaptureError(f"{what} contain a {type(value).__name__}", hint="use tuples, lists and dicts of tensors")
 
     found = describe(pytree.tree_unflatten(list(range(len(leaves))), spec))
     if order != list(range(len(leaves))):
-        raise CaptureError(f"{what} hold a container with an order of its own", hint="an exported program has tuples, lists and dicts")
+        raise CaptureError(f"{what} contain a container that orders its items in its own way", hint="use tuples, lists and dicts")
     return found
 
 

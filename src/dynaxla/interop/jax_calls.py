@@ -146,8 +146,8 @@ def find(number: int) -> JaxCall:
     found = _calls.get(number)
     if found is None:
         raise DynaxlaError(
-            f"the JAX function of call {number} is gone: its process or its torch function has ended",
-            hint="call what dynaxla.to_torch gave, instead of an op of an older graph",
+            f"the JAX function of call {number} no longer exists: its process or its torch function has ended",
+            hint="call the function that dynaxla.to_torch returned, instead of an op of an older graph",
         )
     return found
 

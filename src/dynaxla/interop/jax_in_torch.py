@@ -234,8 +234,8 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise DynaxlaError(
-            f"torch's forward mode does not pass through {ctx.taken.call.name}, a function of to_torch",
-            hint="use reverse mode (torch.func.vjp, torch.func.jacrev), or call jax.jvp inside of the function that is given to to_torch",
+            f"{ctx.taken.call.name}, a function of to_torch, does not support torch's forward-mode derivatives",
+            hint="use reverse mode (torch.func.vjp, torch.func.jacrev), or call jax.jvp inside the JAX function",
         )
 
     @staticmethod
@@ -267,6 +267,6 @@ def _refuse_arrays(leaves: Sequence[Any], name: str) -> None:
     for leaf in leaves:
         if is_tracer(leaf):
             raise UnsupportedTensor(
-                f"{name} was called with what JAX is tracing while torch is tracing, too",
-                hint="hand it over as a tensor: dynaxla.as_torch(x)",
+                f"{name} was called with a JAX tracer while torch is tracing, too",
+                hint="pass it as a tensor: dynaxla.as_torch(x)",
             )

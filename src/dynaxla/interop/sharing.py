@@ -42,7 +42,7 @@ def as_jax(value: Any) -> Any:
     tensor = value
     if tensor.requires_grad:
         raise RuntimeError("Can't call as_jax() on Tensor that requires grad. Use dynaxla.as_jax(x.detach()) instead.")
-    check(tensor, "the tensor", x64_now(), "x.int() or x.float(), or as_jax(x) inside jax.enable_x64(True)")
+    check(tensor, "the tensor", x64_now(), "pass x.int() or x.float(), or call as_jax(x) inside jax.enable_x64(True)")
     if tensor.device.type == storages.NAME:
         return copies.value_of(tensor)
     if reason := why_not(tensor):
@@ -72,16 +72,16 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
         raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}")
     torch_dtype(array.dtype, "the array")
     if is_tracer(array):
-        return _on_jax(array, device, "what JAX traces has no memory")
+        return _on_jax(array, device, "a JAX tracer has no memory")
     if array.is_deleted():
-        raise UnsupportedTensor("the array was deleted, or donated to a program", hint="give the array that the program returned")
+        raise UnsupportedTensor("the array was deleted, or donated to a program", hint="pass the array that the program returned")
     if len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
-        raise UnsupportedTensor(f"the array lies on {len(array.devices())} devices, and a tensor on one", hint=hint)
+        raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
     platform = {"gpu": "cuda"}.get(array.device.platform, array.device.platform)
     kind = None if device is None else str(device).partition(":")[0]
     if platform not in ("cpu", "cuda") or kind == storages.NAME:
-        return _on_jax(array, device, f"torch cannot reach memory of {array.device}")
+        return _on_jax(array, device, f"torch cannot access the memory of {array.device}")
     if kind not in (None, platform):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint=f"as_torch(x).to({str(device)!r}) copies it")
     return exported(array)
@@ -89,6 +89,6 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
 
 def _on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:
     if device is not None and str(device).partition(":")[0] != storages.NAME:
-        raise UnsupportedTensor(f"{reason}, so it is no tensor on {device}", hint='leave the device out, or give "jax"')
+        raise UnsupportedTensor(f"{reason}, so it cannot become a tensor on {device}", hint='leave the device out, or give "jax"')
     wanted = torch.device(device) if device is not None and devices.drives(storages.NAME) else None
     return tensor_of(undifferentiated(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, wanted)

@@ -127,8 +127,8 @@ class TorchCall(Call):
             if _code(again) == self._code and all(new is old or _same(new, old) for new, (old, _) in pairs):
                 return
         raise CaptureError(
-            "what a torch function reads has changed since JAX traced it: its derivative would be that of another function",
-            hint="make a new jax.jit after a change, or make what changes an argument",
+            "a value that a torch function reads has changed since JAX traced the function, so its derivative would be wrong",
+            hint="call jax.jit again after the change, or pass the changing value as an argument",
         )
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
@@ -192,8 +192,8 @@ class TorchCall(Call):
             return list(transposed(list(tangents)))
 
         refusal = CaptureError(
-            "a torch function is differentiated twice: autograd's derivative is known here, but not the derivative of that",
-            hint="take the inner derivative in torch (torch.func.grad) inside of the function that is given to to_jax",
+            "a torch function is differentiated twice, and autograd gives only its first derivative here",
+            hint="take the inner derivative in torch (torch.func.grad), inside the function that is given to to_jax",
         )
         return Derivative(Call(run, refusal=refusal), Call(pushed, pulled, refusal), moving)
 
@@ -326,9 +326,9 @@ def _check_constants(graph: GraphModule) -> None:
         where = next((line for user in node.users if (line := user_line(user))), "")
         if isinstance(constant, (FakeTensor, FunctionalTensor)):
             raise CaptureError(
-                "a tensor is read that an earlier trace has left behind: it has no values",
+                "the function reads a tensor that an earlier trace has stored, and that has no values",
                 where=where,
-                hint="keep no tensors outside of the function (in globals, closures, caches): return them",
+                hint="do not keep tensors in globals, closures or caches: return them",
             )
         if constant.requires_grad:
             raise _read_from_elsewhere(constant, where)
@@ -337,9 +337,9 @@ def _check_constants(graph: GraphModule) -> None:
 def _read_from_elsewhere(tensor: torch.Tensor, where: str) -> CaptureError:
     kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor with requires_grad"
     return CaptureError(
-        f"a {kind} that is not among the function's is read: its value would be a constant, without a gradient",
+        f"the function reads a {kind} that is not one of its own: its value would be a constant, without a gradient",
         where=where,
-        hint="give to_jax the module that has it, or make it an argument; if it is a cache that the module filled, empty that",
+        hint="give to_jax the module that owns it, or pass it as an argument; if the module filled a cache with it, empty the cache",
     )
 
 
@@ -354,19 +354,19 @@ def _explained() -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
         raise CaptureError(
-            f"what the function does depends on the values of a tensor ({getattr(error, 'func', None) or type(error).__name__}): "
-            "a JAX function is traced for shapes alone",
+            "the function's control flow, or a size in it, depends on the values of a tensor "
+            f"({getattr(error, 'func', None) or type(error).__name__}): JAX traces a function with shapes, without values",
             where=_line(error),
-            hint="use torch.where or torch.cond, or compute the number before and give it as an argument that is no array",
+            hint="use torch.where or torch.cond, or compute the number before the call and pass it as a Python number",
         ) from None
     except DynaxlaError:
         raise
     except TorchDynamoException as error:
         reason = " ".join(str(error).partition("\n  Hint:")[0].split())
         raise CaptureError(
-            f"torch cannot capture what control flow (torch.cond, while_loop, scan) or torch.compile was given in the function: {reason}",
+            f"torch cannot capture a function that is given to torch.cond, while_loop, scan or torch.compile: {reason}",
             where=_line(error, getattr(error, "real_stack", None) or ()),
-            hint="write it so that torch.compile(..., fullgraph=True) takes it; torch's own error, above this one, says more",
+            hint="write it so that torch.compile(..., fullgraph=True) accepts it; torch's own error, above this one, has the details",
         ) from error
     except LostWrite as error:
         raise CaptureError(f"the function cannot be a JAX function: {error.what}", where=_line(error), hint=error.hint) from None
@@ -374,7 +374,7 @@ def _explained() -> Iterator[None]:
         if "does not support input mutations" not in str(error):
             raise
         raise CaptureError(
-            "the function writes to a parameter, which a JAX function cannot", hint="write to a buffer, or return the new value"
+            "the function writes to a parameter, and a JAX function cannot do that", hint="write to a buffer, or return the new value"
         ) from None
 
 
@@ -395,7 +395,7 @@ class _Writes(LostWrites):
         if isinstance(tensor, torch.Tensor) and not isinstance(tensor, (FunctionalTensor, FakeTensor)):
             raise LostWrite(
                 f"it writes with {func} to a tensor that is not among its arguments",
-                hint="make it an argument, and return its new value; or give to_jax the module that has it as a buffer",
+                hint="pass it as an argument, and return its new value; or give to_jax the module that owns it as a buffer",
             )
         super().check(func, tensor)
 

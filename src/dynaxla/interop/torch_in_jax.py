@@ -53,9 +53,11 @@ def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
         module = JaxModule(owner, method, _dtype(dtype), share)
         return module, dict(module.initial)
     if not callable(function):
-        raise ArgumentError(f"to_jax of {type(function).__name__}, which cannot be called", hint="give it a module or a function")
+        raise ArgumentError(
+            f"to_jax takes a module or a function, not a {type(function).__name__}", hint="pass an object that can be called"
+        )
     if dtype is not None or share:
-        raise OptionError("options dtype and share are for modules, and a function has no parameters", hint="leave them out")
+        raise OptionError("the options dtype and share are for modules: a function has no parameters", hint="leave them out")
     return JaxFunction(function)
 
 
@@ -85,19 +87,17 @@ class _Traced:
             The function's result, the new values of its state, and the call.
         """
         if torch.is_autocast_enabled(self._device.type):
-            raise ArgumentError(
-                f"{self.__name__} is called under an autocast of torch", hint="put the autocast inside of the torch function"
-            )
+            raise ArgumentError(f"{self.__name__} is called inside torch.autocast", hint="use torch.autocast inside the torch function")
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         is_array = [isinstance(leaf, (Array, np.ndarray, np.generic)) for leaf in leaves]
         for leaf, array in zip(leaves, is_array, strict=True):
             if isinstance(leaf, torch.Tensor):
                 raise ArgumentError(
-                    f"{self.__name__} is a JAX function and was given a torch tensor",
-                    hint="give it a JAX array: jnp.asarray(tensor.numpy())",
+                    f"{self.__name__} is a JAX function, and was called with a torch tensor",
+                    hint="pass a JAX array: jnp.asarray(tensor.numpy())",
                 )
             if not array and type(leaf).__hash__ is None:
-                raise ArgumentError(f"an argument of {self.__name__} is a {type(leaf).__name__}, which can be no key of a cache")
+                raise ArgumentError(f"an argument of {self.__name__} is a {type(leaf).__name__}, which is not hashable")
         leaves = [jnp.asarray(leaf) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
         arrays = [value for value, _ in state.values()] + [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
         fixed = [leaf for leaf, array in zip(leaves, is_array, strict=True) if not array]
@@ -186,8 +186,8 @@ class JaxModule(_Traced):
             check_tensor(tensor, name)
             if private.has_hooks(tensor):
                 raise CaptureError(
-                    f"{name} has a hook (register_hook), which sees nothing of jax.grad",
-                    hint="remove it, and change the gradient that jax.grad gives",
+                    f"{name} has a hook (register_hook), which jax.grad does not call",
+                    hint="remove the hook, and change the gradient that jax.grad returns",
                 )
             value = tensor.detach()
             if dtype is not None and value.is_floating_point():
@@ -235,29 +235,32 @@ class JaxModule(_Traced):
         changed = [name for name, source in zip(self._buffers, call.copied[first:], strict=True) if source is None]
         if changed:
             raise ArgumentError(
-                f"{self.__name__} changes its buffers ({', '.join(changed[:5])}), and was given none to change",
-                hint="call out, buffers = jax_fn(params, ..., buffers=jax_fn.buffers), or convert the module in eval mode",
+                f"{self.__name__} changes its buffers ({', '.join(changed[:5])}), and was called without buffers",
+                hint="write out, buffers = jax_fn(params, ..., buffers=jax_fn.buffers), or convert the module in eval mode",
             )
         return result
 
     def _checked(self, given: Any, names: Sequence[str], role: str) -> dict[str, Any]:
         """Returns the checked parameters or buffers, in the module's order."""
         if not isinstance(given, Mapping):
-            raise ArgumentError(f"{role} of {self.__name__} are a {type(given).__name__}", hint="give a dict of arrays by name")
+            raise ArgumentError(f"{role} of {self.__name__} are a {type(given).__name__}", hint="pass a dict of arrays by name")
         missing = [name for name in names if name not in given]
         extra = [str(name) for name in given if name not in names]
         if missing or extra:
-            parts = [f"lack {', '.join(missing[:5])}" if missing else "", f"have {', '.join(extra[:5])}, which it has not" if extra else ""]
+            parts = [
+                f"lack {', '.join(missing[:5])}" if missing else "",
+                f"have {', '.join(extra[:5])}, which it does not have" if extra else "",
+            ]
             raise ArgumentError(
-                f"{role} of {self.__name__} {' and '.join(filter(None, parts))}", hint=f"give the names of the {role} that to_jax made"
+                f"{role} of {self.__name__} {' and '.join(filter(None, parts))}", hint=f"use the names of the {role} that to_jax returned"
             )
         for name in names:
             wanted, value = tuple(self._tensors[name].shape), given[name]
             if not isinstance(value, (Array, np.ndarray)) or tuple(value.shape) != wanted:
                 found = f"of shape {list(value.shape)}" if isinstance(value, (Array, np.ndarray)) else f"a {type(value).__name__}"
                 raise ArgumentError(
-                    f"{role}[{name!r}] of {self.__name__} is {found}, and the module's has shape {list(wanted)}",
-                    hint=f"give an array like that of the {role} that to_jax made",
+                    f"{role}[{name!r}] of {self.__name__} is {found}, and the module needs shape {list(wanted)}",
+                    hint=f"pass an array of the same shape as in the {role} that to_jax returned",
                 )
         return {name: given[name] for name in names}
 
@@ -270,7 +273,7 @@ class JaxModule(_Traced):
         dtype = own if given == dtypes.to_jax(own) or given == narrowed(dtypes.to_jax(own)) else _argument_dtype(given, narrow)
         if (dtypes.is_inexact(given), dtypes.is_complex(given)) != (dtypes.is_inexact(dtypes.to_jax(own)), own.is_complex):
             raise ArgumentError(
-                f"{name} of {self.__name__} is given as {given}, and the module has it as {dtypes.to_jax(own)}",
+                f"{name} of {self.__name__} has the dtype {given}, and the module needs {dtypes.to_jax(own)}",
                 hint=f"convert it: {name}.astype({dtypes.to_jax(own)}); to_jax(module, dtype=...) chooses another floating-point dtype",
             )
         tensor = self._tensors[name]
@@ -282,7 +285,7 @@ class JaxModule(_Traced):
                 was, is_now = ("train" if mode else "eval" for mode in (before, now))
                 raise CaptureError(
                     f"{name or type(self._holder.inner).__name__} was in {was} mode when to_jax converted it, and is in {is_now} mode now",
-                    hint="convert it again with to_jax, or put it back",
+                    hint="convert it again with to_jax, or set the earlier mode",
                 )
 
 
@@ -329,7 +332,7 @@ def _nothing_kept(module: nn.Module) -> Iterator[None]:
                     (container.extend if isinstance(container, list) else container.update)(copied)
     if kept:
         raise CaptureError(
-            f"{kept[0]}, and a JAX function keeps nothing",
+            f"{kept[0]}, and a JAX function has no state",
             hint="return it, or register it as a buffer and write to that; "
             "a cache in eval mode is constant if it is full: call the module under torch.no_grad() before",
         )
@@ -363,9 +366,9 @@ def _dtype(dtype: Any) -> torch.dtype | None:
         try:
             found = dtypes.to_torch(jnp.dtype(dtype))
         except (KeyError, TypeError):
-            raise OptionError(f"option dtype: {dtype!r} is none", hint="give for example jnp.bfloat16") from None
+            raise OptionError(f"option dtype: {dtype!r} is not a dtype", hint="give for example jnp.bfloat16") from None
     if found is not None and not found.is_floating_point:
-        raise OptionError(f"option dtype: {dtype} is no floating-point dtype", hint="give for example jnp.bfloat16")
+        raise OptionError(f"option dtype: {dtype} is not a floating-point dtype", hint="give for example jnp.bfloat16")
     return found
 
 
@@ -374,7 +377,7 @@ def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
     try:
         found = dtypes.to_torch(np.dtype(dtype))
     except (KeyError, TypeError):
-        raise ArgumentError(f"torch has no dtype like {dtype}") from None
+        raise ArgumentError(f"torch has no dtype {dtype}") from None
     return torch.int64 if narrow and found == torch.int32 else found
 
 
@@ -389,33 +392,37 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
     dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
     if dtype != wide and dtypes.is_inexact(wide):
         raise OptionError(
-            f"{name} is {wide}, and JAX has 32 bits",
+            f"{name} is {wide}, and JAX's 64-bit types are off here",
             hint='give to_jax a dtype, such as jnp.float32, or call jax.config.update("jax_enable_x64", True) when the program starts',
         )
     if share and dtype == wide:
         if tensor.device.type != "cpu":
-            raise OptionError(f"option share: {name} is on {tensor.device}", hint="leave it out: parameters elsewhere are copied")
+            raise OptionError(
+                f"option share: {name} is on {tensor.device}", hint="leave share out: parameters on other devices than the CPU are copied"
+            )
         try:
             return jax.dlpack.from_dlpack(tensor, copy=False)
         except Exception as error:
             raise OptionError(
-                f"option share: the memory of {name} cannot be JAX's: {error}", hint="leave it out: then it is copied"
+                f"option share: JAX cannot use the memory of {name}: {error}", hint="leave share out: the parameters are copied then"
             ) from None
     value = to_numpy(tensor)
     narrowed_value = value.astype(dtype)
     if dtype != wide and not np.array_equal(narrowed_value, value):
-        raise OptionError(f"{name} has numbers that {dtype} does not hold", hint='call jax.config.update("jax_enable_x64", True) first')
+        raise OptionError(f"{name} has numbers that {dtype} cannot represent", hint='call jax.config.update("jax_enable_x64", True) first')
     return jnp.asarray(narrowed_value)
 
 
 def _key_data(rng: Any, name: str, where: str) -> Array:
     """Returns threefry key data for one call, uint32[2], derived from any kind of key."""
     if rng is None:
-        raise ArgumentError(f"{name} draws random numbers, and was given no key", where=where, hint="call it with rng=jax.random.key(0)")
+        raise ArgumentError(
+            f"{name} draws random numbers, and was called without a key", where=where, hint="call it with rng=jax.random.key(0)"
+        )
     try:
         return jax.random.bits(rng, (2,), np.uint32)
     except TypeError as error:
-        raise ArgumentError(f"rng of {name} is no key: {error}", hint="give a key of jax.random, such as jax.random.key(0)") from None
+        raise ArgumentError(f"rng of {name} is not a key: {error}", hint="pass a key of jax.random, such as jax.random.key(0)") from None
 
 
 class _Place:
@@ -439,12 +446,12 @@ def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
         return value
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise CaptureError(
-            "the function gives a Python number that is known only when its program runs, as of a loop",
-            hint="make it a tensor: carry torch.tensor(0) through the loop, and not 0",
+            "the function returns a Python number that is known only when its program runs, such as a loop counter",
+            hint="use a tensor: carry torch.tensor(0) through the loop instead of 0",
         )
     raise CaptureError(
-        f"the function gives a {type(value).__name__}, which JAX does not know",
-        hint="return tensors in dicts, lists and tuples; of transformers' models use_cache=False keeps caches out",
+        f"the function returns a {type(value).__name__}, which JAX does not support",
+        hint="return tensors in dicts, lists and tuples; for models of transformers, use_cache=False leaves caches out",
     )
 
 

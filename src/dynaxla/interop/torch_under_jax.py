@@ -44,7 +44,7 @@ def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
             for index, result in enumerate(results):
                 if not isinstance(result, torch.Tensor):
                     raise TypeError(f"result {index} of {name} is {type(result).__name__}, not a tensor")
-                hint = f"give x.int() or x.float(), or call {name} inside jax.enable_x64(True)"
+                hint = f"pass x.int() or x.float(), or call {name} inside jax.enable_x64(True)"
                 check(result, f"result {index} of {name}", x64_now(), hint)
             return list(results)
 
@@ -124,13 +124,13 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     """
     kind = torch_dtype(array.dtype, "the array")
     if not devices.drives(storages.NAME):
-        raise UnsupportedTensor('the tensor is to be on the device "jax"', hint="call dynaxla.enable_device() first")
+        raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.enable_device() first")
     place = device or torch.device(storages.NAME)
     if is_tracer(array):
         storages.may_hold_tracers()
     elif len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
-        raise UnsupportedTensor(f"the array lies on {len(array.devices())} devices, and a tensor on one", hint=hint)
+        raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
     elif place.index is None and array.device in places.devices():
         place = torch.device(storages.NAME, places.devices().index(array.device))
     place = places.with_index(place)
@@ -146,7 +146,7 @@ def array_of(tensor: torch.Tensor) -> Any:
         UnsupportedTensor: The tensor is on another device.
     """
     if tensor.device.type != storages.NAME:
-        raise UnsupportedTensor(f"a result is on {tensor.device}", hint='give tensors on the device "jax": x.to("jax")')
+        raise UnsupportedTensor(f"a result is on {tensor.device}", hint='return tensors on the device "jax": x.to("jax")')
     return copies.value_of(tensor)
 
 
@@ -159,6 +159,6 @@ def undifferentiated(array: jax.Array) -> jax.Array:
 @undifferentiated.defjvp
 def _refuse(primals: Any, tangents: Any) -> Any:
     raise UnsupportedTensor(
-        "JAX cannot differentiate what torch makes of dynaxla.as_torch(x)",
-        hint="let torch do that: dynaxla.as_jax(torch_function) is a function that jax.grad can take",
+        "JAX cannot differentiate the torch ops on dynaxla.as_torch(x)",
+        hint="use dynaxla.as_jax(torch_function), which jax.grad can differentiate",
     )

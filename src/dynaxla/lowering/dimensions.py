@@ -39,7 +39,7 @@ def wrap(dim: int, rank: int) -> int:
     """
     size = max(rank, 1)
     if not -size <= dim < size:
-        raise UnsupportedOp(f"dimension {dim} of a tensor of {rank} dimensions")
+        raise UnsupportedOp(f"dimension {dim} is out of range for a tensor of {rank} dimensions")
     return dim % size
 
 

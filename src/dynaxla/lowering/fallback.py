@@ -71,7 +71,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     """
     function: Any = ctx.node.target
     if is_asynchronous(ctx.node) or writes(function):
-        raise UnsupportedOp(f"{function} works in the background, or writes to an operand, which a program's buffers do not allow")
+        raise UnsupportedOp(f"{function} runs in the background or writes to an operand, and a program cannot call such an op")
     given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
     positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
@@ -90,7 +90,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     outputs, output_tree = pytree.tree_flatten(_as_list(ctx.output))
     tensor_outputs = [spec for spec in outputs if isinstance(spec, TensorSpec)]
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
-        raise UnsupportedOp(f"{function} returns numbers, which a program cannot", op=str(function))
+        raise UnsupportedOp(f"{function} returns numbers, and a program can return only tensors", op=str(function))
 
     # Without a side effect XLA would merge two equal draws of random numbers, and remove an op that is called only for its effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags

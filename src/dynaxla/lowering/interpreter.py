@@ -287,7 +287,7 @@ class Interpreter:
                 op=str(node.target),
                 inputs=describe_inputs(node),
                 where=user_line(node),
-                hint="this is a defect of dynaxla: please report it with the lines above",
+                hint="fix the lowering if it is yours; otherwise please report this with the lines above",
             ) from error
         if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
             coverage.lowered(str(node.target))
@@ -505,11 +505,11 @@ def _check(node: Node, value: Any, expected: Any) -> None:
             return
         found = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else repr(value)
         raise LoweringError(
-            f"the lowering of {node.target} gave {found}, PyTorch gives {expected.jax_dtype}{list(expected.shape)}",
+            f"the lowering of {node.target} returned {found}, and PyTorch returns {expected.jax_dtype}{list(expected.shape)}",
             op=str(node.target),
             inputs=describe_inputs(node),
             where=user_line(node),
-            hint="this is a defect of dynaxla: please report it with the lines above",
+            hint="fix the lowering if it is yours; otherwise please report this with the lines above",
         )
     if isinstance(expected, tuple):
         for item, item_expected in zip(value, expected, strict=True):
@@ -520,7 +520,7 @@ def _check(node: Node, value: Any, expected: Any) -> None:
 # Hints for particular ops, in place of the general one.
 _HINTS = {
     "while_loop_stack_output": "call while_loop under torch.no_grad(), or use torch's scan: the gradient of a while_loop needs the "
-    "values of all its steps, and no program can know how many there are"
+    "values of all its steps, and their number is not known when the program is compiled"
 }
 
 

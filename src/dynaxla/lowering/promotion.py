@@ -78,7 +78,9 @@ def result_type(operands: Sequence[Any]) -> DType:
     common = _combine(dimensioned, _combine(rank_zero, number))
     assert common is not None, "result_type needs an operand"
     if common == torch.complex32:
-        raise UnsupportedOp("float16 beside a complex number gives complex32, which JAX does not have", hint="convert to float32 before")
+        raise UnsupportedOp(
+            "float16 together with a complex number gives complex32, which JAX does not have", hint="convert to float32 first"
+        )
     return dtypes.to_jax(common)
 
 

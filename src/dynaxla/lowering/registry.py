@@ -332,7 +332,7 @@ def _load() -> None:
     except Exception as error:
         if not private.newer_than_known():
             raise
-        raise private.unsupported(f"dynaxla's lowerings do not load ({type(error).__name__}: {error})") from error
+        raise private.unsupported(f"dynaxla's lowerings cannot be loaded ({type(error).__name__}: {error})") from error
 
 
 registry = Registry(_load)

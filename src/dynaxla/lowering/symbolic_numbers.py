@@ -35,7 +35,7 @@ class SymbolicFloat:
         return float
 
     def _unknown(self, *_: Any) -> Any:
-        raise InconclusiveDimensionOperation("a number that follows from symbolic sizes is needed while the program is made")
+        raise InconclusiveDimensionOperation("a number that depends on symbolic sizes is needed while the program is compiled")
 
     __float__ = __int__ = __index__ = __complex__ = __bool__ = __hash__ = __round__ = __trunc__ = __floor__ = __ceil__ = _unknown
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown

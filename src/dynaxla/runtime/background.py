@@ -82,7 +82,7 @@ class Background:
                 with _taking_turns():
                     more = patient.work()
             except BaseException:  # the thread must survive for the other objects in the queue
-                log.exception("a failure in the background")
+                log.exception("a background task failed")
             with self._changed:
                 if more and weakref.ref(patient) not in self._wanted:
                     self._wanted = {weakref.ref(patient): None, **self._wanted}

@@ -116,8 +116,8 @@ def virtual_devices(count: int) -> list[jax.Device]:
                 client = private.make_cpu_client(count)
             if client is None:
                 raise UnsupportedVersion(
-                    f"jaxlib {private.jaxlib_version()} makes no virtual devices without XLA_FLAGS",
-                    hint=f"start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}, and make an ordinary mesh",
+                    f"jaxlib {private.jaxlib_version()} cannot create virtual devices without XLA_FLAGS",
+                    hint=f"start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}, and create an ordinary mesh",
                 )
             _virtual_clients[count] = client
     return _virtual_clients[count].local_devices()

@@ -117,7 +117,7 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
     except RuntimeError as error:
         raise UnsupportedTensor(
             f"JAX has no {platform} backend here: {error}",
-            hint="install JAX's plugin for it, e.g. pip install 'jax[cuda13]'; `dynaxla doctor` shows what is found",
+            hint="install JAX's plugin for it, e.g. pip install 'jax[cuda13]'; `dynaxla doctor` lists the devices that JAX sees",
         ) from error
     for candidate in candidates:
         if candidate.local_hardware_id == device.index:

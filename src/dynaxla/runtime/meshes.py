@@ -60,8 +60,8 @@ def sharding_of(array: jax.Array | None) -> NamedSharding | None:
         return None
     if not isinstance(sharding, NamedSharding):
         raise UnsupportedTensor(
-            f"an array lies on {len(sharding.device_set)} devices as {sharding}, which is no NamedSharding",
-            hint="jax.device_put(array, jax.sharding.NamedSharding(mesh, spec)) first",
+            f"an array is on {len(sharding.device_set)} devices with the sharding {sharding}, which is not a NamedSharding",
+            hint="call jax.device_put(array, jax.sharding.NamedSharding(mesh, spec)) first",
         )
     return sharding
 
@@ -79,8 +79,8 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
             found = sharding.mesh
         elif tuple(found.devices.flat) != tuple(sharding.mesh.devices.flat):
             raise DeviceMismatch(
-                f"tensors of one program lie on two meshes: {described(found)} and {described(sharding.mesh)}",
-                hint="make both meshes of the same devices in the same order, or have one tensor on the other's: dynaxla.mark_sharding",
+                f"tensors of one program are on two meshes: {described(found)} and {described(sharding.mesh)}",
+                hint="create both meshes from the same devices in the same order, or move one tensor by dynaxla.mark_sharding",
             )
     return None if found is None else replicated(found)
 

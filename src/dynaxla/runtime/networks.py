@@ -168,8 +168,8 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
     place, store, timeout = ranks.index(torch.distributed.get_rank()), private.store_of(group), private.timeout_of(group)
     if store is None:
         raise CollectiveFailed(
-            f"the group of ranks {list(ranks)} has no store that its processes could meet at",
-            hint="options={'collectives': 'torch'}, which needs none",
+            f"the group of ranks {list(ranks)} has no store through which its processes can connect",
+            hint="use options={'collectives': 'torch'}, which needs no store",
         )
     meeting = _Meeting(store, ranks, place, f"dynaxla/network/{number}", timeout)
     hosts = meeting.all("here", _host(store))
@@ -199,7 +199,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
     except jax.errors.JaxRuntimeError as error:
         raise CollectiveFailed(
             f"the processes of ranks {list(ranks)} could not connect XLA's collectives: {error}",
-            hint="see whether they reach each other's hosts and ports, or take options={'collectives': 'torch'}",
+            hint="check that they reach each other's hosts and ports, or use options={'collectives': 'torch'}",
         ) from error
     _kept.extend([client, agent])
     return Network(devices, place, frozenset(cliques), others, made)
@@ -288,10 +288,10 @@ class _Meeting:
             time.sleep(pause)
             pause = min(1.5 * pause, 0.05)
         raise CollectiveFailed(
-            f"ranks {[self._ranks[place] for place in missing]} did not come within {self._seconds:g} s, the group's timeout, to connect "
-            f"XLA's collectives of ranks {list(self._ranks)}",
-            hint="all of these run compiled programs with options={'collectives': 'xla'}; if only some are to, make a group of these "
-            "(torch.distributed.new_group) before, or take options={'collectives': 'torch'}",
+            f"ranks {[self._ranks[place] for place in missing]} did not connect within {self._seconds:g} s, the group's timeout, to "
+            f"XLA's collectives of the ranks {list(self._ranks)}",
+            hint="all of these ranks must run compiled programs with options={'collectives': 'xla'}; for fewer ranks, first create "
+            "their group (torch.distributed.new_group), or use options={'collectives': 'torch'}",
         )
 
     def _key(self, what: str, place: int) -> str:

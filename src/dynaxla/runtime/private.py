@@ -149,7 +149,7 @@ def warn_of_newer_releases() -> None:
     """Logs one warning per process if torch or JAX is newer than the tested releases."""
     if newer := newer_than_known():
         logging.getLogger("dynaxla").warning(
-            "dynaxla is not tested with %s yet; if something fails, `dynaxla doctor` shows what is at fault", " and ".join(newer)
+            "dynaxla is not tested with %s yet; if something fails, `dynaxla doctor` shows the cause", " and ".join(newer)
         )
 
 
@@ -166,7 +166,7 @@ def unsupported(message: str) -> UnsupportedVersion:
 
 def _hint() -> str:
     known = " and ".join(f"{package} {oldest} to {newest}" for package, (oldest, newest) in KNOWN.items())
-    return f"install versions that are tested, {known}; `dynaxla doctor` says which are here"
+    return f"install tested versions, {known}; `dynaxla doctor` shows the installed ones"
 
 
 def _unsupported(name: str) -> UnsupportedVersion:

@@ -112,7 +112,7 @@ def _waits_in_whole(parameter: Parameter) -> bool:
 @functools.cache
 def _reported(missing: str) -> str:
     if missing:
-        log.warning("torch %s has no %s in FSDP2: steps leave the gathering of parameters to torch's hooks", torch.__version__, missing)
+        log.warning("FSDP2 of torch %s has no %s: torch's own hooks gather the parameters of steps", torch.__version__, missing)
     return missing
 
 
@@ -179,16 +179,14 @@ def why_not_gathered(state: State) -> str:
             "parameters that are replicated, not sharded": not hasattr(group.mesh_info, "shard_process_group"),
             "dp_mesh_dims": group.mesh_info.is_spmd_mesh,
             "a hook for all-reduces": group._all_reduce_hook is not None,
-            "collectives of its own": type(group._all_gather_comm) is not collectives.DefaultAllGather
+            "custom collectives": type(group._all_gather_comm) is not collectives.DefaultAllGather
             or type(group._reduce_scatter_comm) is not collectives.DefaultReduceScatter,
             "parameters that are offloaded": isinstance(group.offload_policy, CPUOffloadPolicy),
-            "gradients in a dtype of their own (grad_dtype)": any(
+            "gradients in another dtype (grad_dtype)": any(
                 getattr(parameter, "_has_sharded_grad_dtype_override", False) for parameter in group.fsdp_params
             ),
-            "parameters with types of their own (spmd_types)": any(
-                getattr(parameter, "is_spmd_types", False) for parameter in group.fsdp_params
-            ),
-            "tensors that are gathered in a way of their own (fsdp_pre_all_gather)": any(
+            "parameters with spmd_types": any(getattr(parameter, "is_spmd_types", False) for parameter in group.fsdp_params),
+            "tensors with a custom gather (fsdp_pre_all_gather)": any(
                 hasattr(own_part(parameter), "fsdp_pre_all_gather") for parameter in group.fsdp_params
             ),
         }

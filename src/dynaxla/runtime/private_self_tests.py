@@ -119,5 +119,5 @@ def _run(device: jax.Device) -> None:
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if reason:
-            log.info("the private way %s is not used: %s", "/".join(names), reason)
+            log.info("dynaxla does not use the private function %s: %s", "/".join(names), reason)
             private.gate(names, reason)

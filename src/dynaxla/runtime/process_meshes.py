@@ -37,13 +37,13 @@ class ProcessMesh:
         """Returns the mesh of a DeviceMesh. Raises: ValueError, with the reason, for a mesh that XLA's partitioner cannot use."""
         sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
         if mesh.device_type != "cpu":
-            raise ValueError(f"its mesh is one of {mesh.device_type}")
+            raise ValueError(f"its device mesh is on {mesh.device_type}, not on the CPU")
         if list(ranks) != sorted(ranks):
-            raise ValueError(f"the ranks of its mesh, {list(ranks)}, do not ascend")
+            raise ValueError(f"the ranks of its device mesh, {list(ranks)}, are not in ascending order")
         groups = private_processes.named_groups()
         named = [name for name, group in groups.items() if tuple(torch.distributed.get_process_group_ranks(group)) == ranks]
         if not named:
-            raise ValueError(f"there is no group of the ranks {list(ranks)} of its mesh (torch.distributed.new_group makes one)")
+            raise ValueError(f"no process group has the ranks {list(ranks)} of its device mesh (torch.distributed.new_group creates one)")
         return ProcessMesh(mesh, sizes, tuple(f"m{index}" for index in range(len(sizes))), ranks, named[0])
 
     @property

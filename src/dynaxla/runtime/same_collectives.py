@@ -284,7 +284,7 @@ class _Channel:
             raise CollectiveFailed(
                 f"the store of the group of ranks {self._ranks} cannot be reached: {error}",
                 op=str(coming[0]),
-                hint="the process that has it, rank 0 as a rule, has probably ended: look at its log, and start all processes anew",
+                hint="the process that runs the store, usually rank 0, has probably ended: read its log, and restart all processes",
             ) from error
 
     def _hear(self, unheard: list[int], coming: Sequence[Collective], seconds: float) -> None:
@@ -301,10 +301,10 @@ class _Channel:
             time.sleep(pause)
             pause = min(1.5 * pause, 0.05)
         raise CollectiveFailed(
-            f"{self._names(unheard)} of the group of ranks {self._ranks} did not come to a collective within {seconds:g} s, the group's "
-            f"timeout: rank {self._ranks[self._me]} waits to compare it before its program's first run",
+            f"{self._names(unheard)} of the group of ranks {self._ranks} did not reach a collective within {seconds:g} s, the group's "
+            f"timeout: rank {self._ranks[self._me]} waits to compare it before the first run of its program",
             op=str(coming[0]),
-            hint="see whether that process is alive, and whether it calls the same step or model, compiled, too",
+            hint="check that this process is alive, and that it calls the same compiled step or model",
         )
 
     def answer(self, coming: Sequence[Collective]) -> None:
@@ -354,12 +354,12 @@ class _Channel:
                 self._difference = difference
         if self._difference is not None:
             return self._difference
-        silent = f"; nothing is heard of {self._names(unheard)}" if unheard and len(unheard) < len(self.others) else ""
+        silent = f"; no answer came from {self._names(unheard)}" if unheard and len(unheard) < len(self.others) else ""
         return CollectiveFailed(
             f"a collective of ranks {self._ranks} failed on rank {self._ranks[self._me]}: {_first_line(error)}{silent}",
             op=" or ".join(map(str, begun[:_MOST_NAMED])) + (" or a later one" if len(begun) > _MOST_NAMED else ""),
-            hint="another process has ended, hangs, or calls something else: look at its log; the program has written nothing, so save a "
-            "checkpoint if you need one, and start all processes anew, since the group cannot be used any more",
+            hint="another process has ended, hangs, or calls something else: read its log; the program has written nothing, so save a "
+            "checkpoint if you need one, and restart all processes, since the group cannot be used any more",
         )
 
     # Posts

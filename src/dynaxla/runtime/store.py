@@ -177,7 +177,7 @@ class Store:
 
 @functools.cache
 def _warn_of_read_only(folder: Path) -> None:
-    log.warning("the cache directory %s cannot be written: what it holds is used, and nothing new is kept", folder)
+    log.warning("the cache directory %s is read-only: its programs are used, and new programs are not kept", folder)
 
 
 def _digest(key: str, data: bytes) -> bytes:
@@ -186,4 +186,4 @@ def _digest(key: str, data: bytes) -> bytes:
     return found.digest()
 
 
-_HINT = "options={'cache': DIR} or the variable DYNAXLA_CACHE names a directory of your own; an empty name means none"
+_HINT = "name a directory of your own by options={'cache': DIR} or the variable DYNAXLA_CACHE; an empty name turns the cache off"

@@ -103,8 +103,8 @@ def check_not_captured() -> None:
     """Raises UnsupportedOp if torch captures a CUDA graph in this thread: the capture would miss the work on XLA's stream."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedOp(
-            "a program of dynaxla is called while torch records a CUDA graph, which cannot hold what XLA launches",
-            hint="call it outside of torch.cuda.graph: XLA makes CUDA graphs of its programs by itself",
+            "a program of dynaxla was called while torch records a CUDA graph, which cannot contain XLA's kernels",
+            hint="call it outside torch.cuda.graph: XLA creates CUDA graphs of its programs itself",
         )
 
 

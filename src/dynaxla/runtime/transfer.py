@@ -47,7 +47,7 @@ def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stri
     start, beyond = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
     if beyond:
         raise RuntimeError(
-            f"a tensor of {tensor.dtype} that starts {beyond} bytes behind an element of {dtype} cannot be viewed as {dtype}"
+            f"a tensor of {tensor.dtype} that starts {beyond} bytes after the start of an element of {dtype} cannot be viewed as {dtype}"
         )
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
 

@@ -38,7 +38,8 @@ def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
     """
     if not isinstance(state_dict, MutableMapping):
         raise ArgumentError(
-            f"checkpointable takes a state dict, not a {type(state_dict).__name__}", hint="as in {'model': model.state_dict()}"
+            f"checkpointable takes a state dict, not a {type(state_dict).__name__}",
+            hint="pass a dict, such as {'model': model.state_dict()}",
         )
     return Checkpointable(state_dict)
 
@@ -77,8 +78,8 @@ class _Value:
 
     def __reduce__(self) -> Any:
         raise UnsupportedTensor(
-            f"a checkpointable view ({self._key!r}) lies too deep in what is to be saved or loaded: nobody would tell it that all is read",
-            hint="give DCP the view itself, or as a value: save({'model': checkpointable(state)}); or make the view of the whole dict",
+            f"a checkpointable view ({self._key!r}) is nested too deeply: DCP would not report that all its values are read",
+            hint="pass DCP the view itself or a dict of views: save({'model': checkpointable(state)}); or make the view of the whole dict",
         )
 
 
@@ -175,8 +176,8 @@ class _Leaf(torch.Tensor):
 
     def data_ptr(self) -> int:
         raise UnsupportedTensor(
-            f"a tensor {self.dtype}{list(self.shape)} on {self.device} has no address: async_save copies whole tensors to the CPU first",
-            hint="torch.distributed.checkpoint.save(checkpointable(state_dict), ...) writes it part by part",
+            f"a tensor {self.dtype}{list(self.shape)} on {self.device} has no address, and async_save copies whole tensors first",
+            hint="use torch.distributed.checkpoint.save(checkpointable(state_dict), ...), which writes it part by part",
         )
 
     def arrived(self) -> jax.Array | None:

@@ -53,8 +53,8 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     place = Place.of(tensor)
     if tensor.numel() and not place.fills(storage.nbytes()):
         raise UnsupportedTensor(
-            f"a tensor {_shown(tensor)} is a part of another one's memory, or overlaps itself: it has no sharding of its own",
-            hint="mark the whole tensor, or a copy of this one: x.clone()",
+            f"a tensor {_shown(tensor)} is a view of a part of another tensor, or overlaps itself, so it cannot have its own sharding",
+            hint="mark the whole tensor, or a copy of the view: x.clone()",
         )
     packed = [axes[dim] for dim in place.layout.permutation]
     sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
@@ -63,7 +63,9 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:
-            raise ArgumentError(f"{mesh} is another device than that of a tensor {_shown(tensor)} on {tensor.device}", hint="move it there")
+            raise ArgumentError(
+                f"{mesh} does not have the device of a tensor {_shown(tensor)} on {tensor.device}", hint="move the tensor to the mesh"
+            )
         return tensor
     gradient_shardings.will_follow(tensor)
     while tensor.numel():
@@ -93,7 +95,7 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
     if isinstance(spec, str) or len(tuple(spec)) > tensor.dim():
         raise ArgumentError(
             f"spec {spec!r} has {len(tuple(spec))} entries for a tensor {_shown(tensor)} of {tensor.dim()} dimensions",
-            hint="one entry for each dimension: None, an axis' name, or a tuple of names",
+            hint="give one entry for each dimension: None, the name of an axis, or a tuple of names",
         )
     found: list[str] = []
     used: set[str] = set()
@@ -104,7 +106,7 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
             if name not in mesh.names:
                 raise ArgumentError(
                     f"spec {spec!r} of a tensor {_shown(tensor)} names an axis {name!r}, which {mesh} does not have",
-                    hint=f"its axes are {', '.join(mesh.names)}",
+                    hint=f"the axes of the mesh are {', '.join(mesh.names)}",
                 )
             if name in used:
                 raise ArgumentError(
@@ -116,7 +118,7 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
         size = tensor.shape[dim]
         if size % count:
             raise ArgumentError(
-                f"dimension {dim} of a tensor {_shown(tensor)} has size {size}, which {count} devices along {names} do not divide",
+                f"dimension {dim} of a tensor {_shown(tensor)} has size {size}, not a multiple of the {count} devices along {names}",
                 hint=f"pad it to {-(-size // count) * count}, or leave the dimension whole: None in the spec",
             )
         found.append(",".join(names))
@@ -126,8 +128,8 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
 def _check_kind(tensor: torch.Tensor) -> None:
     if not storages.is_ours(tensor):
         raise UnsupportedTensor(
-            f"a tensor {_shown(tensor)} is on {tensor.device}, and only those on the device jax lie on a mesh",
-            hint='dynaxla.enable_device(), and move it there: x.to("jax")',
+            f"a tensor {_shown(tensor)} is on {tensor.device}, and only tensors on the device jax can be on a mesh",
+            hint='call dynaxla.enable_device(), and move the tensor: x.to("jax")',
         )
 
 
@@ -155,7 +157,7 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
     for pattern in specs:
         if not any(fnmatchcase(name, pattern) for name in tensors):
             names = ", ".join(list(tensors)[:20])
-            raise ArgumentError(f"the pattern {pattern!r} matches no parameter or buffer", hint=f"there are {names}")
+            raise ArgumentError(f"the pattern {pattern!r} matches no parameter or buffer", hint=f"the names are {names}")
     chosen = {name: next((spec for pattern, spec in reversed(list(specs.items())) if fnmatchcase(name, pattern)), ()) for name in tensors}
     for name, tensor in tensors.items():
         try:

@@ -47,13 +47,17 @@ class Mesh:
         count = math.prod(self.sizes)
         shown = f"a mesh of sizes {self.sizes} with axes {self.names}"
         if not self.sizes or len(self.sizes) != len(self.names) or min(self.sizes) < 1:
-            raise ArgumentError(f"{shown}: sizes are positive, and each has a name", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
+            raise ArgumentError(
+                f"{shown}: each axis needs a positive size and a name", hint='write for example Mesh((2, 4), ("fsdp", "tp"))'
+            )
         if len(set(self.names)) < len(self.names) or not all(isinstance(name, str) and name.isidentifier() for name in self.names):
-            raise ArgumentError(f"{shown}: names are identifiers, each another one", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
+            raise ArgumentError(f"{shown}: the names must be different identifiers", hint='write for example Mesh((2, 4), ("fsdp", "tp"))')
         self.is_virtual = virtual
         if virtual:
             if devices is not None:
-                raise ArgumentError(f"{shown} is virtual, and has devices {list(devices)}", hint="leave them out: it has its own")
+                raise ArgumentError(
+                    f"{shown} is virtual, and was given the devices {list(devices)}", hint="leave devices out: a virtual mesh has its own"
+                )
             self.devices = tuple(range(-count, 0))
             sharding_constraints.mesh(self.sizes, self.names, self.devices)
             return
@@ -61,12 +65,13 @@ class Mesh:
         there = len(places.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
             raise ArgumentError(
-                f"{shown} needs {count} different devices, not {list(self.devices)}", hint="give as many as sizes multiply to"
+                f"{shown} needs {count} different devices, not {list(self.devices)}",
+                hint="give as many devices as the product of the sizes",
             )
         if max(self.devices) >= there:
             raise ArgumentError(
                 f"{shown} needs {count} devices, and JAX has {there} here",
-                hint=f"make it smaller; for trials on a CPU start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}",
+                hint=f"use a smaller mesh; to try it on a CPU, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}",
             )
         sharding_constraints.mesh(self.sizes, self.names, self.devices)
 
@@ -81,9 +86,9 @@ class Mesh:
             return mesh
         names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
         if not isinstance(ranks, torch.Tensor):
-            raise ArgumentError(f"{mesh!r} is no mesh", hint="make one by dynaxla.Mesh(sizes, names), or give a torch DeviceMesh")
+            raise ArgumentError(f"{mesh!r} is not a mesh", hint="create one with dynaxla.Mesh(sizes, names), or pass a torch DeviceMesh")
         if names is None:
-            raise ArgumentError(f"{mesh!r} has no names for its dimensions", hint="give it mesh_dim_names")
+            raise ArgumentError(f"{mesh!r} has no names for its dimensions", hint="create the DeviceMesh with mesh_dim_names")
         return Mesh(tuple(ranks.shape), names, ranks.flatten().tolist())
 
     @property

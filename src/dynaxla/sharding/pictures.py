@@ -36,7 +36,7 @@ def draw(path: str | Path, collectives: Sequence[Collective], memory: Sequence[M
     canvas = FigureCanvasAgg(figure)
     if Path(path).suffix.removeprefix(".") not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
-        raise ArgumentError(f"matplotlib does not know what file {str(path)!r} is to be", hint=f"give it an ending of {known}")
+        raise ArgumentError(f"matplotlib does not know the file format of {str(path)!r}", hint=f"use one of the endings {known}")
     above, below = figure.subplots(2, 1, height_ratios=[rows[0] + 1, rows[1] + 1])
     _draw_moved(above, moved)
     _draw_kept(below, kept)

@@ -182,12 +182,16 @@ class _Recorded:
             found, (module, like) = watched.held_back(args, kwargs, lambda walk: _states(walk, model))
         except Refused as error:
             hint = "do that outside of the step: a plan is made for a step that is one program"
-            raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
+            raise CaptureError(
+                f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
+            ) from None
         if found is None:
-            raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="give the step that trains")
+            raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
         if not isinstance(found.program, Program):
-            hint = "leave out what dynaxla has no lowering for: `dynaxla ops`"
-            raise ArgumentError(f"{getattr(function, '__name__', function)!r} is several programs, and a plan is made for one", hint=hint)
+            hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
+            raise ArgumentError(
+                f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
+            )
         return _Recorded(found.program, found.inputs, module, like, _tensors((args, kwargs)))
 
 
@@ -211,12 +215,10 @@ def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, st
         outer = [module for module in outer if any(True for _ in module.parameters())]
         if len(outer) != 1:
             kinds = ", ".join(type(module).__name__ for module in outer) or "none"
-            raise ArgumentError(
-                f"a step reads {len(outer)} modules with parameters ({kinds})", hint="say which one: plan(..., model=model)"
-            )
+            raise ArgumentError(f"the step reads {len(outer)} modules with parameters ({kinds})", hint="choose one: plan(..., model=model)")
         model = outer[0]
     if not all(map(storages.is_ours, model.parameters())):
-        raise ArgumentError("a plan is for a model on the device jax", hint='dynaxla.enable_device(), and model.to("jax")')
+        raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.enable_device() and model.to("jax")')
     like: dict[int, str] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states = [(parameter, state) for optimizer in walk.optimizers.values() for parameter, state in optimizer.state.items()]
@@ -240,8 +242,8 @@ class _Search:
         for tensor in recorded.batch:
             if self._is_batch(tensor) and not Place.of(tensor).fills(tensor.untyped_storage().nbytes()):
                 raise ArgumentError(
-                    f"an argument of shape {list(tensor.shape)} is a part of another tensor's memory: it cannot lie on a mesh by itself",
-                    hint="give the step a copy: x.clone()",
+                    f"an argument of shape {list(tensor.shape)} is a view of a part of another tensor, so it cannot be on a mesh by itself",
+                    hint="pass a copy to the step: x.clone()",
                 )
         self._choices = Choices(self._groups, mesh, self._rows)
         self._tried: dict[Placement, Trial] = {}
@@ -342,9 +344,9 @@ class _Search:
         least = min(self._tried.values(), key=lambda trial: trial.memory)
         needs = "needs" if math.isfinite(least.seconds) else "reads"
         return ArgumentError(
-            f"of {len(self._tried)} placements on {self._mesh} none fits into {self._memory} bytes on each device: "
-            f"{least.what!r} {needs} {least.memory}, the least that was found",
-            hint="give more memory, more devices, a smaller batch, or more compilations",
+            f"none of {len(self._tried)} placements on {self._mesh} fits into {self._memory} bytes on each device: "
+            f"{least.what!r}, the smallest one, {needs} {least.memory} bytes",
+            hint="use more memory, more devices, a smaller batch, or more compilations",
         )
 
     def _plan(self, placement: Placement, executable: Executable) -> Plan:

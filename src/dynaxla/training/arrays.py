@@ -77,7 +77,7 @@ def _note(array: Tracked) -> None:
     if state.get("dynaxla_thread") == threading.get_ident():
         state["dynaxla_read"].add(state["dynaxla_path"])
         if size_of(untracked(array)) > LARGE:
-            _refuse(array, "values of", ", a large array")
+            _refuse(array, "a read of the values of", ", a large array")
 
 
 def _refuse(array: Tracked, what: str, kind: str = "") -> None:
@@ -197,8 +197,8 @@ class StandIns:
         if paths := frozenset((self.read | lost) & self._paths):
             raise ValuesRead(paths)
         if unsafe := frozenset(written) - self._paths:
-            hint = "copy the array, or make tensors of it only"
-            raise CaptureError(f"a step writes to {min(unsafe)} through a tensor, and Python reads it", hint=hint)
+            hint = "copy the array, or read it only through tensors"
+            raise CaptureError(f"the step writes to {min(unsafe)} through a tensor, and its Python code reads that array", hint=hint)
 
     def restore_values(self, all_of_them: bool) -> list[str]:
         """Restores the arrays' values, unless `all_of_them` is False and only other threads can have written to an array.

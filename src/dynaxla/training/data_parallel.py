@@ -80,7 +80,7 @@ class _Average:
         if missing:
             raise RuntimeError(
                 f"DistributedDataParallel: {len(missing)} parameters got no gradient in this backward pass, among them {missing[0]}; other "
-                "processes may wait for it. Use all of them in the loss, or freeze those that it does not use (requires_grad_(False))"
+                "processes may wait for it. Use all parameters in the loss, or freeze the unused ones with requires_grad_(False)"
             )
         _average([parameter for _, parameter in self._parameters], self._module.process_group)
 

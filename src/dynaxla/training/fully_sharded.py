@@ -27,7 +27,7 @@ prepare = fsdp.prepare
 def why_not(modules: Sequence[Any]) -> str:
     """Returns the reason why a step cannot gather these modules' parameters; "" if it can."""
     if missing := fsdp.missing_in(modules):
-        return f"insides that this torch does not have ({missing})"
+        return f"internals that this version of torch does not have ({missing})"
     return next(filter(None, map(fsdp.why_not_gathered, fsdp.states_of(modules))), "")
 
 

@@ -65,7 +65,7 @@ class Looks:
         if not self.first and not _is_optimizers_own():
             found = user_frames.innermost()
             where = "" if found is None else " at {}:{}, in {}".format(*found)
-            self.first = f"a step needs the value of a tensor in Python ({name}){where}"
+            self.first = f"the step needs the value of a tensor in Python ({name}){where}"
 
 
 class _Functions(TorchFunctionMode):

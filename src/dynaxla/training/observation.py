@@ -152,7 +152,7 @@ class _Observer:
                 elif self._earlier is not None:
                     self._earlier.enable()  # a profiler written in C is no function
             else:
-                self._effects[Effect("another profile function", "")] = None
+                self._effects[Effect("a call of sys.setprofile that stays in effect", "")] = None
             self._aside.clear()
 
     def observation(self, changes_settings: bool) -> Observation:
@@ -253,7 +253,7 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
             monitoring.use_tool_id(tool, "dynaxla")
             break
     else:
-        raise Refused(Effect("something behind Python's six tools for monitoring, all of which are taken", ""))
+        raise Refused(Effect("calls that dynaxla cannot observe, because all six tool ids of sys.monitoring are in use", ""))
     monitoring.register_callback(tool, monitoring.events.CALL, called)
     monitoring.set_events(tool, monitoring.events.CALL)
     try:

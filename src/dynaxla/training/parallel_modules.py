@@ -55,7 +55,7 @@ class ParallelModules:
     def refuse(self) -> None:
         """Raises: CaptureError for a module whose collectives cannot be recorded."""
         if reason := self.why_not():
-            raise CaptureError(f"a step has {reason}", hint="leave it out, or leave fullgraph out")
+            raise CaptureError(f"the step uses {reason}", hint="call that module outside the step, or leave fullgraph=True out")
 
     @contextlib.contextmanager
     def in_a_step(self) -> Iterator[None]:

@@ -107,12 +107,14 @@ class Recorder:
             self._check_shapes()
             return result
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            hint = "return the tensor from the step and look at it outside"
+            hint = "return the tensor from the step, and read it outside the step"
             raise CaptureError(
-                f"a step's course or sizes depend on a tensor's values ({error.func})", where=user_line(error), hint=hint
+                f"the step's control flow, or a size in it, depends on a tensor's values ({error.func})", where=user_line(error), hint=hint
             ) from error
         except UnsupportedOperatorException as error:
-            raise CaptureError(f"an op that cannot be run without values: {error}", where=user_line(error)) from error
+            raise CaptureError(
+                f"the step calls an op that cannot run without its tensors' values: {error}", where=user_line(error)
+            ) from error
         except CaptureError as error:
             if not error.where:
                 raise CaptureError(error.message, op=error.op, inputs=error.inputs, hint=error.hint, where=user_line(error)) from error
@@ -148,8 +150,8 @@ class Recorder:
                 return found
         waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
         if op.namespace in NAMESPACES and not (waits or op._schema.name in COLLECTIVES):
-            hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
-            raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)
+            hint = "compile only the model, with torch.compile(model, backend='dynaxla'): the other calls then run as usual"
+            raise CaptureError(f"the step calls {op}, a collective or another op that runs in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
             return self._number_of(args[0])
         if (step := fused_step(op)) is not None:
@@ -157,7 +159,7 @@ class Recorder:
         if self._numbers((args, kwargs)):
             return self._with_numbers(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
-            raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
+            raise CaptureError("the step draws random numbers from its own torch.Generator", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
         if op is aten._assert_async.default:  # AOTAutograd removes it as dead code (torch 2.13)
@@ -174,8 +176,8 @@ class Recorder:
             result = _distinct(result)
         gives_nothing = not op._schema.returns and not op._schema.is_mutable
         if gives_nothing and op.namespace != "aten":
-            hint = "call it outside the step, or leave fullgraph out"
-            raise CaptureError(f"a step calls {op}, which gives nothing: what it does instead is not known", op=str(op), hint=hint)
+            hint = "call it outside the step, or leave fullgraph=True out"
+            raise CaptureError(f"the step calls {op}, which returns nothing: dynaxla does not know its effect", op=str(op), hint=hint)
         if not (op._schema.is_mutable or gives_nothing or any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0])):
             return result  # a query, such as a tensor's device
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
@@ -208,8 +210,10 @@ class Recorder:
         if depends_on_values(op) and not is_same(
             (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._again
         ):
-            hint = "draw the numbers with torch.rand, whose results depend on nothing else"
-            raise CaptureError(f"a step restores the state of torch's generator, and calls {op} with other values", op=str(op), hint=hint)
+            hint = "draw the numbers with torch.rand, whose results depend only on the generator"
+            raise CaptureError(
+                f"the step restores the state of torch's generator, and calls {op} with other arguments", op=str(op), hint=hint
+            )
         # The first result is copied right after its node, because the step may have written to it since.
         copies = []
         for index, fake in enumerate(tree_flatten(given)[0]):
@@ -229,8 +233,8 @@ class Recorder:
         """Records a fused optimizer step, whose learning rate may be a traced number; it returns nothing."""
         others = self._numbers((args, {key: value for key, value in kwargs.items() if key != "lr"}))
         if any(number.key[0] == _VALUE for number in others):
-            hint = "give the optimizer numbers; only a learning rate may be a tensor"
-            raise CaptureError("an optimizer's setting is a tensor, whose value a step needs in Python", op=str(step.op), hint=hint)
+            hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
+            raise CaptureError("an optimizer's setting is a tensor, and the step needs its value in Python", op=str(step.op), hint=hint)
         if others:
             raise scalars.Compared
         settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
@@ -288,8 +292,8 @@ class Recorder:
                 node.meta["val"] = fake
             else:
                 raise CaptureError(
-                    f"a step reads a tensor of shape {list(tensor.shape)} that cannot be seen from it",
-                    hint="give it to the step as an argument, or keep it in a module, a closure or a global",
+                    f"the step reads a tensor of shape {list(tensor.shape)} that dynaxla cannot find from the step or its arguments",
+                    hint="pass it to the step as an argument, or keep it in a module, a closure or a global variable",
                 )
         return fake
 
@@ -361,8 +365,8 @@ class Recorder:
         changed = self._changed()
         for fake, tensor, copy in self._outside:
             if storage_of(fake) in changed or not arrays.is_same_data(tensor, copy):
-                hint = "make the tensor with torch.tensor, which copies, or give the array to the step as an argument"
-                raise CaptureError("a step makes a tensor in the memory of a NumPy array, and writes to that", hint=hint)
+                hint = "make the tensor with torch.tensor, which copies, or pass the array to the step as an argument"
+                raise CaptureError("the step makes a tensor that shares memory with a NumPy array, and writes to that memory", hint=hint)
 
     def _check_shapes(self) -> None:
         """Raises: CaptureError if the step changes the shape of a real tensor, as `out=` does for a larger result, or `t_`."""
@@ -370,13 +374,13 @@ class Recorder:
             fake = self._fakes[id(tensor)]
             if tensor.layout == torch.strided and (fake.shape, fake.stride()) != (tensor.shape, tensor.stride()):
                 before, after = list(tensor.shape), list(fake.shape)
-                raise CaptureError(f"a step gives a tensor of shape {before} the shape {after}", hint="make a new tensor in the step")
+                raise CaptureError(f"the step changes the shape of a tensor from {before} to {after}", hint="make a new tensor in the step")
 
     def _number_of(self, tensor: torch.Tensor) -> float:
         """Returns a stand-in for a tensor's only value, which C++ reads for an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
-            raise CaptureError("a step needs the value of a tensor", hint="return the tensor from the step and look at it outside")
+            raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
         number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"))
         self._number_fakes[float.__float__(number)] = fake
         return float.__float__(number)
@@ -476,10 +480,10 @@ class _Functions(TorchFunctionMode):
             arrays.mark_read((args, kwargs))
         if function in LOOKS:
             name = getattr(function, "__name__", str(function))
-            hint = "compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step"
-            raise self._refuse(CaptureError(f"a step needs the value of a tensor in Python ({name})", hint=hint))
+            hint = "compute with tensors (torch.where instead of if), or return the tensor and read it outside the step"
+            raise self._refuse(CaptureError(f"the step needs the value of a tensor in Python ({name})", hint=hint))
         if function in REPLACES:
-            raise self._refuse(CaptureError("a step replaces what a tensor is (x.data = y)", hint="copy into it: x.data.copy_(y)"))
+            raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
         return function(*args, **(kwargs or {}))
 
     def _refuse(self, error: CaptureError) -> CaptureError:

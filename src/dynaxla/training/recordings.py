@@ -72,7 +72,7 @@ class Recording:
         self._indices: dict[int, int] = {}
         self._given = given
         leaves, self.spec = tree_flatten(result)
-        self.result = [self._template(leaf, "its result") for leaf in leaves]
+        self.result = [self._template(leaf, "the step's result") for leaf in leaves]
         self.changes = {
             (path, self._key(key, path)): self._template(value, f"{path}[{_shown(key)}]") for (path, key), value in changes.items()
         }
@@ -91,8 +91,8 @@ class Recording:
             key = key if original is None else original
         path = self._given.path_of(key)
         if path is None:
-            hint = "keep it by a name or a number"
-            raise CaptureError(f"a step keeps something by a key that cannot be found again, in {where}[{_shown(key)}]", hint=hint)
+            hint = "use a string or a number as the key"
+            raise CaptureError(f"the step stores a value under a key that later calls cannot find: {where}[{_shown(key)}]", hint=hint)
         return Known(path)
 
     def _template(self, value: Any, where: str) -> Any:
@@ -127,7 +127,9 @@ class Recording:
             return Built(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
         if content(value) is not NO_CONTENT or _is_shareable(value):
             return value
-        raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
+        raise CaptureError(
+            f"the step creates a {type(value).__qualname__} and stores it in {where}", hint="create such objects outside the step"
+        )
 
     def _wrapper(self, value: Any, where: str) -> Built:
         """Returns the template of a tensor subclass, rebuilt from the program's outputs for its inner tensors."""

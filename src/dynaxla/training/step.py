@@ -83,17 +83,21 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     if function is None:
         return functools.partial(compile_step, fullgraph=fullgraph, options=options)
     if not callable(function):
-        raise OptionError(f"compile_step takes a function, not {function!r}", hint="@dynaxla.compile_step, or compile_step(options={...})")
+        raise OptionError(
+            f"compile_step takes a function, not {function!r}", hint="write @dynaxla.compile_step or compile_step(options={...})"
+        )
     parsed = Options.parse(options, None)
     if parsed.engines:
-        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
-        raise OptionError("compile_step makes one program of a step: it has no option engines", hint=hint)
+        hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
+        raise OptionError("compile_step does not support the option engines: it compiles a step to one program", hint=hint)
     if parsed.sizes == "buckets":
-        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
-        raise OptionError("compile_step records each size by itself: it has no sizes='buckets'", hint=hint)
+        hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
+        raise OptionError("compile_step does not support the option sizes='buckets': it compiles one program for each size", hint=hint)
     if parsed.partition == "xla":
-        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
-        raise OptionError("compile_step records what DTensors do to their local tensors: it has no partition='xla'", hint=hint)
+        hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
+        raise OptionError(
+            "compile_step does not support the option partition='xla': it records the ops on the local tensors of DTensors", hint=hint
+        )
     return CompiledStep(function, parsed, fullgraph)
 
 
@@ -151,7 +155,9 @@ class CompiledStep(Generic[P, R]):
         if by_torch.is_needed(tensors):
             return self._function(*args, **kwargs)
         if self._in_vain >= _MOST_IN_VAIN and not at_once:
-            return self._without_program(CaptureError("its surroundings or arguments are others at each call"), args, kwargs)
+            return self._without_program(
+                CaptureError("the step's arguments, or the objects that it can reach, differ at each call"), args, kwargs
+            )
         if not at_once and not self._watched.has_seen(found):
             shapes = tuple(tensor.shape for tensor in tensors)
             if shapes in self._shapes or len(self._shapes) >= self._options.executables:
@@ -195,8 +201,10 @@ class CompiledStep(Generic[P, R]):
         """Run a call in eager mode after its recording has failed, without effects. Raises: the error, with fullgraph."""
         if self._fullgraph:
             if isinstance(error, Refused):
-                hint = "do that outside the step, or leave fullgraph out"
-                raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
+                hint = "do that outside the step, or leave fullgraph=True out"
+                raise CaptureError(
+                    f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
+                ) from None
             raise error
         self._fail(str(error) or type(error).__name__)
         return self._run_in_eager_mode(args, kwargs)

@@ -29,8 +29,8 @@ def refuse_sources(everything: Walk) -> None:
         owner = everything.objects.get(path.rpartition(".")[0])
         # A decorator made by contextlib holds a generator that never runs: each call creates a new one.
         if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
-            hint = "give it to the step item by item"
-            raise CaptureError(f"a step can reach {path}, a {kind}, which each recording would move on", hint=hint)
+            hint = "pass its next items to the step as arguments"
+            raise CaptureError(f"the step can reach {path}, a {kind}, and recording the step would advance it", hint=hint)
 
 
 def refuse_overlapping(recorder: Recorder) -> None:
@@ -49,7 +49,9 @@ def refuse_overlapping(recorder: Recorder) -> None:
     for places in found.values():
         for (before, one), (after, other) in itertools.pairwise(sorted(places)):
             if after[0] < before[1]:
-                raise CaptureError(f"a step writes to memory in which {one} and {other} overlap", hint="clone one of them")
+                raise CaptureError(
+                    f"the step writes to memory in which {one} and {other} overlap", hint="give the step a clone of one of them"
+                )
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -69,7 +71,9 @@ def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
     tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
     if found := shared(holders, tensors):
         path, other = found[0]
-        raise CaptureError(f"a step finds {path} in the memory of {other}", hint="give the step a copy of one of them")
+        raise CaptureError(
+            f"the step can reach {path}, which shares memory with the tensor {other}", hint="give the step a copy of one of them"
+        )
 
 
 def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> None:
@@ -86,4 +90,4 @@ def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str
         asks = "type" in names.read or any("__class__" in part.co_names for part in codes(code))
         if asks and "Tensor" in names.all and not all(map(is_trusted_namespace, places)):
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"
-            raise CaptureError("a step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")
+            raise CaptureError("the step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")

@@ -30,14 +30,14 @@ class Untouched:
     def check(self) -> None:
         """Raises: CaptureError for a change, which a program would not repeat."""
         if path := next(self._required(), None):
-            hint = "detach what is written to it, or set requires_grad outside the step"
-            raise CaptureError(f"a step changes whether {path} requires gradients", hint=hint)
+            hint = "detach the values that are written to it, or set requires_grad outside the step"
+            raise CaptureError(f"the step changes requires_grad of {path}", hint=hint)
         if path := next(self._replaced(), None):
-            raise CaptureError(f"a step replaces what {path} is", hint="copy into it (x.data.copy_(y))")
+            raise CaptureError(f"the step replaces the memory of {path}", hint="copy into it: x.data.copy_(y)")
         if found := next(self._others(), None):
-            raise CaptureError(f"a step changes the class of {found[0]}", hint="do that outside the step")
+            raise CaptureError(f"the step changes the class of {found[0]}", hint="change it outside the step")
         if path := next(self._marked(), None):
-            raise CaptureError(f"a step sets attributes of {path}, which had none")
+            raise CaptureError(f"the step sets an attribute of {path}, which had no attributes before")
 
     def restore(self) -> None:
         """Restores the tensors and objects to the snapshot."""

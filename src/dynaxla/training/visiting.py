@@ -117,15 +117,15 @@ class Visitor:
                 self._found.parts[path] = {"()": target}
                 self._found.references[path] = reference, target
             else:
-                self._found.incomparable[path] = f"{type(reference).__name__} to what nothing else holds"
+                self._found.incomparable[path] = f"{type(reference).__name__} to an object that nothing else refers to"
 
     def _drain(self) -> None:
         while self._waiting:
             path, value, names = self._waiting.popleft()
             self._count += 1
             if self._most is not None and self._count > self._most:
-                hint = "give the step what it needs of that as an argument"
-                raise CaptureError(f"a step can reach more than {self._most} values, the last of them at {path}", hint=hint)
+                hint = "pass the values that the step needs from it as arguments"
+                raise CaptureError(f"the step can reach more than {self._most} values; the last one counted is {path}", hint=hint)
             self._visit(path, value, names)
 
     def _visit(self, path: str, value: Any, names: Names) -> None:

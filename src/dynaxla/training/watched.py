@@ -121,13 +121,15 @@ class Watched:
         found = walk(roots, base, self._touched, _MOST_VALUES)
         if self._touched is not None and found.incomparable:
             path, kind = next(iter(found.incomparable.items()))
-            hint = "give the step what it needs of it as an argument"
-            raise CaptureError(f"a step looks at {path}, a {kind}, of which nothing tells whether it has changed", hint=hint)
+            hint = "pass the values that the step needs from it as arguments"
+            raise CaptureError(
+                f"the step reads {path}, a {kind}, and dynaxla cannot check whether it has changed since the last call", hint=hint
+            )
         if self._touched is not None and found.values:
             inputs = self._arrays(found)
             if large := [path for path, (_, values) in found.values.items() if values.data is None and path not in inputs]:
-                hint = "give the step the part that it needs as an argument"
-                raise CaptureError(f"a step looks at {large[0]}, an array too large to be compared at every call", hint=hint)
+                hint = "pass the part that the step needs as an argument"
+                raise CaptureError(f"the step reads {large[0]}, an array that is too large to compare at every call", hint=hint)
         return found
 
     @property
@@ -155,7 +157,9 @@ class Watched:
         is_new = self._widen(observation.codes, questions)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
-        reason = looks.first or (f"a step does what a program would not: {effect or settings}" if effect or settings else "")
+        reason = looks.first or (
+            f"the step does something that a program cannot repeat: {effect or settings}" if effect or settings else ""
+        )
         if found is not None and not reason and not is_new:
             self._seen.put(found.key, True)
         return result, reason, is_new
@@ -203,7 +207,7 @@ class Watched:
                     self._read |= error.paths
                 except _Wider:
                     continue
-        raise CaptureError("each recording of a step runs other code")
+        raise CaptureError("the step runs different Python code in each recording")
 
     def _check_reached(self, around: Walk, given: Walk) -> None:
         """Checks that the walks have found the functions of all code that has run; otherwise the function cannot be watched.
@@ -217,7 +221,8 @@ class Watched:
                 self._executed.clear()
                 self._touched = None
                 raise CaptureError(
-                    f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
+                    f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step",
+                    where=f"{code.co_filename}:{code.co_firstlineno}",
                 )
 
     def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
@@ -338,9 +343,9 @@ class Watched:
         if not first.is_like(again, {}):
             if self._inputs(around):
                 raise Compared
-            hint = "compute with tensors, and give the step what changes as an argument"
+            hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
-                "a step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
+                "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
         program, self._first = _Program(again, around, given), again
         program.compile(self._options, around, given)
@@ -359,8 +364,8 @@ class Watched:
             around.restore()
             given.restore()
         if differing:
-            hint = "do that outside the step, or keep the number in a tensor"
-            raise CaptureError(f"a step changes {differing} in Python every time that it runs, which a program cannot", hint=hint)
+            hint = "change it outside the step, or keep the number in a tensor"
+            raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
 
     def _record(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> Recording:
         """Records the function on fake tensors; all state that it changes is restored."""
@@ -379,8 +384,8 @@ class Watched:
             with compiling(), other_groups(groups.shadows), modules.in_a_step():
                 result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
             if written := stand_ins.restore_values(all_of_them=self._touched is None):
-                hint = "do that outside the step, or keep the numbers in a tensor"
-                raise CaptureError(f"a step writes to {written[0]} in Python, which a program cannot", hint=hint)
+                hint = "write it outside the step, or keep the numbers in a tensor"
+                raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
             stand_ins.check(recorder.written_arrays())
             refuse_shared_memory(recorder, around, given)
             walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
@@ -406,7 +411,9 @@ class Watched:
         with guards.questions() as questions:
             result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))
         if not observation.is_pure:
-            raise CaptureError(f"a step does what a program would not: {next(iter(observation.effects), 'it changes settings of torch')}")
+            raise CaptureError(
+                f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"
+            )
         refuse_comparing_classes(observation.codes)
         if self._widen(observation.codes, questions):
             raise _Wider
@@ -463,7 +470,7 @@ class _Groups:
         Raises: CaptureError for a new group.
         """
         if any(len(made) != count for made, count in self._counts):
-            raise CaptureError("a step adds a group of parameters to an optimizer", hint="do that outside the step")
+            raise CaptureError("the step adds a parameter group to an optimizer", hint="add it outside the step")
         found: dict[Place, Any] = {}
         for place, shadow, before in self._given:
             found |= {(place, key): value for key, value in shadow.items() if before.get(key, ABSENT) is not value}
@@ -506,7 +513,7 @@ def _hashable(facts: Any) -> Any:
     try:
         hash(facts)
     except TypeError as error:
-        raise CaptureError(f"a step can reach something that cannot be compared: {error}") from error
+        raise CaptureError(f"the step can reach a value that dynaxla cannot compare with its value at an earlier call: {error}") from error
     return facts
 
 

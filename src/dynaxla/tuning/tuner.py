@@ -129,7 +129,9 @@ class Tuner:
             except jax.errors.JaxRuntimeError as error:
                 refusals[form.name] = error
         if not calls:
-            raise CompilationError(f"XLA could compile no form of {problem}: {refusals}", hint="options={'tune': False} does not measure")
+            raise CompilationError(
+                f"XLA could not compile any form of {problem}: {refusals}", hint="options={'tune': False} does not try all forms"
+            )
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
             call()

@@ -31,7 +31,7 @@ def _refuse_dropout(dropout_p: float, ctx: Context) -> None:
         raise UnsupportedOp(
             f"{ctx.node.target} with dropout_p={dropout_p}: PyTorch's own kernel has no dropout",
             op=str(ctx.node.target),
-            hint="call torch.nn.functional.scaled_dot_product_attention, which chooses another kernel then",
+            hint="call torch.nn.functional.scaled_dot_product_attention, which then chooses another kernel",
         )
 
 

@@ -96,7 +96,7 @@ def _batch_norm(
 def _require_vectors(*parameters: Array | None) -> None:
     """Raises UnsupportedOp for a parameter that is not a vector: ATen's kernels refuse it."""
     if any(item is not None and item.ndim != 1 for item in parameters):
-        raise UnsupportedOp("of batch norm, running statistics (and the weight, in the backward pass) have to be vectors")
+        raise UnsupportedOp("batch norm supports only running statistics (and in the backward pass a weight) of one dimension")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)

@@ -46,7 +46,7 @@ def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]
 
 def _carried_arrays(values: Sequence[Any], what: str) -> tuple[Array, ...]:
     if not all(isinstance(value, Array) for value in values):
-        raise UnsupportedOp(f"{what} that is no tensor")
+        raise UnsupportedOp(f"{what} that is not a tensor")
     return tuple(values)
 
 
@@ -78,7 +78,7 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
 
     *arrays, code = lax.cond(predicate, branch(0, true_graph), branch(1, false_graph))
     if others[0] != others[1]:
-        raise UnsupportedOp("torch.cond with a result that is a tensor, or a number, in one branch only")
+        raise UnsupportedOp("torch.cond with a result that is a tensor in only one branch, or a different number in each branch")
     ctx.checks.report(found[0], code, predicate)
     ctx.checks.report(found[1], code, lax.bitwise_not(predicate))
     remaining = iter(arrays)
@@ -163,7 +163,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
         inner = ctx.nested(None)
         outputs = graph.run([*left, *right, *additional], inner)
         if inner.checks:
-            raise UnsupportedOp("associative_scan with a function that verifies what it gets")
+            raise UnsupportedOp("associative_scan with a function that has assertions")
         return tuple(outputs)
 
     return list(lax.associative_scan(jax.vmap(combine), tuple(xs)))

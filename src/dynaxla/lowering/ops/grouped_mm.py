@@ -111,7 +111,7 @@ def grouped_mm(
     if x.ndim == 3 and y.ndim == 3:
         out = contract(x, y, ((2,), (1,)), ctx, batch=((0,), (0,)))
     elif offs is None:
-        raise UnsupportedOp("_grouped_mm of a matrix without the groups' ends")
+        raise UnsupportedOp("_grouped_mm of a matrix without the ends of its groups (offs)")
     elif x.ndim == 3:
         out = lax.transpose(_each_rows_group(lax.transpose(y, (1, 0)), lax.transpose(x, (0, 2, 1)), offs, ctx), (1, 0))
     else:

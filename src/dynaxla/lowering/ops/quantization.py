@@ -279,7 +279,9 @@ def fused_moving_average_observer(
             a running minimum exceeds its maximum.
     """
     if per_row_fake_quant and (ch_axis != 0 or running_min.shape != x.shape[:1]):
-        raise UnsupportedOp("a fused observer of channels that are not the first dimension, or that it has not seen before")
+        raise UnsupportedOp(
+            "a fused observer per channel whose channels are not the first dimension, or whose running_min has another size"
+        )
     if x.size == 0 or x.dtype != _FLOAT32:
         raise UnsupportedOp(f"a fused observer of {x.dtype}{list(x.shape)}")
     rows = lax.reshape(x, (x.shape[0], x.size // x.shape[0]) if per_row_fake_quant else (1, x.size))

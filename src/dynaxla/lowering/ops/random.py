@@ -181,7 +181,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
         # Not an UnsupportedOp: torch's kernel is no fallback, as the outputs' aliasing was planned for an op that returns its input.
-        raise LoweringError("native_dropout with train=None: PyTorch's tracing believes that it drops nothing", hint="pass train=True")
+        raise LoweringError("native_dropout with train=None: PyTorch traces it as if it dropped nothing", hint="pass train=True")
     if not 0 <= p <= 1:
         raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
     mask = _keep(ctx, x.shape, 1 - p)

@@ -170,7 +170,7 @@ def _layer(
 
 def _check_layer(batch_sizes: Sequence[int], mode: int) -> None:
     if mode != _LSTM or batch_sizes:
-        raise UnsupportedOp("of oneDNN's recurrent layers, only those of LSTMs without packed sequences have a lowering")
+        raise UnsupportedOp("a recurrent layer of oneDNN that is not an LSTM, or that has packed sequences")
 
 
 @lowers(aten.mkldnn_rnn_layer.default)

@@ -218,7 +218,7 @@ def cudnn_rnn(
     """
     kept = dropout_state if train and dropout > 0 and num_layers > 1 else None
     if kept is not None and not dtypes.is_bool(kept.dtype):
-        raise UnsupportedOp("dropout between the layers of a recurrent network of cuDNN's, by cuDNN's own random numbers")
+        raise UnsupportedOp("dropout between the layers of a cuDNN recurrent network, which draws cuDNN's own random numbers")
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     found = network(kept, _wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx))
     out = [convert(result, x.dtype) for result in found]

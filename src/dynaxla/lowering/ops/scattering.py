@@ -341,7 +341,7 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in given):
         if len(given) > 1:
-            raise UnsupportedOp("index_put with a mask beside other indices: how many elements it writes depends on data")
+            raise UnsupportedOp("index_put with a mask and other indices: the number of elements that it writes depends on data")
         return _masked_put(x, *given[0], convert(values, x.dtype), accumulate, ctx) if x.size else x
     require_indices(ctx, x, indices, Picks.of(x, indices))
     return unsafe_index_put(x, indices, values, accumulate)

@@ -43,7 +43,7 @@ def _moments(x: Array) -> tuple[Array, Array]:
 def _without_running_statistics(*statistics: Array | None) -> None:
     # These ops write to their running statistics, but their schema does not declare it, so functionalization does not see the writes.
     if any(statistic is not None for statistic in statistics):
-        raise UnsupportedOp("an op that changes running statistics without declaring it")
+        raise UnsupportedOp("an op that changes running statistics without declaring it in its schema")
 
 
 @lowers(aten.batch_norm_stats.default)

@@ -133,7 +133,7 @@ def _resample(x: Array, windows: Sequence[Windows]) -> Array:
 def _check_dtype(x: Array, method: Method, ctx: Context) -> None:
     if not dtypes.is_float(x.dtype) and method not in (_nearest, _nearest_exact):
         raise UnsupportedOp(
-            f"{ctx.node.target} for {x.dtype}: PyTorch rounds integer images in a way of its own",
+            f"{ctx.node.target} for {x.dtype}: PyTorch rounds integer images in its own way",
             op=str(ctx.node.target),
             hint="convert the image to a float dtype first",
         )

@@ -11,97 +11,97 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
-from dynaxla.doctor import State
+from dynaxla.doctor import Status
 from dynaxla.lowering.cpu import onednn_support
 from dynaxla.runtime import private
 
 
-def states(findings: list[doctor.Finding]) -> list[State]:
+def states(findings: list[doctor.Finding]) -> list[Status]:
     return [finding.state for finding in findings]
 
 
 def test_this_environment_works() -> None:
     findings = doctor.examine()
-    assert State.BROKEN not in states(findings), findings
+    assert Status.BROKEN not in states(findings), findings
     values = {finding.what: finding.value for finding in findings}
     assert values["torch"] == metadata.version("torch")
     assert values["x * 2 + 1 on cpu"] == "compiled, and the result is right"
     assert values["zero-copy on cpu"] == "the input was shared with XLA"
     assert any(finding.topic == "fast paths" for finding in findings)
-    assert all(finding.mend for finding in findings if finding.state in (State.DOUBT, State.BROKEN))
+    assert all(finding.mend for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN))
 
 
 @pytest.mark.parametrize(
     ("version", "state"),
     [
-        (None, State.BROKEN),
-        ("2.9.1", State.BROKEN),
-        ("2.13.0+cpu", State.GOOD),
-        ("2.11.0", State.GOOD),
-        ("2.99.0.dev20261101", State.DOUBT),
+        (None, Status.BROKEN),
+        ("2.9.1", Status.BROKEN),
+        ("2.13.0+cpu", Status.GOOD),
+        ("2.11.0", Status.GOOD),
+        ("2.99.0.dev20261101", Status.DOUBT),
     ],
 )
-def test_versions_of_torch(version: str | None, state: State) -> None:
+def test_versions_of_torch(version: str | None, state: Status) -> None:
     assert doctor.judge_version("torch", version).state is state
 
 
 def test_other_versions() -> None:
-    assert doctor.judge_version("jax", "0.9.2").state is State.BROKEN
-    assert doctor.judge_version("jax", "0.10.2").state is State.GOOD
+    assert doctor.judge_version("jax", "0.9.2").state is Status.BROKEN
+    assert doctor.judge_version("jax", "0.10.2").state is Status.GOOD
     for release in onednn_support.KNOWN:
-        assert doctor.judge_version("jax", ".".join(map(str, release))).state is State.GOOD
-    assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is State.GOOD
-    assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is State.DOUBT
-    assert doctor.judge_jaxlib("0.10.2", None).state is State.BROKEN
-    assert doctor.judge_python((3, 9)).state is State.BROKEN
+        assert doctor.judge_version("jax", ".".join(map(str, release))).state is Status.GOOD
+    assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is Status.GOOD
+    assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is Status.DOUBT
+    assert doctor.judge_jaxlib("0.10.2", None).state is Status.BROKEN
+    assert doctor.judge_python((3, 9)).state is Status.BROKEN
 
 
 def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_support, "is_available", lambda: True)
     monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn_support.PACKED)))
-    assert states(doctor.examine_kernels()) == [State.GOOD]
+    assert states(doctor.examine_kernels()) == [Status.GOOD]
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
-    assert states(doctor.examine_kernels()) == [State.GOOD, State.NOTE]
+    assert states(doctor.examine_kernels()) == [Status.GOOD, Status.NOTE]
 
 
 def test_a_missing_entry_point() -> None:
-    assert states(doctor.examine_backends(["inductor"], [])) == [State.BROKEN] * 3
+    assert states(doctor.examine_backends(["inductor"], [])) == [Status.BROKEN] * 3
     uninstalled = doctor.examine_backends(["inductor", "dynaxla_auto", "dynaxla_retrace"], ["dynaxla_retrace"])
-    assert states(uninstalled) == [State.BROKEN, State.GOOD, State.GOOD]
+    assert states(uninstalled) == [Status.BROKEN, Status.GOOD, Status.GOOD]
     assert "pip install" in uninstalled[0].mend
     assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].mend
 
 
 def test_a_lost_fast_path() -> None:
     findings = doctor.examine_fast_paths({"import": "missing", "alias": "gated: TypeError", "export": "live"}, ["torch._C._gone"])
-    assert states(findings) == [State.BROKEN, State.DOUBT, State.DOUBT, State.GOOD]
+    assert states(findings) == [Status.BROKEN, Status.DOUBT, Status.DOUBT, Status.GOOD]
     assert f"torch 2.11 to {doctor.TESTED['torch']}" in findings[0].mend
 
 
 @pytest.mark.parametrize(
     ("variables", "cuda", "state"),
     [
-        ({}, True, State.GOOD),
-        ({"TORCHDYNAMO_DISABLE": "1"}, False, State.BROKEN),
-        ({"TORCHDYNAMO_DISABLE": "0"}, False, State.GOOD),
-        ({"JAX_PLATFORMS": "cuda"}, True, State.DOUBT),
-        ({"JAX_PLATFORMS": "cuda,cpu"}, True, State.NOTE),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, True, State.DOUBT),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, False, State.NOTE),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, True, State.NOTE),
-        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, True, State.DOUBT),
-        ({"XLA_FLAGS": "--xla_dump_to=x"}, False, State.NOTE),
+        ({}, True, Status.GOOD),
+        ({"TORCHDYNAMO_DISABLE": "1"}, False, Status.BROKEN),
+        ({"TORCHDYNAMO_DISABLE": "0"}, False, Status.GOOD),
+        ({"JAX_PLATFORMS": "cuda"}, True, Status.DOUBT),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, True, Status.NOTE),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, True, Status.DOUBT),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, False, Status.NOTE),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, True, Status.NOTE),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, True, Status.DOUBT),
+        ({"XLA_FLAGS": "--xla_dump_to=x"}, False, Status.NOTE),
     ],
 )
-def test_variables(variables: dict[str, str], cuda: bool, state: State) -> None:
+def test_variables(variables: dict[str, str], cuda: bool, state: Status) -> None:
     assert doctor.examine_environment(variables, cuda)[0].state is state
 
 
 def test_misaligned_memory() -> None:
     memory = torch.zeros(64)  # torch's own allocator aligns it
-    assert states(doctor.examine_allocator([memory, memory[16:]])) == [State.GOOD]
+    assert states(doctor.examine_allocator([memory, memory[16:]])) == [Status.GOOD]
     finding = doctor.examine_allocator([memory, memory[4:], memory[8:]])[0]
-    assert (finding.state, finding.value) == (State.DOUBT, "2 of 3 tensors misaligned")
+    assert (finding.state, finding.value) == (Status.DOUBT, "2 of 3 tensors misaligned")
 
 
 def test_a_backend_that_fails_or_is_wrong() -> None:
@@ -111,9 +111,9 @@ def test_a_backend_that_fails_or_is_wrong() -> None:
     def wrong(module: torch.fx.GraphModule, _: object) -> object:
         return lambda *args: [result + 1 for result in module(*args)]
 
-    assert doctor.examine_programs(failing)[0].state is State.BROKEN
+    assert doctor.examine_programs(failing)[0].state is Status.BROKEN
     finding = doctor.examine_programs(wrong)[0]
-    assert (finding.state, finding.value) == (State.BROKEN, "compiled, and the result is wrong")
+    assert (finding.state, finding.value) == (Status.BROKEN, "compiled, and the result is wrong")
 
 
 def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,23 +121,23 @@ def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("no program")
 
     findings = doctor.examine_programs(failing)
-    assert states(findings) == [State.BROKEN, State.GOOD, State.GOOD, State.GOOD]
+    assert states(findings) == [Status.BROKEN, Status.GOOD, Status.GOOD, Status.GOOD]
     assert [finding.what for finding in findings[1:]] == [
         "JAX alone (cpu)", "torch's memory handed to XLA (cpu)", "XLA's memory handed to torch (cpu)"
     ]  # fmt: skip
     monkeypatch.setattr(doctor.transfer, "import_tensor", failing)
     monkeypatch.setattr(doctor.transfer, "export_array", lambda *_: torch.zeros(8))
     alone, handed_over, back = doctor.examine_steps(torch.device("cpu"))
-    assert alone.state is State.GOOD
-    assert (handed_over.state, handed_over.value) == (State.BROKEN, "RuntimeError: no program")
-    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 instead of 28.0")
+    assert alone.state is Status.GOOD
+    assert (handed_over.state, handed_over.value) == (Status.BROKEN, "RuntimeError: no program")
+    assert (back.state, back.value) == (Status.BROKEN, "gives 0.0 instead of 28.0")
 
 
 def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where it is asked for is it a fault that there is none; which build of torch there is decides what mends it."""
 
     def jax_platform(name: str) -> doctor.Finding:
-        return doctor.Finding("devices", f"jax sees {name}", "nothing", State.BROKEN, "a plugin")
+        return doctor.Finding("devices", f"jax sees {name}", "nothing", Status.BROKEN, "a plugin")
 
     monkeypatch.setattr(doctor, "_jax_platform", jax_platform)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -145,7 +145,7 @@ def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.version, "cuda", version)
         found = doctor.examine_gpu()
         assert [(finding.what, finding.value) for finding in found] == [("torch and a GPU", value), ("jax sees cuda", "nothing")]
-        assert states(found) == [State.BROKEN] * 2
+        assert states(found) == [Status.BROKEN] * 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert doctor.examine_gpu() == []
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_looked_for_only_if_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("versions", "devices", "backends", "fast_paths", "kernels", "environment", "allocator", "programs"):
         monkeypatch.setattr(doctor, f"examine_{name}", lambda: [])
-    monkeypatch.setattr(doctor, "examine_gpu", lambda: [doctor.Finding("devices", "a GPU", "none", State.BROKEN)])
+    monkeypatch.setattr(doctor, "examine_gpu", lambda: [doctor.Finding("devices", "a GPU", "none", Status.BROKEN)])
     for asked, code in (([], 0), (["--gpu"], 1)):
         assert CliRunner().invoke(cli.app, ["doctor", *asked]).exit_code == code
 
@@ -163,13 +163,13 @@ def test_a_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("driver")
 
     monkeypatch.setattr(doctor, "examine_devices", examine_devices)
-    assert any(finding.topic == "devices" and finding.state is State.BROKEN for finding in doctor.examine())
+    assert any(finding.topic == "devices" and finding.state is Status.BROKEN for finding in doctor.examine())
 
 
 def test_brackets_are_shown() -> None:
     text = io.StringIO()
     doctor.show(
-        [doctor.Finding("check", "jax cuda", "no [plugin]", State.BROKEN, "pip install 'jax[cuda13]'")], Console(file=text, width=120)
+        [doctor.Finding("check", "jax cuda", "no [plugin]", Status.BROKEN, "pip install 'jax[cuda13]'")], Console(file=text, width=120)
     )
     assert "no [plugin]" in text.getvalue()
     assert "pip install 'jax[cuda13]'" in text.getvalue()

@@ -42,7 +42,7 @@ _BACKENDS = ("dynaxla", "dynaxla_auto", "dynaxla_retrace")
 _ENTRY_POINTS = "torch_dynamo_backends"
 
 
-class State(enum.Enum):
+class Status(enum.Enum):
     """The meaning of a finding.
 
     Attributes:
@@ -73,7 +73,7 @@ class Finding:
     topic: str
     what: str
     value: str
-    state: State = State.NOTE
+    state: Status = Status.NOTE
     mend: str = ""
 
 
@@ -94,7 +94,7 @@ def examine(gpu: bool = False) -> list[Finding]:
         except Exception as error:
             what = examination.__name__.removeprefix("examine_")
             findings.append(
-                Finding(what, "examination", f"{type(error).__name__}: {error}", State.BROKEN, "report this: the doctor itself failed")
+                Finding(what, "examination", f"{type(error).__name__}: {error}", Status.BROKEN, "report this: the doctor itself failed")
             )
     return findings
 
@@ -116,29 +116,29 @@ def examine_versions() -> list[Finding]:
 def judge_python(version: tuple[int, ...]) -> Finding:
     if version < OLDEST_PYTHON:
         mend = f"too old: create an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
-        return Finding("versions", "python", ".".join(map(str, version)), State.BROKEN, mend)
-    return Finding("versions", "python", platform.python_version(), State.GOOD)
+        return Finding("versions", "python", ".".join(map(str, version)), Status.BROKEN, mend)
+    return Finding("versions", "python", platform.python_version(), Status.GOOD)
 
 
 def judge_version(name: str, version: str | None) -> Finding:
     if version is None:
-        return Finding("versions", name, "not installed", State.BROKEN, f"pip install '{name}>={OLDEST[name]}'")
+        return Finding("versions", name, "not installed", Status.BROKEN, f"pip install '{name}>={OLDEST[name]}'")
     if private.release(version) < private.release(OLDEST[name]):
-        return Finding("versions", name, version, State.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
+        return Finding("versions", name, version, Status.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
     if private.release(version) > private.release(TESTED[name]):
         mend = f"newer than {name} {TESTED[name]}, the newest tested release; if something fails: pip install '{name}=={TESTED[name]}.*'"
-        return Finding("versions", name, version, State.DOUBT, mend)
-    return Finding("versions", name, version, State.GOOD)
+        return Finding("versions", name, version, Status.DOUBT, mend)
+    return Finding("versions", name, version, Status.GOOD)
 
 
 def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding:
     if jaxlib_version is None:
-        return Finding("versions", "jaxlib", "not installed", State.BROKEN, "pip install --upgrade jax jaxlib")
+        return Finding("versions", "jaxlib", "not installed", Status.BROKEN, "pip install --upgrade jax jaxlib")
     if jax_version is not None and private.release(jaxlib_version) != private.release(jax_version):
         return Finding(
-            "versions", "jaxlib", jaxlib_version, State.DOUBT, f"it does not match jax {jax_version}: pip install --upgrade jax jaxlib"
+            "versions", "jaxlib", jaxlib_version, Status.DOUBT, f"it does not match jax {jax_version}: pip install --upgrade jax jaxlib"
         )
-    return Finding("versions", "jaxlib", jaxlib_version, State.GOOD)
+    return Finding("versions", "jaxlib", jaxlib_version, Status.GOOD)
 
 
 def _version(package: str) -> str | None:
@@ -152,10 +152,10 @@ def examine_devices() -> list[Finding]:
     cuda = torch.cuda.is_available()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
     seen = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
-    findings = [Finding("devices", "torch sees", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
+    findings = [Finding("devices", "torch sees", f"cpu{', ' + seen if seen else ''} (build: {build})", Status.GOOD)]
     if torch.version.cuda and not cuda:
         findings.append(
-            Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing to do if this machine has no GPU")
+            Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", Status.NOTE, "nothing to do if this machine has no GPU")
         )
     for platform_name in ["cpu", *([devices.platform_of(torch.device("cuda"))] if cuda else [])]:
         findings.append(_jax_platform(platform_name))
@@ -168,10 +168,10 @@ def examine_gpu() -> list[Finding]:
         return []
     if not torch.version.cuda:
         mend = "install a CUDA build of torch: https://pytorch.org/get-started"
-        found = [Finding("devices", "torch and a GPU", "not a CUDA build", State.BROKEN, mend)]
+        found = [Finding("devices", "torch and a GPU", "not a CUDA build", Status.BROKEN, mend)]
     else:
         mend = "check that nvidia-smi shows a GPU, that its driver supports this CUDA, and that CUDA_VISIBLE_DEVICES does not hide it"
-        found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", State.BROKEN, mend)]
+        found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", Status.BROKEN, mend)]
     return [*found, _jax_platform("cuda")]
 
 
@@ -187,8 +187,8 @@ def _jax_platform(name: str) -> Finding:
             cuda_major = (torch.version.cuda or "13").partition(".")[0]
             plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
             mend = f"JAX does not see a GPU: pip install '{plugin}'"
-        return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], State.BROKEN, mend)
-    return Finding("devices", f"jax sees {name}", ", ".join(map(str, found)), State.GOOD)
+        return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], Status.BROKEN, mend)
+    return Finding("devices", f"jax sees {name}", ", ".join(map(str, found)), Status.GOOD)
 
 
 def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable[str] | None = None) -> list[Finding]:
@@ -206,13 +206,13 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
     findings = []
     for name in _BACKENDS:
         if name in listed:
-            findings.append(Finding("backends", name, f'found by torch.compile(model, backend="{name}")', State.GOOD))
+            findings.append(Finding("backends", name, f'found by torch.compile(model, backend="{name}")', Status.GOOD))
         elif name in entry_points:
             mend = "torch looked for backends before dynaxla was installed: restart the process"
-            findings.append(Finding("backends", name, "installed, but torch does not list it", State.BROKEN, mend))
+            findings.append(Finding("backends", name, "installed, but torch does not list it", Status.BROKEN, mend))
         else:
             mend = "a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
-            findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", State.BROKEN, mend))
+            findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", Status.BROKEN, mend))
     return findings
 
 
@@ -231,10 +231,11 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
     )
     broken = f"features that need it fail: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
     return [
-        Finding("fast paths", name, "missing, without a replacement", State.BROKEN, broken)
+        Finding("fast paths", name, "missing, without a replacement", Status.BROKEN, broken)
         for name in (private.missing if missing is None else missing)
     ] + [
-        Finding("fast paths", name, state, *((State.GOOD,) if state == "live" else (State.DOUBT, slower))) for name, state in paths.items()
+        Finding("fast paths", name, state, *((Status.GOOD,) if state == "live" else (Status.DOUBT, slower)))
+        for name, state in paths.items()
     ]
 
 
@@ -245,27 +246,27 @@ def examine_caches() -> list[Finding]:
     try:
         store = Options().store("programs")
     except OptionError as error:
-        return [Finding("caches", "programs and traced graphs", f"broken: {error.message}", State.BROKEN, error.hint)]
+        return [Finding("caches", "programs and traced graphs", f"broken: {error.message}", Status.BROKEN, error.hint)]
     if store is None:
         mend = "the warning above has the reason; set DYNAXLA_CACHE to another directory"
-        return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", State.DOUBT, mend)]
-    found = [Finding("caches", "programs", f"live: {store.folder.parent}", State.GOOD)]
+        return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", Status.DOUBT, mend)]
+    found = [Finding("caches", "programs", f"live: {store.folder.parent}", Status.GOOD)]
     if others := foreign_kernels():
         value = f"gated: {', '.join(others[:3])} registered from Python by a package other than torch"
-        found.append(Finding("caches", "traced graphs", value, State.NOTE))
+        found.append(Finding("caches", "traced graphs", value, Status.NOTE))
     else:
-        found.append(Finding("caches", "traced graphs", "live", State.GOOD))
+        found.append(Finding("caches", "traced graphs", "live", Status.GOOD))
     return found
 
 
 def examine_kernels() -> list[Finding]:
     if reason := onednn_support.why_not():
         mend = "nothing to do if this machine is not x86-64; without oneDNN, XLA's own kernels run, and most of them are slower"
-        return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", State.DOUBT, mend)]
-    found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", State.GOOD)]
+        return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", Status.DOUBT, mend)]
+    found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", Status.GOOD)]
     if not onednn_support.takes_packed():
         value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED))}"
-        found.append(Finding("kernels", "frozen weights for oneDNN", value, State.NOTE))
+        found.append(Finding("kernels", "frozen weights for oneDNN", value, Status.NOTE))
     return found
 
 
@@ -280,40 +281,40 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
     cuda = torch.cuda.is_available() if cuda is None else cuda
     findings = []
 
-    def found(name: str, state: State, mend: str = "") -> None:
+    def found(name: str, state: Status, mend: str = "") -> None:
         findings.append(Finding("environment", name, variables[name], state, mend))
 
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         if variables.get(name, "0") == "1":
-            found(name, State.BROKEN, f"torch.compile does nothing while it is set: unset {name}")
+            found(name, Status.BROKEN, f"torch.compile does nothing while it is set: unset {name}")
     platforms = variables.get("JAX_PLATFORMS", "")
     if platforms and "cpu" not in platforms.split(","):
-        found("JAX_PLATFORMS", State.DOUBT, f"CPU tensors cannot be compiled: set JAX_PLATFORMS={platforms},cpu, or unset it")
+        found("JAX_PLATFORMS", Status.DOUBT, f"CPU tensors cannot be compiled: set JAX_PLATFORMS={platforms},cpu, or unset it")
     elif platforms:
-        found("JAX_PLATFORMS", State.NOTE)
+        found("JAX_PLATFORMS", Status.NOTE)
     for name in _JAX_MEMORY:
         if name not in variables:
             continue
         if cuda and name == "XLA_PYTHON_CLIENT_PREALLOCATE" and variables[name].lower() not in ("false", "0"):
             found(
                 name,
-                State.DOUBT,
+                Status.DOUBT,
                 "JAX takes most of the GPU's memory when it starts, and torch runs out of memory: set it to false, or unset it",
             )
         elif cuda and "MEM_FRACTION" in name and "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables:
             found(
                 name,
-                State.DOUBT,
+                Status.DOUBT,
                 "JAX takes this share of the GPU's memory when it starts: set XLA_PYTHON_CLIENT_PREALLOCATE=false to let it grow",
             )
         else:
-            found(name, State.NOTE)
+            found(name, Status.NOTE)
     for name in ("XLA_FLAGS", "PJRT_NPROC", "JAX_ENABLE_X64", "DYNAXLA_DUMP", "TORCH_LOGS"):
         if name in variables:
-            found(name, State.NOTE)
+            found(name, Status.NOTE)
     if "LD_PRELOAD" in variables:
-        found("LD_PRELOAD", State.NOTE, "if it replaces malloc, see the allocator below")
-    return findings or [Finding("environment", "variables", "no variable that affects dynaxla is set", State.GOOD)]
+        found("LD_PRELOAD", Status.NOTE, "if it replaces malloc, see the allocator below")
+    return findings or [Finding("environment", "variables", "no variable that affects dynaxla is set", Status.GOOD)]
 
 
 def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Finding]:
@@ -330,8 +331,8 @@ def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Fin
             f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: "
             "remove the allocator that replaces torch's (LD_PRELOAD)"
         )
-        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(tensors)} tensors misaligned", State.DOUBT, mend)]
-    return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", State.GOOD)]
+        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(tensors)} tensors misaligned", Status.DOUBT, mend)]
+    return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", Status.GOOD)]
 
 
 def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]:
@@ -346,15 +347,15 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
             right, copies = _run_program(torch.device(name), backend or dynaxla)
         except Exception as error:
             mend = "fix the devices above and the steps below that do not work; if all of them work, report this"
-            findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", State.BROKEN, mend))
+            findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN, mend))
             findings += examine_steps(torch.device(name))
             continue
         value = "compiled, and the result is right" if right else "compiled, and the result is wrong"
         mend = "" if right else "do not use this installation; report it with the versions above"
-        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, State.GOOD if right else State.BROKEN, mend))
+        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, Status.GOOD if right else Status.BROKEN, mend))
         shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
         mend = "" if not copies else "calls work but take longer: see the fast paths and the allocator above"
-        findings.append(Finding("check", f"zero-copy on {name}", shared, State.DOUBT if copies else State.GOOD, mend))
+        findings.append(Finding("check", f"zero-copy on {name}", shared, Status.DOUBT if copies else Status.GOOD, mend))
     return findings
 
 
@@ -381,11 +382,11 @@ def examine_steps(device: torch.device) -> list[Finding]:
         try:
             total = float(step().sum())
         except Exception as error:
-            value, state = f"{type(error).__name__}: {str(error).strip()}", State.BROKEN
+            value, state = f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN
         else:
             is_right = total == numbers.sum()
-            value, state = ("works", State.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", State.BROKEN)
-        mend = "" if state is State.GOOD else "this step fails: report it with the versions above"
+            value, state = ("works", Status.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", Status.BROKEN)
+        mend = "" if state is Status.GOOD else "this step fails: report it with the versions above"
         findings.append(Finding("check", f"{name} ({device})", value, state, mend))
     return findings
 
@@ -406,7 +407,7 @@ def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[boo
     return right, metrics.snapshot().get("input_copies", 0) - before
 
 
-_STYLES = {State.NOTE: "dim", State.GOOD: "green", State.DOUBT: "yellow", State.BROKEN: "bold red"}
+_STYLES = {Status.NOTE: "dim", Status.GOOD: "green", Status.DOUBT: "yellow", Status.BROKEN: "bold red"}
 
 
 def show(findings: Iterable[Finding], console: Console) -> None:
@@ -422,7 +423,7 @@ def show(findings: Iterable[Finding], console: Console) -> None:
         table.add_row(*map(Text, cells), style=_STYLES[finding.state])
         topic = finding.topic
     console.print(table)
-    mendable = [finding for finding in findings if finding.state in (State.DOUBT, State.BROKEN)]
+    mendable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
     if not mendable:
         console.print("Nothing is wrong.", style="bold green")
     for finding in mendable:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
-from .capture.global_view import Border, GlobalView, NotPartitioned, has_distributed
+from .capture.global_view import BoundaryTensor, GlobalView, NotPartitioned, has_distributed
 from .capture.partition import partition
 from .config import Options
 from .engine.partitioned import Partitioned
@@ -79,7 +79,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
             fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
             partition_fn=parted, decompositions=decompositions("cpu"),
         )(view.module, view.examples)  # fmt: skip
-    return _Ends(view, compiled)
+    return _LocalShards(view, compiled)
 
 
 _said: set[str] = set()
@@ -94,7 +94,7 @@ def leave(name: str, reason: NotPartitioned, options: Options) -> None:
         raise CaptureError(f"XLA does not partition {name}: {reason.message}", where=reason.where, hint=reason.hint or "partition='torch'")
     metrics.add("not_partitioned")
     if events.is_heard():
-        events.tell(events.WentOn(name, "as with partition='torch'", reason.message))
+        events.tell(events.StepFellBack(name, "as with partition='torch'", reason.message))
     if reason.message not in _said:
         _said.add(reason.message)
         place = f" (first at {reason.where})" if reason.where else ""
@@ -139,7 +139,7 @@ def _output_of(node: torch.fx.Node) -> int:
     return int(node.meta["desc"].output.idx)
 
 
-class _Ends:
+class _LocalShards:
     """The function that TorchDynamo calls. It converts DTensors to local shards, runs the programs, and converts the results back."""
 
     def __init__(self, view: GlobalView, compiled: Callable[..., Any]) -> None:
@@ -156,7 +156,7 @@ class _Ends:
             for border, constant in zip(self._outputs, self._constants, strict=True)
         ]
 
-    def _given(self, part: torch.Tensor, border: Border) -> torch.Tensor:
+    def _given(self, part: torch.Tensor, border: BoundaryTensor) -> torch.Tensor:
         if border.placements is not None:
             return _Distributed.apply(part, self._mesh.mesh, border.placements)
         return part.squeeze(0) if border.is_own else part

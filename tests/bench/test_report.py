@@ -16,7 +16,7 @@ from dynaxla.ensemble import agreement
 def test_means_are_of_good_rows_only() -> None:
     def row(model: str, engine: str, milliseconds: float, agrees: bool = True) -> Row:
         spread = Spread(milliseconds, milliseconds, milliseconds)
-        return Row(model, engine, wall=spread, agreement=agreement.Agreement(agrees))
+        return Row(model, engine, wall=spread, agreement=agreement.NumericalAgreement(agrees))
 
     found = report.Report("tiny", Settings(), ["eager", "dynaxla"])
     found.models = [
@@ -32,11 +32,11 @@ def test_means_are_of_good_rows_only() -> None:
 
 
 def test_what_went_wrong_is_written_too() -> None:
-    spread, off = Spread(2.0, 1.0, 3.0), agreement.Agreement(False, math.inf)
+    spread, off = Spread(2.0, 1.0, 3.0), agreement.NumericalAgreement(False, math.inf)
     phases = {"capture": 0.5, "compile": 1.0}
     found = report.Report("tiny", Settings(Placement(training="sgd")), ["eager", "dynaxla", "dynaxla_retrace"])
     rows = [
-        Row("a", "eager", wall=spread, speedup=1.0, agreement=agreement.Agreement(True)),
+        Row("a", "eager", wall=spread, speedup=1.0, agreement=agreement.NumericalAgreement(True)),
         Row("a", "dynaxla", wall=spread, speedup=4.0, agreement=off, first_call_seconds=2.0, first_phases=phases),
         Row("a", "dynaxla_retrace", failure="a | b"),
     ]

@@ -13,9 +13,9 @@ from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.buffers.native import NativeBuffers, Place
+from dynaxla.buffers.native import GraphDevice, NativeBuffers
 from dynaxla.buffers.plan import FromBuffer
-from dynaxla.capture.aten_graph import Loose, Phase
+from dynaxla.capture.aten_graph import OpenLayouts, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients
 
@@ -35,7 +35,7 @@ def buffers_of(
         module.graph.output_node().meta["desc"] = descriptions
         for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
             node.meta["desc"] = descriptors.PlainAOTInput(index)
-    place = Place(torch.device(device), clients.cpu_device())
+    place = GraphDevice(torch.device(device), clients.cpu_device())
     args = inputs if given is None else given
     return NativeBuffers(Interpreter(module, device), SymbolValues(), args, frozenset(), phase, place, reorders=True)
 
@@ -96,7 +96,7 @@ def test_numbers_are_those_of_the_call() -> None:
     module = make_fx(lambda x: [x + 1, x.shape[0] * 2], tracing_mode="symbolic")(torch.zeros(5, 3))
     symbols = {size.node.expr: 4 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[:1]}
     rest = {size.node.expr: 3 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[1:]}
-    place = Place(torch.device("cpu"), clients.cpu_device())
+    place = GraphDevice(torch.device("cpu"), clients.cpu_device())
     values = SymbolValues(symbols | rest)
     buffers = NativeBuffers(Interpreter(module, "cpu"), values, [torch.zeros(4, 3)], frozenset(), "inference", place, reorders=False)
     assert [aval.shape for aval in buffers.avals()] == [(4, 3)]
@@ -197,7 +197,7 @@ def test_inputs_that_may_come_in_any_order() -> None:
     """An open one is an array in its own shape until its order is chosen; one that has an order crosses in that order."""
     inputs = [torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(5), torch.zeros(6, 7)]
     module = make_fx(lambda x, y, z, unread: [torch.rand_like(x) + x, y + 1, z + 1], tracing_mode="fake")(*inputs)
-    place, loose = Place(torch.device("cpu"), clients.cpu_device()), Loose([1, 2, 3])
+    place, loose = GraphDevice(torch.device("cpu"), clients.cpu_device()), OpenLayouts([1, 2, 3])
 
     def made() -> NativeBuffers:
         return NativeBuffers(Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", place, False, loose=loose)

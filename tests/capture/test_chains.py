@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.chains import State, states
+from dynaxla.capture.chains import WrittenView, states
 
 aten = torch.ops.aten
 
 
-def last(function: Callable[..., Tensor], *args: Tensor) -> State | None:
+def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
     """What is known of a function's result, as a value of its first input."""
     module = make_fx(function, tracing_mode="fake")(*args)
     first = next(iter(module.graph.nodes))
@@ -25,7 +25,7 @@ def last(function: Callable[..., Tensor], *args: Tensor) -> State | None:
     return found.get(result)
 
 
-def steps(state: State | None) -> list[tuple[str, list[str]]]:
+def steps(state: WrittenView | None) -> list[tuple[str, list[str]]]:
     """The ops that write, each with the views that lead to its place."""
     assert state is not None
     return [(write.op._schema.name[6:], [step.op._schema.name[6:] for step in write.place.steps]) for write in state.writes]

@@ -6,7 +6,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Min
 
-from dynaxla.capture.extents import Extent, Unknown, _settled, broadcast, grows, joined, merged, quotient, reshaped
+from dynaxla.capture.extents import Extent, NoPaddingRule, _settled, broadcast, grows, joined, merged, quotient, reshaped
 
 B, S, N = (sympy.Symbol(name, positive=True, integer=True) for name in "bsn")
 ROUNDED = {B, S}
@@ -29,13 +29,13 @@ def test_a_reshape_merges_and_splits_at_the_bounds_of_sizes() -> None:
     ("before", "after"), [((B * S,), (B, S)), ((B, S), (S, B)), ((2 * S,), (2, S)), ((0, B), (B, 0)), ((S, 6), (4, S, 3))]
 )
 def test_what_a_reshape_takes_apart_is_unknown(before: tuple[object, ...], after: tuple[object, ...]) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(NoPaddingRule):
         reshaped(extents(*before), after, ROUNDED)
 
 
 def test_what_an_input_should_have_been_taken_for_is_told() -> None:
     for fails in (lambda: reshaped(extents(2 * S, 4), (2, S, 4), ROUNDED), lambda: joined([Extent((2, S)), Extent((2 * S,))])):
-        with pytest.raises(Unknown) as raised:
+        with pytest.raises(NoPaddingRule) as raised:
             fails()
         assert raised.value.product == (2 * S, (2, S))
 
@@ -44,7 +44,7 @@ def test_positions_of_different_kinds_do_not_meet() -> None:
     assert joined([Extent((B, S)), ONE, Extent((B * S,), uniform=True)]) == Extent((B, S))
     assert joined([ONE, Extent((S,), uniform=True)]).uniform
     assert broadcast([extents(B, 1, 4), extents(S, 4)]) == extents(B, S, 4)
-    with pytest.raises(Unknown, match="padded along different sizes"):
+    with pytest.raises(NoPaddingRule, match="padded along different sizes"):
         joined([Extent((B, S)), Extent((B * S,))])
 
 

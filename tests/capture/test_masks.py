@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.extents import Extent, Unknown, size_of
+from dynaxla.capture.extents import Extent, NoPaddingRule, size_of
 from dynaxla.capture.masks import Masks
 
 
@@ -29,7 +29,7 @@ def test_only_rounded_sizes_are_padded() -> None:
     assert masks.padded_dims(x) == [0]
     assert masks.is_concerned(masks.node)
     assert not masks.is_rounded(x.meta["val"].shape[1])
-    with pytest.raises(Unknown, match="a dynamic size as a number"):
+    with pytest.raises(NoPaddingRule, match="a dynamic size as a number"):
         masks.exact([3, x.meta["val"].shape[0]])
 
 
@@ -47,5 +47,5 @@ def test_a_mask_is_made_once_for_each_number() -> None:
 def test_a_position_that_may_shrink_is_unknown() -> None:
     masks, _, symbol = rewriting()
     assert [masks.place(size) for size in (symbol, symbol + 1, symbol)] == [0, 1, 0]
-    with pytest.raises(Unknown):
+    with pytest.raises(NoPaddingRule):
         masks.place(3 - symbol)

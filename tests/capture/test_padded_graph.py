@@ -12,7 +12,7 @@ from rounded_sizes import compiled, counts, poisoned
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.aten_graph import AtenGraph, Phase
-from dynaxla.capture.padded_graph import Computed, Given, Number, Padded, pad
+from dynaxla.capture.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, pad
 from dynaxla.lowering.ops.masking import masked
 
 aten = torch.ops.aten
@@ -50,7 +50,7 @@ def test_outputs() -> None:
     padded = pad(graph(function, X, 3))
     assert isinstance(padded, Padded)
     kinds = [type(output) for output in padded.outputs]
-    assert kinds == [Given, Given, Computed, Number, Computed]
+    assert kinds == [InputOutput, InputOutput, ComputedOutput, NumberOutput, ComputedOutput]
     assert padded.outputs[2] == padded.outputs[4]
     assert len(padded.module.graph.output_node().args[0]) == 1
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.split import Part, part_of, split
+from dynaxla.capture.split import GraphPart, part_of, split
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def is_cos(node: Node) -> bool:
     return node.target is aten.cos.default
 
 
-def run(module: GraphModule, parts: list[Part], *args: Any) -> list[Any]:
+def run(module: GraphModule, parts: list[GraphPart], *args: Any) -> list[Any]:
     """The whole graph by its parts, in their order, each given nothing but what it says that it reads."""
     values = dict(zip(module.graph.find_nodes(op="placeholder"), args, strict=True))
     for part in parts:
@@ -33,7 +33,7 @@ def run(module: GraphModule, parts: list[Part], *args: Any) -> list[Any]:
     return [values[node] for node in module.graph.output_node().args[0]]
 
 
-def calls(part: Part) -> list[Any]:
+def calls(part: GraphPart) -> list[Any]:
     return [node.target for node in part.module.graph.nodes if node.op == "call_function"]
 
 

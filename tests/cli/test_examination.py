@@ -6,21 +6,21 @@ import pytest
 from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
-from dynaxla.doctor import State
+from dynaxla.doctor import Status
 
 
-@pytest.mark.parametrize("state", State)
-def test_only_what_is_broken_is_an_error(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("state", Status)
+def test_only_what_is_broken_is_an_error(state: Status, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor.Finding("topic", "what was found", "its value", state, "how to mend it")
-    good = doctor.Finding("topic", "something else", "works", State.GOOD)
+    good = doctor.Finding("topic", "something else", "works", Status.GOOD)
     asked: list[bool] = []
     monkeypatch.setattr(doctor, "examine", lambda gpu: asked.append(gpu) or [finding, good])
     result = CliRunner().invoke(cli.app, ["doctor"])
     CliRunner().invoke(cli.app, ["doctor", "--gpu"])
     assert asked == [False, True]
-    assert result.exit_code == (1 if state is State.BROKEN else 0)
+    assert result.exit_code == (1 if state is Status.BROKEN else 0)
     assert "what was found" in result.output
-    assert ("how to mend it" in result.output) == (state in (State.DOUBT, State.BROKEN))
+    assert ("how to mend it" in result.output) == (state in (Status.DOUBT, Status.BROKEN))
     assert "something else" in result.output
 
 

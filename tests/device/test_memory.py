@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.device.memory import Place, nothing, read, shares_elements, write
+from dynaxla.device.memory import StridedView, nothing, read, shares_elements, write
 from dynaxla.lowering import dtypes
 from dynaxla.runtime import clients
 
@@ -15,24 +15,24 @@ F32, I16, C64 = torch.float32, torch.int16, torch.complex64
 
 # dtype, shape, stride, offset in a storage of 24 float32 numbers; whether two elements share memory.
 PLACES = {
-    "all of it": (Place(F32, (24,), (1,)), False),
-    "transposed": (Place(F32, (4, 6), (1, 4)), False),
-    "columns": (Place(F32, (4, 2), (6, 1), 3), False),
-    "to the last element": (Place(F32, (3, 2), (9, 3), 2), False),
-    "steps between steps": (Place(F32, (2, 3), (10, 4), 1), False),
-    "across": (Place(F32, (2, 3), (2, 5), 1), False),
-    "expanded": (Place(F32, (3, 4), (0, 2)), True),
-    "windows": (Place(F32, (5, 3), (2, 1)), True),
-    "one": (Place(F32, (), (), 23), False),
-    "none": (Place(F32, (0, 3), (3, 1), 5), False),
-    "negative": (Place(F32, (2,), (5,), 1, False, True), False),
-    "halves of numbers": (Place(I16, (5,), (3,), 1), False),
-    "pairs of numbers": (Place(C64, (3,), (2,), 1, True), False),
-    "bytes": (Place(torch.uint8, (7,), (1,), 2), False),
+    "all of it": (StridedView(F32, (24,), (1,)), False),
+    "transposed": (StridedView(F32, (4, 6), (1, 4)), False),
+    "columns": (StridedView(F32, (4, 2), (6, 1), 3), False),
+    "to the last element": (StridedView(F32, (3, 2), (9, 3), 2), False),
+    "steps between steps": (StridedView(F32, (2, 3), (10, 4), 1), False),
+    "across": (StridedView(F32, (2, 3), (2, 5), 1), False),
+    "expanded": (StridedView(F32, (3, 4), (0, 2)), True),
+    "windows": (StridedView(F32, (5, 3), (2, 1)), True),
+    "one": (StridedView(F32, (), (), 23), False),
+    "none": (StridedView(F32, (0, 3), (3, 1), 5), False),
+    "negative": (StridedView(F32, (2,), (5,), 1, False, True), False),
+    "halves of numbers": (StridedView(I16, (5,), (3,), 1), False),
+    "pairs of numbers": (StridedView(C64, (3,), (2,), 1, True), False),
+    "bytes": (StridedView(torch.uint8, (7,), (1,), 2), False),
 }
 
 
-def _host(place: Place, memory: torch.Tensor) -> torch.Tensor:
+def _host(place: StridedView, memory: torch.Tensor) -> torch.Tensor:
     found = torch.as_strided(memory.view(place.dtype), place.shape, place.stride, place.offset)
     found = found.conj() if place.conj else found
     return torch._neg_view(found) if place.neg else found
@@ -62,11 +62,11 @@ def test_reading_and_writing(name: str) -> None:
 def test_a_rest_that_is_no_element() -> None:
     """Of seven bytes, a tensor of int16 reads three numbers; the last byte stays."""
     with jax.default_device(clients.cpu_device()):
-        after = write(nothing(7).at[6].set(9), Place(I16, (2,), (1,), 1), np.array([1, 2], np.int16))
+        after = write(nothing(7).at[6].set(9), StridedView(I16, (2,), (1,), 1), np.array([1, 2], np.int16))
     assert np.asarray(after).tolist() == [0, 0, 1, 0, 2, 0, 9]
 
 
 def test_what_fills_a_storage() -> None:
-    assert Place(F32, (4, 6), (1, 4)).fills(96)
-    assert not Place(F32, (4, 6), (1, 4)).fills(100)
-    assert not Place(F32, (24,), (0,)).fills(96)
+    assert StridedView(F32, (4, 6), (1, 4)).fills(96)
+    assert not StridedView(F32, (4, 6), (1, 4)).fills(100)
+    assert not StridedView(F32, (24,), (0,)).fills(96)

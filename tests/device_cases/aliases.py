@@ -34,7 +34,7 @@ def check_lost_writes_are_found() -> None:
     """A write to a part of a storage changes nothing."""
     write = memory.write
 
-    def lost(array: Any, place: memory.Place, value: Any) -> Any:
+    def lost(array: Any, place: memory.StridedView, value: Any) -> Any:
         return write(array, place, value) if place.fills(array.size * array.dtype.itemsize) else array
 
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def check_lost_writes_are_found() -> None:
 
 def check_stale_views_are_found() -> None:
     """A view shows what was in the storage when it was first read."""
-    finish = op_by_op._Call.finish
+    finish = op_by_op._OpCall.finish
     first: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def stale(call: Any, *settings: Any) -> Any:
@@ -57,5 +57,5 @@ def check_stale_views_are_found() -> None:
         return finish(call, *settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op_by_op._Call, "finish", stale)
+        patch.setattr(op_by_op._OpCall, "finish", stale)
         assert "after" in next(failures(range(12), ["eager"]))

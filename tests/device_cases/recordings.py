@@ -21,7 +21,7 @@ from .ops import _alike
 
 
 def _is_recorded(tensor: torch.Tensor) -> bool:
-    return isinstance(storages.held_by(tensor.untyped_storage()), storages.StandIn)
+    return isinstance(storages.held_by(tensor.untyped_storage()), storages.StorageContent)
 
 
 def _counts(function: Callable[[], Any]) -> dict[str, int]:
@@ -344,7 +344,7 @@ def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
     find = recording.op_by_op.find
     y = torch.arange(5.0, device="jax")
     storage = y.untyped_storage()
-    array, lent = storages.array_of(storage), storages.Lent()
+    array, lent = storages.array_of(storage), storages.InUse()
 
     def find_meanwhile(*args: Any) -> Any:
         assert lent.lend([storage], [array])

@@ -20,7 +20,7 @@ from torch import nn
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.aten_graph import AtenGraph, Loose
+from dynaxla.capture.aten_graph import AtenGraph, OpenLayouts
 from dynaxla.capture.freeze import freeze
 from dynaxla.config import Options
 from dynaxla.engine import compositions, layouts
@@ -169,7 +169,7 @@ def test_programs_for_other_sizes_read_the_order_that_the_first_has_chosen() -> 
     def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [x.sum(0).view(30, 1) + weight.t()]
 
-    weight, loose = torch.randn(20, 30), Loose([0])
+    weight, loose = torch.randn(20, 30), OpenLayouts([0])
     module = traced(function, weight, torch.randn(4, 30), mode="symbolic")
     program = opened(AtenGraph("graph", module, loose=loose))
     for rows in (4, 5):

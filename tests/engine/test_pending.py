@@ -25,7 +25,7 @@ import dynaxla
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import making
-from dynaxla.engine.pending import ByTorch
+from dynaxla.engine.pending import EagerExecutable
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import events, metrics
@@ -416,13 +416,13 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call of a graph that torch runs for all calls, after the first one: whether it went the short way."""
     found: list[bool] = []
 
-    def spied(self: ByTorch, args: list[Any], real: Callable[..., Any] = ByTorch.again) -> Any:
+    def spied(self: EagerExecutable, args: list[Any], real: Callable[..., Any] = EagerExecutable.again) -> Any:
         outputs = real(self, args)
         found.append(outputs is not None)
         assert not found[-1] or args == []
         return outputs
 
-    monkeypatch.setattr(ByTorch, "again", spied)
+    monkeypatch.setattr(EagerExecutable, "again", spied)
     return found
 
 
@@ -480,7 +480,7 @@ def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
     x = torch.randn(SIDE, SIDE)
     runner([x])
     (found,) = runner._executables.values()
-    assert isinstance(found, ByTorch)
+    assert isinstance(found, EagerExecutable)
     other = torch.empty(SIDE, 2 * SIDE)[:, ::2].copy_(x.roll(1, 0))
     found._kernels.compute = lambda _: (other,)
     (result,) = runner([x])

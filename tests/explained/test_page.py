@@ -14,16 +14,16 @@ from dynaxla.explained import words
 from dynaxla.explained.advice import advise
 from dynaxla.explained.explanation import (
     Break,
-    Captured,
+    CapturedGraph,
+    ChosenForm,
+    CompiledProgram,
     Copy,
     Cost,
     Explanation,
     Fallback,
-    Form,
     Graph,
     Line,
-    Memory,
-    Program,
+    MemoryUse,
     Recompilation,
     Tensor,
 )
@@ -71,13 +71,16 @@ def example(name: str = "model") -> Explanation:
     graph = Graph(
         name="dynaxla_0_forward", phase="forward", ops={"aten.mm.default": 2, f"{name}::op": 1}, kinds={"matmul": 2}, parameters=(3, 4096),
         inputs=(Tensor(name, "f32[8]", 32),), outputs=(Tensor("out", "f32[8]", 32),),
-        programs=(Program("dynaxla_0_forward", "s0 = 8", {"compile": 1.5}, Memory(10, 2048, 3 << 20), 4, 0.5, 0.25),),
-        forms=(Form("convolution", name, "onednn", ("xla",)), Form("contraction", name, "xla", (), {"xla": 1e-3, "onednn": None})),
+        programs=(CompiledProgram("dynaxla_0_forward", "s0 = 8", {"compile": 1.5}, MemoryUse(10, 2048, 3 << 20), 4, 0.5, 0.25),),
+        forms=(
+            ChosenForm("convolution", name, "onednn", ("xla",)),
+            ChosenForm("contraction", name, "xla", (), {"xla": 1e-3, "onednn": None}),
+        ),
         fallbacks=(Fallback("lib.op", "it has no lowering", "model.py:3", 2),),
         copies=(Copy(name, "its memory is not aligned to 64 bytes", 1 << 20, 1, 3), Copy("w", "strides (1,) leave gaps", 4, 1, 0)),
     )  # fmt: skip
     found = Explanation(
-        name=name, captured=(Captured(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
+        name=name, captured=(CapturedGraph(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
         breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
         phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
         costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs in eager mode: it prints",), notes=(name,),
@@ -153,8 +156,8 @@ def test_what_cannot_be_measured_is_not_advised_to_be() -> None:
     found = replace(example(), error="", xla_seconds=1.0, later_seconds=1.0)
     (captured,) = found.captured
     (graph,) = captured.graphs
-    forms = [Form(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
-    for several in forms, [*forms, Form("convolution", "another", "onednn", ("xla",))]:
+    forms = [ChosenForm(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
+    for several in forms, [*forms, ChosenForm("convolution", "another", "onednn", ("xla",))]:
         changed = replace(found, captured=(replace(captured, graphs=(replace(graph, forms=tuple(several)),)),))
         advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
         assert len(advised) == len(several) - 2

@@ -16,7 +16,7 @@ import torch
 from simulated_gpu import CUDA, Device, Stream, install
 
 from dynaxla.buffers.arguments import Arguments, Parameter
-from dynaxla.buffers.native import NativeBinding, Place
+from dynaxla.buffers.native import GraphDevice, NativeBinding
 from dynaxla.engine.executable import Executable
 from dynaxla.errors import OutOfMemory, UnsupportedOp
 from dynaxla.runtime import late_checks, streams
@@ -45,7 +45,7 @@ def executable(
     """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
     parameters = [Parameter(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
     arguments = Arguments(parameters, torch.device("cpu"), device)
-    place = Place(CUDA, device)
+    place = GraphDevice(CUDA, device)
     binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)
     return Executable("a program", XlaProgram(device.program(compute, *shapes), str), binding, checks, acts)
 

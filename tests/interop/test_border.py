@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dynaxla.errors import UnsupportedTensor
-from dynaxla.interop.border import Border, why_not, x64_now
+from dynaxla.interop.border import ArrayScope, why_not, x64_now
 
 
 def test_arrays_lie_in_the_tensors_memory() -> None:
     tensors = [torch.ones(3, 4), torch.ones(4, 3).t(), torch.ones(0)]
-    with Border(tensors, "f", False) as border:
+    with ArrayScope(tensors, "f", False) as border:
         assert border.arrays[0].unsafe_buffer_pointer() == tensors[0].data_ptr()
         assert border.arrays[1].unsafe_buffer_pointer() != tensors[1].data_ptr()
         assert [array.shape for array in border.arrays] == [(3, 4), (3, 4), (0,)]
@@ -21,14 +21,14 @@ def test_arrays_lie_in_the_tensors_memory() -> None:
 
 def test_settings_hold_inside_alone() -> None:
     before = x64_now()
-    with Border([torch.ones(2)], "f", not before):
+    with ArrayScope([torch.ones(2)], "f", not before):
         assert x64_now() is not before
     assert x64_now() is before
 
 
 def test_what_is_referred_to_elsewhere_is_copied() -> None:
     kept = jnp.ones(3) + 0
-    with Border([], "f", False) as border:
+    with ArrayScope([], "f", False) as border:
         (result,) = border.take([kept])
         (alone,) = border.take([jnp.ones(3) * 2])
     result.zero_()
@@ -38,7 +38,7 @@ def test_what_is_referred_to_elsewhere_is_copied() -> None:
 
 def test_a_tracer_that_leaks_in() -> None:
     def f(x: jax.Array) -> jax.Array:
-        with Border([torch.ones(2)], "f", False) as border:
+        with ArrayScope([torch.ones(2)], "f", False) as border:
             border.take([x])
         return x
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from jax import numpy as jnp
 
-from dynaxla.interop.torch_graphs import Operand, TorchCall, _packed, _unpacked
+from dynaxla.interop.torch_graphs import GraphOperand, TorchCall, _packed, _unpacked
 
 CPU = torch.device("cpu")
-VECTOR = Operand((3,), torch.float32, True)
+VECTOR = GraphOperand((3,), torch.float32, True)
 
 
 def test_results_that_are_copies_of_operands() -> None:

@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.decompositions import decompositions
 from dynaxla.lowering import Context
-from dynaxla.lowering.updated import PRODUCTS, Reading, reading
+from dynaxla.lowering.updated import PRODUCTS, UpdatedOperand, reading
 
 
-def readings(graph: GraphModule) -> list[Reading]:
+def readings(graph: GraphModule) -> list[UpdatedOperand]:
     """Those of all products of a graph."""
     ctx, found = Context("cpu"), []
     for node in graph.graph.nodes:

@@ -15,7 +15,7 @@ def test_listeners_hear_what_happens_while_they_listen() -> None:
     coverage.fell_back("test.op", "a reason", "")
     fell, spent = heard
     assert fell == events.FellBack("test.op", "a reason", "model.py:3")
-    assert isinstance(spent, events.Spent)
+    assert isinstance(spent, events.PhaseEnded)
     assert spent.phase == "test"
 
 

@@ -210,14 +210,14 @@ def columns_alone_are_masked() -> AbstractContextManager[Any]:
 
 @fault
 def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
-    right = bucket._Block.part
+    right = bucket._ValidRegion.part
 
     def part(self: Any, padded: torch.Tensor) -> torch.Tensor:
         if len(self.factors) == len(self.shape):
             return right(self, padded)
         return padded.reshape(-1)[: math.prod(self.true)]
 
-    return patch.object(bucket._Block, "part", part)
+    return patch.object(bucket._ValidRegion, "part", part)
 
 
 @fault

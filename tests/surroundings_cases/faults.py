@@ -200,12 +200,12 @@ def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
 
 @fault
 def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
-    return patch.object(watching.Watch, "_are_namespaces_unchanged", lambda self: True)
+    return patch.object(watching.WalkSnapshot, "_are_namespaces_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
-    return patch.object(watching.Watch, "_are_places_unchanged", lambda self: True)
+    return patch.object(watching.WalkSnapshot, "_are_places_unchanged", lambda self: True)
 
 
 @fault

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.names import Touched, codes, names_of
+from dynaxla.training.names import ExecutedCode, codes, names_of
 
 settings: Any = {}
 net: Any = None
@@ -34,7 +34,7 @@ def test_names_and_globals() -> None:
 
 def matches(x: Any) -> Any:
     match x:
-        case Touched(names):
+        case ExecutedCode(names):
             return names
 
 
@@ -69,11 +69,11 @@ def test_what_a_run_has_touched() -> None:
     def own() -> Any:
         return settings.rate
 
-    touched = Touched.of({own.__code__: [globals()], os.getenv.__code__: [vars(os)]})
+    touched = ExecutedCode.of({own.__code__: [globals()], os.getenv.__code__: [vars(os)]})
     assert touched.trusted == {os.getenv.__code__}
     assert [touched.reads(name) for name in ("rate", "other", "__call__", 3)] == [True, False, True, True]
     spaces = {id(space): read for space, read, _ in touched.namespaces}
     assert spaces[id(globals())] == {"settings"}
     assert "environ" in spaces[id(vars(os))]
-    assert Touched.of({REFLECTS["vars"].__code__: [globals()]}).reads("anything")
-    assert not Touched.of({torch.nn.Module.__setattr__.__code__: [vars(torch.nn.modules.module)]}).reads("rate"), "torch is trusted"
+    assert ExecutedCode.of({REFLECTS["vars"].__code__: [globals()]}).reads("anything")
+    assert not ExecutedCode.of({torch.nn.Module.__setattr__.__code__: [vars(torch.nn.modules.module)]}).reads("rate"), "torch is trusted"

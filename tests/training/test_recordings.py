@@ -13,7 +13,7 @@ import torch
 import dynaxla
 from dynaxla.errors import CaptureError
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.recordings import Computed, Known, Output, Recording, build, known_of, outputs_of
+from dynaxla.training.recordings import ComputedNumber, KnownObject, Output, Recording, build, known_of, outputs_of
 from dynaxla.training.surroundings import ABSENT, walk
 
 X = torch.ones(3)
@@ -50,7 +50,7 @@ def test_changes_in_python() -> None:
     assert outputs_of(template) == [Output(0)]
     assert recording.changes["state", "gone"] is ABSENT
     assert known_of(recording.changes["state", "old"]) == ["x"]
-    assert recording.changes["state", "old"] == Known("x")
+    assert recording.changes["state", "old"] == KnownObject("x")
     made = torch.zeros(3)
     first, second = (build(template, lambda _: made, walk({"x": X})) for _ in range(2))
     assert first == {"step": made, "name": "adam"}
@@ -76,7 +76,7 @@ def test_numbers_are_computed_again() -> None:
     lr = recorder.table.at(("group", "lr"))
     recording = Recording(recorder, None, {("group", "initial"): lr * 2}, walk({}))
     template = recording.changes["group", "initial"]
-    assert isinstance(template, Computed)
+    assert isinstance(template, ComputedNumber)
     for value in (0.5, 0.25):
         group["lr"] = value
         assert build(template, lambda _: X, walk({"group": group})) == value * 2

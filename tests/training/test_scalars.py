@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.scalars import Compared, Numbers, TracedFloat, rule
+from dynaxla.training.scalars import Numbers, TracedFloat, TracedNumberInspected, rule
 
 aten = torch.ops.aten
 LR, DECAY = ("group", "lr"), ("group", "decay")
@@ -50,7 +50,7 @@ def test_a_number_is_known_by_its_value() -> None:
 
 @pytest.mark.parametrize("look", [bool, int, round, math.floor, math.ceil, lambda x: x > 0, lambda x: x == 1, lambda x: x in (1, 2)])
 def test_looking(look: Callable[[Any], Any]) -> None:
-    with pytest.raises(Compared):
+    with pytest.raises(TracedNumberInspected):
         look(Numbers(0).at(LR))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import dynaxla
 from dynaxla.errors import CaptureError
-from dynaxla.training.untouched import Untouched
+from dynaxla.training.untouched import MetadataSnapshot
 
 pytestmark = pytest.mark.quick
 
@@ -232,7 +232,7 @@ def test_each_difference_is_seen_and_put_back() -> None:
     marked = torch.ones(2)
     marked.known = 1
     module = nn.Linear(2, 2)
-    untouched = Untouched({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
+    untouched = MetadataSnapshot({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
     untouched.check()
     marked.known = 2  # a holder's business
     untouched.check()

@@ -14,7 +14,7 @@ from training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, gr
 
 import dynaxla
 from dynaxla.runtime import late_checks
-from dynaxla.training.updates import Update
+from dynaxla.training.updates import InplaceUpdate
 
 FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
 
@@ -23,8 +23,8 @@ FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the ops that torch does after programs, as they come."""
     names: list[str] = []
-    run = Update.run
-    monkeypatch.setattr(Update, "run", lambda update, *given: names.append(update.op.__name__) or run(update, *given))
+    run = InplaceUpdate.run
+    monkeypatch.setattr(InplaceUpdate, "run", lambda update, *given: names.append(update.op.__name__) or run(update, *given))
     return names
 
 
@@ -246,7 +246,7 @@ def test_restrided_arguments() -> None:
     """Strides that the op takes for granted are made, and what is written reaches the tensor itself."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
-    update = Update(node, torch.ops.aten.zero_, (node,), {}, {node: (1, 3)}, [node])
+    update = InplaceUpdate(node, torch.ops.aten.zero_, (node,), {}, {node: (1, 3)}, [node])
     x = torch.ones(3, 4)
     made = update.run(lambda _: x)
     assert made.stride() == (1, 3)
@@ -260,7 +260,7 @@ def test_counts_of_a_program_that_may_have_failed(fails: bool) -> None:
     counts = [graph.placeholder(f"count_{index}") for index in range(3)]
     node = graph.call_function(torch.ops.aten._foreach_add_.Scalar, (counts, 2))
     values = {count: torch.tensor(float(index)) for index, count in enumerate(counts)}
-    update = Update(node, torch.ops.aten._foreach_add_, (counts, 2), {}, {}, counts)
+    update = InplaceUpdate(node, torch.ops.aten._foreach_add_, (counts, 2), {}, {}, counts)
     seen: list[str] = []
 
     class Seeing(TorchDispatchMode):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..ensemble.agreement import Agreement, compare, in_float64, moved, worst
+from ..ensemble.agreement import NumericalAgreement, compare, in_float64, moved, worst
 from ..observe import metrics
 from . import capture
 from .engines import Engine
@@ -125,7 +125,7 @@ class Row:
     amortized: Spread | None = None
     amortized_samples: list[float] = field(default_factory=list)
     speedup: float | None = None
-    agreement: Agreement | None = None
+    agreement: NumericalAgreement | None = None
     memory: Memory | None = None
 
     @property
@@ -321,12 +321,12 @@ class _Measurement:
             with self._failure_in(row):
                 row.agreement = worst([row.agreement, self._agreement(engine, runner.call(self.inputs[1]), 1)])
 
-    def _agreement(self, engine: Engine, result: Any, index: int) -> Agreement:
+    def _agreement(self, engine: Engine, result: Any, index: int) -> NumericalAgreement:
         if self.judge is not self.model:
             placement = self.settings.placement.judge if engine.native else self.settings.placement
             stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {str(placement.device)}
             if stray:
-                return Agreement(False, detail=f"device {', '.join(stray)}, the model is on {placement.device}")
+                return NumericalAgreement(False, detail=f"device {', '.join(stray)}, the model is on {placement.device}")
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from ..capture.aten_graph import Phase
 from ..lowering import Interpreter, SymbolValues
-from .native import Place
+from .native import GraphDevice
 from .plan import Storages
 from .protocol import Binding, Buffers
 
 
-class Unlike(Exception):
+class LayoutMismatch(Exception):
     """A call's inputs have another layout in their storages than the binding's program expects.
 
     Raised by `take`, before it empties its argument.
@@ -40,14 +40,14 @@ class Request:
     symbols: SymbolValues
     args: Sequence[Any]
     phase: Phase
-    place: Place
+    place: GraphDevice
     storages: Storages
     remade: frozenset[int]
     donate: bool
     planned: bool = False
 
 
-class Kind(Protocol):
+class DeviceKind(Protocol):
     """The implementation for the tensors of one kind of device."""
 
     def buffers(self, request: Request) -> Buffers: ...
@@ -73,17 +73,17 @@ class Kind(Protocol):
     def signature(self, args: Sequence[Any]) -> Any:
         """Returns a hashable description of the layout of a call's inputs in their storages.
 
-        Inputs for which a binding raises `Unlike` have another signature.
+        Inputs for which a binding raises `LayoutMismatch` have another signature.
         """
 
 
-_kinds: dict[str, Kind] = {}
+_kinds: dict[str, DeviceKind] = {}
 
 
-def register(device_type: str, kind: Kind) -> None:
+def register(device_type: str, kind: DeviceKind) -> None:
     _kinds[device_type] = kind
 
 
-def kind_of(device_type: str) -> Kind | None:
+def kind_of(device_type: str) -> DeviceKind | None:
     """Returns the implementation for a device type; None for torch's own memory."""
     return _kinds.get(device_type)

@@ -15,7 +15,7 @@ import torch
 from jax import lax
 from torch.fx import Graph, Node
 
-from ..capture.aten_graph import Loose, Phase, written_inputs
+from ..capture.aten_graph import OpenLayouts, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import clients, late_checks, private, seeds, streams, transfer
@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class GraphDevice:
     """The device of a graph's tensors.
 
     Attributes:
@@ -64,10 +64,10 @@ class NativeBuffers:
         args: Sequence[Any],
         static: frozenset[int],
         phase: Phase,
-        place: Place,
+        place: GraphDevice,
         reorders: bool,
         waits: bool = False,
-        loose: Loose | None = None,
+        loose: OpenLayouts | None = None,
         storages: Storages | None = None,
     ) -> None:
         placeholders = interpreter.placeholders
@@ -316,7 +316,7 @@ class NativeBinding:
         arguments: Arguments,
         positions: Sequence[int],
         outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
-        place: Place,
+        place: GraphDevice,
         draws_random: bool,
         waits: bool = False,
     ) -> None:

@@ -19,7 +19,7 @@ from .inputs import check_tensor
 Phase = Literal["forward", "backward", "inference"]
 
 
-class Loose:
+class OpenLayouts:
     """Inputs of a graph whose memory order is open: the caller can pass any order, and the graph's first program chooses it.
 
     Attributes:
@@ -53,7 +53,7 @@ class AtenGraph:
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
     waits: bool = False
-    loose: Loose = field(default_factory=Loose)
+    loose: OpenLayouts = field(default_factory=OpenLayouts)
     remade: frozenset[int] = frozenset()
     is_lowered: bool = False
 

@@ -70,7 +70,7 @@ _Spec = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class ViewOp:
     """One view of a tensor, as the call of an op.
 
     Attributes:
@@ -85,7 +85,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Place:
+class InputView:
     """A part of an input, reached by views.
 
     Attributes:
@@ -94,15 +94,15 @@ class Place:
         value: a fake tensor like the part.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ViewOp, ...]
     specs: tuple[_Spec, ...]
     value: torch.Tensor
 
-    def lies_in(self, other: Place) -> bool:
+    def lies_in(self, other: InputView) -> bool:
         """True if this place is `other` or, as its steps show, a part of it."""
         return other.specs[-1] in self.specs
 
-    def is_same(self, other: Place) -> bool:
+    def is_same(self, other: InputView) -> bool:
         return self.specs[-1] == other.specs[-1]
 
     @property
@@ -110,7 +110,7 @@ class Place:
         """True if the place is the whole input."""
         return self.specs[-1] == self.specs[0]
 
-    def is_apart(self, other: Place) -> bool:
+    def is_apart(self, other: InputView) -> bool:
         """True if the steps show that two places of one input share no element.
 
         Only the first step that differs is compared: both places must take parts of the same dimension there, without overlap.
@@ -124,7 +124,7 @@ class Place:
                 return one[2] <= another[1] or another[2] <= one[1]
         return False
 
-    def after(self, step: Step) -> Place | None:
+    def after(self, step: ViewOp) -> InputView | None:
         """Returns the place that a view of this one is, or None if the input's memory cannot be viewed so."""
         mode = detect_fake_mode(self.value)
         if mode is None:
@@ -139,8 +139,8 @@ class Place:
         spec = _spec(value)
         if spec in self.specs:  # the step undoes earlier ones, as a second transpose does
             length = self.specs.index(spec)
-            return Place(self.steps[:length], self.specs[: length + 1], value)
-        return Place((*self.steps, step), (*self.specs, spec), value)
+            return InputView(self.steps[:length], self.specs[: length + 1], value)
+        return InputView((*self.steps, step), (*self.specs, spec), value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class Write:
 
     node: Node
     op: Any
-    place: Place
+    place: InputView
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -168,7 +168,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class State:
+class WrittenView:
     """A value that is a place of an input after writes.
 
     Attributes:
@@ -179,7 +179,7 @@ class State:
 
     source: Node
     writes: tuple[Write, ...]
-    place: Place
+    place: InputView
 
     @property
     def seen(self) -> tuple[Write, ...]:
@@ -187,16 +187,16 @@ class State:
         return tuple(write for write in self.writes if not write.place.is_apart(self.place))
 
 
-def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
+def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, WrittenView]:
     """Returns the state of every value that is a place of one of these inputs after writes.
 
     An input whose elements share memory has no states.
     """
-    found: dict[Node, State] = {}
+    found: dict[Node, WrittenView] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             if node in inputs and _has_memory_of_its_own(node.meta["val"]):
-                found[node] = State(node, (), Place((), (_spec(node.meta["val"]),), node.meta["val"]))
+                found[node] = WrittenView(node, (), InputView((), (_spec(node.meta["val"]),), node.meta["val"]))
         elif node.op == "call_function" and (state := _state(node, found)) is not None:
             found[node] = state
     return found
@@ -219,7 +219,7 @@ def call(graph: Graph, op: Any, *args: Any) -> Node:
     return node
 
 
-def viewed_at(graph: Graph, place: Place, source: Node, copies: Mapping[Node, Node]) -> Node:
+def viewed_at(graph: Graph, place: InputView, source: Node, copies: Mapping[Node, Node]) -> Node:
     """Adds the views that lead from an input to a place of it, and returns the last one.
 
     copies: the nodes of `graph` for those of the place's graph.
@@ -231,20 +231,20 @@ def viewed_at(graph: Graph, place: Place, source: Node, copies: Mapping[Node, No
     return view
 
 
-def _state(node: Node, found: dict[Node, State]) -> State | None:
+def _state(node: Node, found: dict[Node, WrittenView]) -> WrittenView | None:
     op = node.target
     if op is operator.getitem:
         parts = node.args[0]
         if not isinstance(parts, Node) or parts.target not in _SPLITS or (base := found.get(parts.args[0])) is None or parts.kwargs:
             return None
-        return _at(base, base.place.after(Step(parts.target, tuple(parts.args[1:]), node.args[1])))
+        return _at(base, base.place.after(ViewOp(parts.target, tuple(parts.args[1:]), node.args[1])))
     base = found.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     if base is None:
         return None
     if op in _SAME:
         return base
     if op in _VIEWS:
-        return _at(base, base.place.after(Step(op, tuple(node.args[1:])))) if not node.kwargs else None
+        return _at(base, base.place.after(ViewOp(op, tuple(node.args[1:])))) if not node.kwargs else None
     if op in _PUTS_BACK and not node.kwargs:
         return _put_back(node, base, found)
     if op in _FILLS and not base.place.is_whole:
@@ -254,21 +254,21 @@ def _state(node: Node, found: dict[Node, State]) -> State | None:
     return None
 
 
-def _at(state: State, place: Place | None) -> State | None:
-    return State(state.source, state.writes, place) if place is not None else None
+def _at(state: WrittenView, place: InputView | None) -> WrittenView | None:
+    return WrittenView(state.source, state.writes, place) if place is not None else None
 
 
-def _written(state: State, write: Write) -> State:
-    return State(state.source, (*state.writes, write), state.place)
+def _written(state: WrittenView, write: Write) -> WrittenView:
+    return WrittenView(state.source, (*state.writes, write), state.place)
 
 
-def _put_back(node: Node, base: State, found: dict[Node, State]) -> State | None:
+def _put_back(node: Node, base: WrittenView, found: dict[Node, WrittenView]) -> WrittenView | None:
     """Returns the state of a scatter op's result: `base` with one part replaced.
 
     If the new part is the old one after further writes to it, the result has these writes. Any other value counts as a `copy_` to the part.
     """
     part, args = node.args[1], tuple(node.args[2:])
-    place = base.place.after(Step(_PUTS_BACK[node.target], args))
+    place = base.place.after(ViewOp(_PUTS_BACK[node.target], args))
     if place is None or not isinstance(part, Node):
         return None
     state = found.get(part)
@@ -280,7 +280,7 @@ def _put_back(node: Node, base: State, found: dict[Node, State]) -> State | None
         and state.place.is_same(place)
         and all(write.place.lies_in(place) for write in state.writes[count:])
     ):
-        return State(base.source, state.writes, base.place)
+        return WrittenView(base.source, state.writes, base.place)
     return _written(base, Write(node, aten.copy_.default, place, (part,), {}))
 
 
@@ -294,7 +294,7 @@ def _takes(node: Node) -> bool:
     return is_known and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
 
 
-def _chosen(step: Step, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
+def _chosen(step: ViewOp, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
     """Returns the dimension that a `select` or `slice` takes a part of, the part's start, and an upper bound of its end.
 
     None if they are not known.

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 
-class Unknown(Exception):
+class NoPaddingRule(Exception):
     """Raised where extents cannot describe the valid positions of a result. The message says why.
 
     Attributes:
@@ -58,7 +58,7 @@ Extents = tuple[Extent, ...]
 def size_of(size: int | torch.SymInt) -> Any:
     """Returns a size as an int if it is known, else as a sympy expression. Raises: Unknown if it is not an integer."""
     if isinstance(size, (torch.SymFloat, torch.SymBool, float)):
-        raise Unknown("a number computed from sizes is not a whole number")
+        raise NoPaddingRule("a number computed from sizes is not a whole number")
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
@@ -116,7 +116,7 @@ def joined(extents: Sequence[Extent]) -> Extent:
         one, *several = sorted((extent.factors for extent in told), key=len)
         product = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
         same = tuple(zip(one, *several, strict=True)) if [len(one)] == list(map(len, several)) else ()
-        raise Unknown(
+        raise NoPaddingRule(
             f"operands are padded along different sizes: {' and '.join(sorted(str(extent.factors) for extent in told))}", product, same
         )
     return told.pop() if told else max(extents, key=lambda extent: bool(extent.factors))
@@ -141,14 +141,14 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
     """
     left = [factor for extent in extents for factor in extent.factors][::-1]
     if 0 in left:
-        raise Unknown("a tensor without elements is reshaped")
+        raise NoPaddingRule("a tensor without elements is reshaped")
     found = []
     for size in sizes:
         taken: list[Any] = []
         rest = size
         while rest != 1:
             if not left:
-                raise Unknown("a reshape splits a padded dimension")
+                raise NoPaddingRule("a reshape splits a padded dimension")
             factor = left.pop()
             if (after := quotient(rest, factor)) is not None:
                 taken.append(factor)
@@ -159,7 +159,7 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
                 rest = 1
             else:
                 product = (factor, (rest, other)) if other is not None else None
-                raise Unknown("a reshape splits a padded dimension", product)
+                raise NoPaddingRule("a reshape splits a padded dimension", product)
         found.append(Extent(merged(taken, symbols)))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from ..lowering.asynchronous import is_asynchronous
 from ..lowering.graphs import is_view
 from ..torch_ops import aten
 from .aten_graph import copy_graph
-from .split import Part, part_of
+from .split import GraphPart, part_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Frozen:
     """
 
     module: GraphModule
-    prepared: Part
-    rest: Part
+    prepared: GraphPart
+    rest: GraphPart
     packed: bool
 
 

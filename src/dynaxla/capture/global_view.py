@@ -39,7 +39,7 @@ Spec = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Border:
+class BoundaryTensor:
     """An input or output tensor of the graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Border:
 
 
 @dataclass(frozen=True)
-class Own:
+class LocalTensors:
     """The local tensors of all processes as one tensor, with the processes along its first dimension."""
 
     tensor: torch.Tensor
@@ -84,8 +84,8 @@ class GlobalView:
     def __init__(self, captured: GraphModule, example_inputs: Sequence[Any]) -> None:
         self._captured = captured
         self.mesh = _mesh_of(captured)
-        self.inputs: dict[int, Border] = {}
-        self.outputs: list[Border | None] = []
+        self.inputs: dict[int, BoundaryTensor] = {}
+        self.outputs: list[BoundaryTensor | None] = []
         self.constants: list[Any] = []
         self.examples: list[torch.Tensor] = []
         for position, (node, given) in enumerate(zip(captured.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
@@ -96,7 +96,7 @@ class GlobalView:
         _check_apart(captured)
         self.module = _Whole(self)
 
-    def _input(self, node: Node) -> Border:
+    def _input(self, node: Node) -> BoundaryTensor:
         value = node.meta["example_value"]
         if isinstance(value, DTensor):
             border = self.border(value, node)
@@ -119,13 +119,13 @@ class GlobalView:
         self.examples.append(made)
         return border
 
-    def own(self, ndim: int) -> Border:
+    def own(self, ndim: int) -> BoundaryTensor:
         """Returns the border of a local tensor with `ndim` dimensions."""
-        return Border((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
+        return BoundaryTensor((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
 
-    def border(self, value: Any, node: Node) -> Border:
+    def border(self, value: Any, node: Node) -> BoundaryTensor:
         """Returns the border of a DTensor. Raises: NotPartitioned."""
-        return Border(self.spec(value.placements, value.shape, node), tuple(value.placements))
+        return BoundaryTensor(self.spec(value.placements, value.shape, node), tuple(value.placements))
 
     def spec(self, placements: Sequence[Any], shape: Sequence[int], node: Node) -> Spec:
         """Returns the spec of a whole tensor with these placements; Partial counts as replicated. Raises: NotPartitioned."""
@@ -148,7 +148,7 @@ class GlobalView:
 
     # Between local tensors and whole tensors
 
-    def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> Own:
+    def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> LocalTensors:
         """Returns the local tensors of a whole tensor. backs: `back` of `process_values.each_has` for each mesh axis."""
         for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, backs, strict=True)):
             if placement.is_shard():
@@ -156,9 +156,9 @@ class GlobalView:
                 whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
             else:
                 whole = process_values.EACH_HAS(whole, index, size, axis, back)
-        return Own(whole.flatten(0, len(self.mesh.sizes) - 1))
+        return LocalTensors(whole.flatten(0, len(self.mesh.sizes) - 1))
 
-    def make_whole(self, own: Own, placements: Sequence[Any]) -> torch.Tensor:
+    def make_whole(self, own: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
         """Returns the whole tensor that these local tensors are parts of."""
         whole = own.tensor.unflatten(0, self.mesh.sizes)
         for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
@@ -186,7 +186,7 @@ class _Whole(torch.nn.Module):
 
 
 class _Walk(torch.fx.Interpreter):
-    """Runs TorchDynamo's graph with whole tensors in place of DTensors and `Own` in place of local tensors."""
+    """Runs TorchDynamo's graph with whole tensors in place of DTensors and `LocalTensors` in place of local tensors."""
 
     def __init__(self, captured: GraphModule, view: GlobalView) -> None:
         super().__init__(captured)
@@ -212,7 +212,7 @@ class _Walk(torch.fx.Interpreter):
             if border is None:  # a mesh or group: the metadata of the nodes that use it is enough
                 return None
             tensor = next(self._given)
-            return Own(tensor) if border.is_own else tensor
+            return LocalTensors(tensor) if border.is_own else tensor
         if node.op == "get_attr":
             found = self.fetch_attr(node.target)
             if isinstance(found, torch.nn.Module):
@@ -259,13 +259,13 @@ class _Walk(torch.fx.Interpreter):
         """
 
         def whole(value: Any) -> Any:
-            if not isinstance(value, Own):
+            if not isinstance(value, LocalTensors):
                 return value
             if value.tensor.numel() != self._view.mesh.size:
                 raise NotPartitioned(f"{_name(node)} takes DTensors together with other tensors", where=user_line(node))
             return self._view.make_whole(value, [Replicate()] * len(self._view.mesh.sizes))
 
-        return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, Own))
+        return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, LocalTensors))
 
     # Conversions between DTensors and local tensors
 
@@ -289,13 +289,13 @@ class _Walk(torch.fx.Interpreter):
         self._view.spec(value.placements, value.shape, node)
         return self._view.make_whole(self._own(local), value.placements)
 
-    def _own(self, value: Any) -> Own:
-        if isinstance(value, Own):
+    def _own(self, value: Any) -> LocalTensors:
+        if isinstance(value, LocalTensors):
             return value
         mesh = self._view.mesh
-        return Own(value.expand(mesh.size, *value.shape))  # the graph computed it from no local tensor, so gradients end here
+        return LocalTensors(value.expand(mesh.size, *value.shape))  # the graph computed it from no local tensor, so gradients end here
 
-    def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
+    def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if any(placement.is_partial() for placement in value.placements):
             raise NotPartitioned(
                 f"to_local of a tensor with the placements {value.placements}", where=user_line(node), hint="redistribute it before"
@@ -333,7 +333,7 @@ class _Walk(torch.fx.Interpreter):
             raise NotPartitioned("redistribute changes the dtype of a tensor", where=user_line(node))
         return self._placed(node, value, whole, node.meta["example_value"].placements)
 
-    def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
+    def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if grad_placements is not None:
             raise NotPartitioned("full_tensor has grad_placements", where=user_line(node))
         everywhere = (Replicate(),) * len(value.placements)
@@ -358,17 +358,17 @@ class _Walk(torch.fx.Interpreter):
         for item in node.args[0]:
             value = self.env[item] if isinstance(item, Node) else item
             example = item.meta.get("example_value") if isinstance(item, Node) else None
-            tensor = value.tensor if isinstance(value, Own) else value
+            tensor = value.tensor if isinstance(value, LocalTensors) else value
             if not isinstance(tensor, torch.Tensor):
                 view.outputs.append(None)
                 view.constants.append(value)
                 continue
             if isinstance(example, DTensor):
                 border = view.border(example, node)
-            elif isinstance(value, Own):
+            elif isinstance(value, LocalTensors):
                 border = view.own(value.tensor.ndim - 1)
             else:
-                border = Border(("",) * tensor.ndim)
+                border = BoundaryTensor(("",) * tensor.ndim)
             view.outputs.append(border)
             view.constants.append(None)
             found.append(process_values.PLACED(tensor, border.spec, border.spec))
@@ -380,8 +380,8 @@ _FROM_LOCAL = {DTensor.from_local} if torch.distributed.is_available() else set(
 
 def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls a function on the local tensors of each process, with vmap; if there are none among the arguments, calls it once."""
-    leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Own))
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Own)]
+    leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, LocalTensors))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, LocalTensors)]
     if not places:
         return function(*args, **kwargs)
 
@@ -395,7 +395,7 @@ def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return function(*own_args, **own_kwargs)
 
     found = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in places))
-    return pytree.tree_map(Own, found)
+    return pytree.tree_map(LocalTensors, found)
 
 
 def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -415,12 +415,12 @@ _FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_produ
 def _check(node: Node, value: Any) -> None:
     """Raises NotPartitioned if a value differs from eager mode's in shape, dtype or kind."""
     examples = pytree.tree_leaves(node.meta.get("example_value"))
-    values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, Own))
+    values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, LocalTensors))
     for found, example in zip(values, examples, strict=False):
         if not isinstance(example, torch.Tensor):
             continue
-        tensor = found.tensor[0] if isinstance(found, Own) else found
-        is_mixed = isinstance(example, DTensor) and isinstance(found, Own)
+        tensor = found.tensor[0] if isinstance(found, LocalTensors) else found
+        is_mixed = isinstance(example, DTensor) and isinstance(found, LocalTensors)
         if is_mixed or tensor.shape != example.shape or tensor.dtype != example.dtype:
             raise NotPartitioned(
                 f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)}, and eager mode gives {example.dtype} of "

@@ -39,7 +39,7 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
     """
     module = copy_graph(module)
     graph = module.graph
-    place = _Place(graph)
+    place = _InsertionPoint(graph)
     drawn: set[Node] = set()
     for node in list(graph.nodes):
         if draws_random(node):
@@ -53,7 +53,7 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
     return module, drawn
 
 
-class _Place:
+class _InsertionPoint:
     """The insertion point for draws: after those that have been moved already.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Place:
         self.last = node
 
 
-def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
+def _hoisted(graph: Graph, node: Node, place: _InsertionPoint) -> list[Node] | None:
     """Moves a draw to the insertion point, and returns the nodes there that torch must run.
 
     Returns None, changing nothing, if the draw depends on values or on sizes that are not known there.
@@ -99,7 +99,7 @@ def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
     return [empty, node]
 
 
-def _dropout(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
+def _dropout(graph: Graph, node: Node, place: _InsertionPoint) -> list[Node] | None:
     """Replaces a dropout by x * (mask / (1 - p)) and the mask, drawn as eager mode draws it. Returns the same as `_hoisted`.
 
     Source: ATen native/Dropout.cpp, _dropout (CPU) and native/cuda/Dropout.cu (CUDA)
@@ -141,7 +141,7 @@ def _replace(graph: Graph, node: Node, results: tuple[Node, ...]) -> None:
     graph.erase_node(node)
 
 
-def _empty(graph: Graph, like: Node, place: _Place) -> Node | None:
+def _empty(graph: Graph, like: Node, place: _InsertionPoint) -> Node | None:
     """Adds an empty tensor like a node's at the insertion point; returns None if its sizes or strides are not known there."""
     value = like.meta["val"]
     numbers = [_number(graph, item) for item in (*value.shape, *value.stride())]

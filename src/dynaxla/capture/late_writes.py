@@ -38,7 +38,7 @@ from ..lowering.ops.held import held
 from ..runtime import private
 from ..torch_ops import aten
 from .aten_graph import AtenGraph, written_inputs
-from .chains import Place, State, Step, Write, call, states, viewed_at
+from .chains import InputView, ViewOp, Write, WrittenView, call, states, viewed_at
 from .crossings import has_several
 from .places_read import read_places
 from .split import symbols
@@ -88,7 +88,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
     return _Cut(graph, chains, found).result() if chains else None
 
 
-def _pays(state: State) -> bool:
+def _pays(state: WrittenView) -> bool:
     value = state.source.meta["val"]
     if not state.writes or not state.place.is_whole:
         return False
@@ -118,7 +118,7 @@ class _Cut:
         found: the states of all nodes that have one.
     """
 
-    def __init__(self, graph: AtenGraph, chains: dict[Node, State], found: dict[Node, State]) -> None:
+    def __init__(self, graph: AtenGraph, chains: dict[Node, WrittenView], found: dict[Node, WrittenView]) -> None:
         self._whole, self._chains, self._found = graph, chains, found
         self._placeholders = graph.module.graph.find_nodes(op="placeholder")
         self._output_node = graph.module.graph.output_node()
@@ -130,7 +130,7 @@ class _Cut:
         self._read: dict[Node, Node] = {}
         self._parts: dict[Node, Node] = {}
         self._given: list[Node] = []
-        self._views: dict[tuple[Node, tuple[Step, ...]], Node] = {}
+        self._views: dict[tuple[Node, tuple[ViewOp, ...]], Node] = {}
         self._input_memory, self._written_memory = _Memory(self._placeholders), _Memory(chains)
 
     def result(self) -> LateWrites:
@@ -211,11 +211,11 @@ class _Cut:
         part = self._parts[node] = self._late.placeholder(f"part_{node.name}")
         return part
 
-    def _place(self, source: Node, place: Place) -> Node:
+    def _place(self, source: Node, place: InputView) -> Node:
         """Returns a place of an input, with the values from before the call, in the program."""
         return viewed_at(self._rest, place, source, self._copies)
 
-    def _view(self, source: Node, place: Place) -> Node:
+    def _view(self, source: Node, place: InputView) -> Node:
         """Returns a place of an input in the graph of the writes."""
         view = self._input(source)
         for count, step in enumerate(place.steps):

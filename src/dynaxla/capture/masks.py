@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..lowering.ops.masking import last_repeated, length, masked, part, put, turned, within
 from ..torch_ops import aten
-from .extents import Extent, Extents, Unknown, grows, size_of, sizes_of, symbols_in, symbols_of
+from .extents import Extent, Extents, NoPaddingRule, grows, size_of, sizes_of, symbols_in, symbols_of
 
 
 class Masks:
@@ -100,37 +100,37 @@ class Masks:
         Raises: Unknown if a true size may be greater than the rounded one.
         """
         if free_unbacked_symbols(tensor):
-            raise Unknown("its size depends on the values of a tensor")
+            raise NoPaddingRule("its size depends on the values of a tensor")
         found = tuple(Extent.of(size, False) for size in sizes_of(tensor))
         for extent in found:
             if not all(map(grows, extent.factors)):
-                raise Unknown(f"the size {extent.factors[0]} may be larger than its rounded value")
+                raise NoPaddingRule(f"the size {extent.factors[0]} may be larger than its rounded value")
         return tuple(Extent(extent.factors, uniform and self.is_padded(extent)) for extent in found)
 
     def exact(self, *values: Any) -> None:
         """Raises Unknown if a number depends on a rounded size."""
         for value in pytree.tree_leaves(values):
             if self.is_rounded(value):
-                raise Unknown("it uses a dynamic size as a number")
+                raise NoPaddingRule("it uses a dynamic size as a number")
 
     def fixed(self, *values: Any) -> None:
         """Raises Unknown if a number may change between calls."""
         for value in pytree.tree_leaves(values):
             if isinstance(value, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
-                raise Unknown("it uses a number that changes between calls")
+                raise NoPaddingRule("it uses a number that changes between calls")
 
     def unpadded(self, node: Node, dims: Iterable[int]) -> None:
         """Raises Unknown if one of these dimensions has a rounded size."""
         for dim in dims:
             if self.is_padded(self.of(node)[dim]):
-                raise Unknown(f"dimension {dim} of {_shape(node)} is padded")
+                raise NoPaddingRule(f"dimension {dim} of {_shape(node)} is padded")
 
     # New nodes
 
     def place(self, size: Any) -> int:
         """Returns the index of a true size in `lengths`, adding it if needed. Raises: Unknown if it may be greater than the rounded one."""
         if not grows(size):
-            raise Unknown(f"the position {size} may be larger than its rounded value")
+            raise NoPaddingRule(f"the position {size} may be larger than its rounded value")
         if size not in self.sizes:
             self.sizes.append(size)
         return self.sizes.index(size)
@@ -205,7 +205,7 @@ class Masks:
                 return given
             if isinstance(value, torch.Tensor) and factor in sizes_of(value):
                 return self.number(given, sizes_of(value).index(factor))
-        raise Unknown(f"no tensor has a dimension of size {factor}")
+        raise NoPaddingRule(f"no tensor has a dimension of size {factor}")
 
     def part(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """Adds a slice of a tensor that starts at a true position of a dimension. start: an expression or an int. shape: the result's."""
@@ -230,7 +230,7 @@ class Masks:
             if not self.is_padded(extent):
                 continue
             if len(extent.factors) > 1:
-                raise Unknown("it reads the last element of a flattened dimension")
+                raise NoPaddingRule("it reads the last element of a flattened dimension")
             value = node.meta["val"]
             added = self.add(last_repeated, (node, self.lengths, dim, self.place(extent.factors[0])), value.shape, value)
             self.extents[added] = self.of(node)
@@ -267,7 +267,7 @@ class Masks:
             of = number.args[0] if kind == "ToFloat" else number
             return made(torch.ops.prims.convert_element_type.default, self.product([of], like), torch.float64)
         if kind not in _OF_REALS:
-            raise Unknown(f"the number {number} cannot be computed from the sizes")
+            raise NoPaddingRule(f"the number {number} cannot be computed from the sizes")
         return functools.reduce(functools.partial(made, _OF_REALS[kind]), [self.real(part, like) for part in number.args])
 
     def product(self, sizes: Sequence[Any], like: torch.Tensor) -> Node:

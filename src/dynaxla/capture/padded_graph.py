@@ -21,7 +21,7 @@ from ..lowering.interpreter import draws_random, is_plain_python
 from ..runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
 from .aten_graph import AtenGraph, copy_graph, graph_device
-from .extents import Extent, Extents, Unknown, grows, quotient, size_of, sizes_of, symbols_in
+from .extents import Extent, Extents, NoPaddingRule, grows, quotient, size_of, sizes_of, symbols_in
 from .inputs import Sizes
 from .masks import Masks
 from .padded_rules import find_rule
@@ -31,7 +31,7 @@ _RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_
 
 
 @dataclass(frozen=True)
-class Given:
+class InputOutput:
     """An output that is an input or a view of one.
 
     Attributes:
@@ -46,7 +46,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedOutput:
     """An output that the program computes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Viewed:
+class ViewOutput:
     """An output that is a view of a computed value, in whose memory other outputs lie, too.
 
     Attributes:
@@ -69,12 +69,12 @@ class Viewed:
         fake: a fake tensor like the view.
     """
 
-    base: Computed
+    base: ComputedOutput
     fake: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberOutput:
     """An output that is a number, or None. value: the number or None, or the number's expression."""
 
     value: Any
@@ -98,7 +98,7 @@ class Padded:
     sizes: list[Any]
     inputs: dict[int, Extents]
     numbers: dict[int, Any]
-    outputs: list[Given | Computed | Viewed | Number]
+    outputs: list[InputOutput | ComputedOutput | ViewOutput | NumberOutput]
     computed: list[Node]
     rounding: Rounding
 
@@ -115,7 +115,7 @@ def pad(graph: AtenGraph) -> Padded | str | None:
             return None
         try:
             return _pad(graph, rounded, products)
-        except Unknown as error:
+        except NoPaddingRule as error:
             if error.product is not None and error.product[0] in found and error.product[0] not in products:
                 products[error.product[0]] = error.product[1]
             elif not _assume_same(graph, placeholders, error.same):
@@ -176,10 +176,10 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
     module = copy_graph(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
-        raise Unknown("a size depends on the values of a tensor")
+        raise NoPaddingRule("a size depends on the values of a tensor")
     sources = Sizes(placeholders).sources()
     if not sources.keys() >= set(rounded):
-        raise Unknown("a size occurs only inside an expression of sizes")
+        raise NoPaddingRule("a size occurs only inside an expression of sizes")
     environment = _environment(placeholders)
     originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
     outputs, returned = _outputs(graph, module)
@@ -192,7 +192,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         if not isinstance(value, torch.Tensor):
             if masks.is_rounded(value):
                 if not isinstance(value, torch.SymInt):
-                    raise Unknown("an input is a number computed from sizes")
+                    raise NoPaddingRule("an input is a number computed from sizes")
                 numbers[position] = size_of(value)
             continue
         extents = tuple(_in_order(extent, orders, products) for extent in masks.prefixes(value))
@@ -205,7 +205,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         if node.op in ("call_function", "get_attr"):
             _apply(masks, node)
         elif node.op not in ("placeholder", "output"):
-            raise Unknown(f"the graph has a node of the kind {node.op}")
+            raise NoPaddingRule(f"the graph has a node of the kind {node.op}")
     found, computed = _results(module, masks, outputs, returned)
     masks.done()
     module.recompile()
@@ -236,16 +236,16 @@ def _apply(masks: Masks, node: Node) -> None:
     if node.target in _NUMBERS:
         return
     if draws_random(node):
-        raise Unknown(f"it draws random numbers ({node.target}, {user_line(node)})")
+        raise NoPaddingRule(f"it draws random numbers ({node.target}, {user_line(node)})")
     rule = find_rule(node.target)
     if rule is None:
-        raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
+        raise NoPaddingRule(f"there is no rule for {node.target} ({user_line(node)})")
     op, before = node.target, node.args
     shared = _shared_storages(node)
     try:
         extents = rule(masks, node)
-    except Unknown as error:
-        raise Unknown(f"{op}: {error} ({user_line(node)})", error.product, error.same) from None
+    except NoPaddingRule as error:
+        raise NoPaddingRule(f"{op}: {error} ({user_line(node)})", error.product, error.same) from None
     masks.extents[node] = extents
     if (node.target, node.args) != (op, before):
         masks.moved |= shared
@@ -268,15 +268,15 @@ def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
     if not isinstance(fake, torch.Tensor):
         return
     if len(extents) != fake.dim():
-        raise Unknown(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
+        raise NoPaddingRule(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
     for extent, size in zip(extents, sizes_of(fake), strict=True):
         rest = size
         for factor in extent.factors:
             rest = quotient(rest, factor)
             if rest is None or not grows(factor):
-                raise Unknown(f"{op}: {factor} as a part of {size}")
+                raise NoPaddingRule(f"{op}: {factor} as a part of {size}")
         if rest != 1:
-            raise Unknown(f"{op}: {extent.factors} are not {size}")
+            raise NoPaddingRule(f"{op}: {extent.factors} are not {size}")
 
 
 def _is_tensor(node: Node) -> bool:
@@ -341,22 +341,22 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
         val = node.meta.get("val") if isinstance(node, Node) else node
         if not isinstance(val, torch.Tensor):
             if isinstance(val, (torch.SymFloat, torch.SymBool)):
-                raise Unknown("an output is a number that is not a whole number")
-            found.append(Number(size_of(val) if isinstance(val, torch.SymInt) else val))
+                raise NoPaddingRule("an output is a number that is not a whole number")
+            found.append(NumberOutput(size_of(val) if isinstance(val, torch.SymInt) else val))
             continue
         if node in positions:
-            found.append(Given(positions[node], None, val))
+            found.append(InputOutput(positions[node], None, val))
             continue
         storage = storage_of(node)
         owner = owners.get(storage)
         is_symbolic = bool(_symbolic(val) or (owner is not None and _symbolic(owner.meta["val"])))
         if owner is not None and is_symbolic:
             if graph.phase == "backward" or val.dtype != owner.meta["val"].dtype or val.is_conj() or val.is_neg():
-                raise Unknown("an output shares memory with an input")
-            found.append(Given(positions[owner], val, owner.meta["val"]))
+                raise NoPaddingRule("an output shares memory with an input")
+            found.append(InputOutput(positions[owner], val, owner.meta["val"]))
             continue
         if val.is_conj() or val.is_neg():
-            raise Unknown("an output has the conjugate or the negative bit")
+            raise NoPaddingRule("an output has the conjugate or the negative bit")
         if index not in graph.remade and "Saved" not in type(description).__name__:
             sharing.setdefault(storage, []).append(index)
             if is_symbolic:
@@ -375,26 +375,26 @@ def _shared(nodes: list[Node]) -> Node:
     while (source := viewed(origin)) is not None:
         origin = source
     if origin.op != "call_function" or any(node.meta["val"].dtype != origin.meta["val"].dtype for node in nodes):
-        raise Unknown("two outputs share memory")
+        raise NoPaddingRule("two outputs share memory")
     return origin
 
 
 def _results(
     module: GraphModule, masks: Masks, outputs: list[Any], returned: dict[int, Node]
-) -> tuple[list[Given | Computed | Viewed | Number], list[Node]]:
+) -> tuple[list[InputOutput | ComputedOutput | ViewOutput | NumberOutput], list[Node]]:
     """Reduces a module's outputs to the computed ones. Returns the kinds of all outputs, and the nodes of the computed ones."""
     output = module.graph.output_node()
     nodes = list(dict.fromkeys(returned.values()))
-    bases: dict[Node, Computed] = {}
+    bases: dict[Node, ComputedOutput] = {}
     for index, node in enumerate(nodes):
         extents = tuple(extent.resolved for extent in masks.extents[node])
         if len(extents) != node.meta["val"].dim():
-            raise Unknown("the valid positions of an output are not known")
-        bases[node] = Computed(index, extents, node.meta["val"])
+            raise NoPaddingRule("the valid positions of an output are not known")
+        bases[node] = ComputedOutput(index, extents, node.meta["val"])
     found = list(outputs)
     for index, node in returned.items():
         own = output.args[0][index]
-        found[index] = bases[node] if own is node else Viewed(bases[node], own.meta["val"])
+        found[index] = bases[node] if own is node else ViewOutput(bases[node], own.meta["val"])
     for node in nodes:
         if storage_of(node) in masks.moved:
             fake = node.meta["val"]

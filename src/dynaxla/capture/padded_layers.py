@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..torch_ops import aten
-from .extents import Extent, Extents, Unknown, broadcast, joined, merged, replaced, size_of
+from .extents import Extent, Extents, NoPaddingRule, broadcast, joined, merged, replaced, size_of
 from .masks import Masks
 from .padded_rules import argument, become, change, converted, one_dimension, others, rule, static, value
 
@@ -88,7 +88,7 @@ def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, ...]:
             hidden = False if value(mask).dtype == torch.bool else -math.inf
             last = len(mask_extents) - 1
             if not mask_extents[last].factors:
-                raise Unknown("the attention mask is broadcast over keys")
+                raise NoPaddingRule("the attention mask is broadcast over keys")
             change(node, "attn_mask", masks.masked(mask, [last], hidden, replaced(mask_extents, last, columns)))
         elif not (argument(node, "is_causal") and rows == columns):
             change(node, "attn_mask", _new_mask(masks, node, operands[1], columns))
@@ -161,7 +161,7 @@ def _attend_fused(masks: Masks, node: Node, inputs: Sequence[int]) -> tuple[Exte
             change(node, "mask_type", _PER_BATCH_AND_COLUMN)
         last = len(of_mask) - 1
         if not of_mask[last].factors:
-            raise Unknown("the attention mask is broadcast over keys")
+            raise NoPaddingRule("the attention mask is broadcast over keys")
         change(node, "mask", masks.masked(mask, [last], True if value(mask).dtype == torch.bool else 1, replaced(of_mask, last, columns)))
     return batch, rows.resolved, columns.resolved
 
@@ -199,14 +199,14 @@ def index_of(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool,
     """
     size = value(table).shape[dim]
     if size == 0:
-        raise Unknown("it indexes a tensor without elements")
+        raise NoPaddingRule("it indexes a tensor without elements")
     if not held:
         index = masks.masked(index, range(value(index).dim()), 0)
     extent = masks.of(table)[dim]
     if not masks.is_padded(extent):
         return index
     if extent.resolved != Extent.of(size_of(size)):
-        raise Unknown("it indexes a flattened dimension")
+        raise NoPaddingRule("it indexes a flattened dimension")
     return masks.within(index, size_of(size), dim, from_end=from_end, is_index=is_index)
 
 
@@ -223,7 +223,7 @@ def _embedding_backward(masks: Masks, node: Node) -> Extents:
     """Padding adds zero gradients to the first row of the table."""
     grad, index, _, _, by_frequency = node.args
     if by_frequency:
-        raise Unknown("scale_grad_by_freq is set")
+        raise NoPaddingRule("scale_grad_by_freq is set")
     places = broadcast([masks.of(grad)[:-1], masks.of(index)])
     dims = range(len(places))
     node.update_arg(0, masks.masked(grad, dims, 0, (*places, masks.of(grad)[-1])))
@@ -237,7 +237,7 @@ def _read(masks: Masks, node: Node) -> Extents:
     extents = masks.of(table)
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     if any(value(index).dtype not in (torch.int32, torch.int64) for index in given.values()):
-        raise Unknown("an index is a mask")
+        raise NoPaddingRule("an index is a mask")
     shape = broadcast([masks.of(index) for index in given.values()])
     changed = [None if index is None else index_of(masks, index, table, dim, from_end=True) for dim, index in enumerate(indices)]
     node.update_arg(1, changed)
@@ -252,7 +252,7 @@ def _select_rows(masks: Masks, node: Node) -> Extents:
     table, dim, index = node.args
     extents = masks.of(table)
     if not extents or value(index).dim() != 1:
-        raise Unknown("it indexes a tensor of rank 0")
+        raise NoPaddingRule("it indexes a tensor of rank 0")
     dim = wrap(dim, len(extents))
     found = replaced(extents, dim, masks.of(index)[0])
     node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=dim != 1))
@@ -265,12 +265,12 @@ def _gather(masks: Masks, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     extents, found = masks.of(table), masks.of(index)
     if not extents or len(extents) != len(found):
-        raise Unknown("it indexes a tensor of rank 0")
+        raise NoPaddingRule("it indexes a tensor of rank 0")
     dim = wrap(dim, len(extents))
     for d, (own, wanted) in enumerate(zip(extents, found, strict=True)):
         prefixes = [extent.resolved == Extent.of(size_of(value(item).shape[d])) for extent, item in ((own, table), (wanted, index))]
         if d != dim and own.resolved != wanted.resolved and not all(prefixes):
-            raise Unknown("operands are padded along different sizes")
+            raise NoPaddingRule("operands are padded along different sizes")
     node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=False))
     return tuple(extent.resolved for extent in found)
 
@@ -295,7 +295,7 @@ def places_in(masks: Masks, table: Node, index: Node) -> list[Node]:
         one_dimension(masks, table, [dim])
     sizes, extents = list(map(size_of, value(table).shape)), masks.of(index)
     if not sizes or 0 in sizes:
-        raise Unknown("it indexes a tensor of rank 0, or one without elements")
+        raise NoPaddingRule("it indexes a tensor of rank 0, or one without elements")
 
     def add(op: Any, *args: Node) -> Node:
         found = masks.add(op, args, value(index).shape, value(index))
@@ -403,7 +403,7 @@ def _pad(masks: Masks, node: Node) -> Extents:
         if masks.is_padded(extents[dim]):
             size = size_of(value(source).shape[dim])
             if not isinstance(width, int) or extents[dim].resolved != Extent.of(size):
-                raise Unknown("it pads or crops a flattened dimension")
+                raise NoPaddingRule("it pads or crops a flattened dimension")
             if width < 0:
                 masks.place(size + width)  # recorded so that a call where it is not positive runs with exact sizes (engine/bucket.py)
             else:
@@ -421,7 +421,7 @@ def _repeat(masks: Masks, node: Node) -> Extents:
     for count, extent in zip(times, extents, strict=True):
         number = size_of(count.meta["val"] if isinstance(count, Node) else count)
         if number == 0:
-            raise Unknown("it repeats a tensor without elements")
+            raise NoPaddingRule("it repeats a tensor without elements")
         found.append(extent if number == 1 else Extent(merged((number, *extent.factors), masks.rounded)))
     return tuple(found)
 

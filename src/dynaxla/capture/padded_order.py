@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..lowering.dimensions import wrap
 from ..torch_ops import aten
-from .extents import Extent, Extents, Unknown, broadcast, grows, quotient, replaced, size_of, sizes_of
+from .extents import Extent, Extents, NoPaddingRule, broadcast, grows, quotient, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_rules import (
     argument,
@@ -127,7 +127,7 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
     if masks.is_padded(before[dim]):
         one_dimension(masks, source, [dim])
         if not all(map(grows, sizes)):
-            raise Unknown(f"it splits a padded dimension into parts of {sizes} elements")
+            raise NoPaddingRule(f"it splits a padded dimension into parts of {sizes} elements")
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         become_several(node, [masks.part(source, dim, start, item.shape) for start, item in zip(starts, node.meta["val"], strict=True)])
     else:
@@ -147,7 +147,7 @@ def by_strides(masks: Masks, node: Node) -> Extents:
     left = {size_of(step): dim for dim, step in enumerate(laid_out.stride()) if whole[dim] != 1}
     extents, shape = list(masks.of(source)), list(value(source).shape)
     if len(left) != sum(size != 1 for size in whole) or 0 in left:
-        raise Unknown("it reads memory by strides")
+        raise NoPaddingRule("it reads memory by strides")
     by_dim = {dim: step for step, dim in left.items()}
     order: dict[int, Any] = {}
     for size, step in zip(sizes, steps, strict=True):
@@ -155,17 +155,17 @@ def by_strides(masks: Masks, node: Node) -> Extents:
             continue
         dim = left.pop(size_of(_number(step)), None)
         if dim is None:
-            raise Unknown("it reads memory by strides")
+            raise NoPaddingRule("it reads memory by strides")
         order[dim] = _number(size)
     starts = _starts(later, by_dim)
     for dim, size in {**order, **dict.fromkeys(left.values(), 1)}.items():
         count, start = size_of(size), starts[dim]
         if count == whole[dim]:
             if start != 0:
-                raise Unknown("a view starts behind the start of its dimension")
+                raise NoPaddingRule("a view starts behind the start of its dimension")
             continue
         if not (_is_never_negative(laid_out, start) and _is_never_negative(laid_out, whole[dim] - count - start)):
-            raise Unknown("a view reaches over the end of its dimension")
+            raise NoPaddingRule("a view reaches over the end of its dimension")
         one_dimension(masks, source, [dim])
         shape[dim], extents[dim] = size, Extent.of(count)
         source = masks.part(source, dim, start, shape)
@@ -195,7 +195,7 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
     if rest == 0:
         return found
     if not all(sympy.sympify(item).is_polynomial() for item in (rest, *steps.values())):
-        raise Unknown("the start of a view cannot be computed from the strides")
+        raise NoPaddingRule("the start of a view cannot be computed from the strides")
     # Divide by the largest stride first: a stride of n * m, with more symbols, is larger than a stride of m.
     for dim, step in sorted(steps.items(), key=lambda item: _degree(item[1]), reverse=True):
         if rest == 0:
@@ -204,7 +204,7 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
         if symbols and _degree(step)[0] == 0:
             times = quotient(rest, step)
             if times is None:
-                raise Unknown("the start of a view cannot be computed from the strides")
+                raise NoPaddingRule("the start of a view cannot be computed from the strides")
             found[dim], rest = times, sympy.Integer(0)
             continue
         times, rest = sympy.div(rest, step, *symbols) if symbols else divmod(rest, step)
@@ -212,7 +212,7 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
             times, rest = times - 1, sympy.expand(rest + step)
         found[dim] = int(times) if times.is_Integer else times
     if rest != 0:
-        raise Unknown("the start of a view cannot be computed from the strides")
+        raise NoPaddingRule("the start of a view cannot be computed from the strides")
     return found
 
 
@@ -247,7 +247,7 @@ def _bucketize(masks: Masks, node: Node) -> Extents:
 def _searchsorted(masks: Masks, node: Node) -> Extents:
     static(masks, [node.args[0], argument(node, "sorter")])
     if value(node.args[0]).dim() != 1:
-        raise Unknown("searchsorted has more than one sorted sequence")
+        raise NoPaddingRule("searchsorted has more than one sorted sequence")
     return masks.of(node.args[1])
 
 
@@ -360,7 +360,7 @@ def _median(masks: Masks, node: Node) -> Any:
     if is_one:
         one_dimension(masks, source, dims)
     if 0 in [size_of(x.shape[dim]) for dim in dims]:
-        raise Unknown("it takes the median of a tensor without elements")
+        raise NoPaddingRule("it takes the median of a tensor without elements")
     shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
 
     def add(op: Any, *args: Any, shape: Any = shape, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Node:

@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import cat_parts, together
 from ..torch_ops import aten, prims
-from .extents import Extent, Extents, Unknown, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
+from .extents import Extent, Extents, NoPaddingRule, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
 from .masks import Masks
 
 # A rule returns the Extents of the op's result, or a list of them if there are several results.
@@ -204,7 +204,7 @@ def _division(masks: Masks, node: Node) -> Extents:
 
 
 def _refuse(reason: str) -> Any:
-    raise Unknown(reason)
+    raise NoPaddingRule(reason)
 
 
 # Constant tensors
@@ -265,7 +265,7 @@ def _other_dtype(masks: Masks, node: Node) -> Extents:
         return (*around, Extent.of(size_of(value(node).shape[-1])))
     final = quotient(last.factors[-1] * before, after)
     if final is None:
-        raise Unknown("a view changes the item size, and does not divide a padded dimension")
+        raise NoPaddingRule("a view changes the item size, and does not divide a padded dimension")
     return (*around, Extent((*last.factors[:-1], final)))
 
 
@@ -322,16 +322,16 @@ def _slice(masks: Masks, node: Node) -> Extents:
     if not masks.is_padded(extent) and not any(map(masks.is_rounded, (start, end))):
         return replaced(before, dim, Extent.of(after))
     if extent.resolved != whole:
-        raise Unknown("it slices a flattened dimension")
+        raise NoPaddingRule("it slices a flattened dimension")
     if not grows(after):
-        raise Unknown(f"the length of a slice, {after}, may be larger than its rounded value")
+        raise NoPaddingRule(f"the length of a slice, {after}, may be larger than its rounded value")
     if isinstance(start, int) and start >= 0:
         return replaced(before, dim, Extent.of(after))
     if step != 1:
-        raise Unknown("a slice with a step starts at a dynamic size")
+        raise NoPaddingRule("a slice with a step starts at a dynamic size")
     if isinstance(start, int):
         if end is not None and end != END and not (isinstance(end, int) and end - start == after):
-            raise Unknown("the start and the end of a slice count from the end")
+            raise NoPaddingRule("the start and the end of a slice count from the end")
         first = whole.factors[0] + start if isinstance(after, int) else whole.factors[0] - after
     else:
         first = size_of(value(start))
@@ -350,7 +350,7 @@ def _select(masks: Masks, node: Node) -> Extents:
     if masks.is_padded(extent) or masks.is_rounded(index):
         whole = size_of(value(source).shape[dim])
         if extent.resolved != Extent.of(whole):
-            raise Unknown("it indexes a flattened dimension")
+            raise NoPaddingRule("it indexes a flattened dimension")
         if not isinstance(index, int) or index < 0:
             first = whole + index if isinstance(index, int) else size_of(value(index))
             shape = [1 if d == dim else size for d, size in enumerate(value(source).shape)]
@@ -364,19 +364,19 @@ def _cat(masks: Masks, node: Node) -> Extents:
     rank = value(node).dim()
     dim = wrap(argument(node, "dim"), rank)
     if any(value(item).dim() != rank for item in tensors):
-        raise Unknown("one of the tensors has no elements")
+        raise NoPaddingRule("one of the tensors has no elements")
     given = [masks.of(item) for item in tensors]
     tensors = [converted(masks, item, value(node).dtype) for item in tensors]
     node.update_arg(0, tensors)
     around = [joined([extents[d] for extents in given]) if d != dim else Extent.of(size_of(value(node).shape[d])) for d in range(rank)]
     sizes = [size_of(value(item).shape[dim]) for item in tensors]
     if any(extents[dim].resolved != Extent.of(size) for extents, size in zip(given, sizes, strict=True) if masks.is_padded(extents[dim])):
-        raise Unknown("it extends a flattened dimension")
+        raise NoPaddingRule("it extends a flattened dimension")
     if any(masks.is_padded(extents[dim]) for extents in given[:-1]):
         places = [masks.place(sum(sizes[:index])) for index in range(1, len(sizes))]
         become(node, masks.add(cat_parts, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
     if not grows(size_of(value(node).shape[dim])):
-        raise Unknown("the size of the result may be larger than its rounded value")
+        raise NoPaddingRule("the size of the result may be larger than its rounded value")
     return tuple(around)
 
 
@@ -424,11 +424,11 @@ def _slice_backward(masks: Masks, node: Node) -> Extents:
         return own
     masks.exact(start, step)
     if own[dim].resolved != Extent.of(count):
-        raise Unknown("it reads a part of a flattened dimension")
+        raise NoPaddingRule("it reads a part of a flattened dimension")
     node.update_arg(0, masks.masked(grad, [dim], 0))
     if start < 0 and masks.is_padded(result[dim]):
         if step != 1 or (end != END and not (isinstance(end, int) and end - start == count)):
-            raise Unknown("the start and the end of a slice count from the end")
+            raise NoPaddingRule("the start and the end of a slice count from the end")
         first = size + start if isinstance(count, int) else size - count
         become(node, masks.put(node.args[0], dim, first, value(node).shape))
     return replaced(own, dim, result[dim])
@@ -439,7 +439,7 @@ def _triangle(masks: Masks, node: Node) -> Extents:
     found, tensor = masks.of(node.args[0]), value(node)
     masks.exact(*node.args[1:])
     if any(found[dim].resolved != Extent.of(size_of(tensor.shape[dim])) for dim in (-1, -2) if masks.is_padded(found[dim])):
-        raise Unknown("it has a flattened dimension")
+        raise NoPaddingRule("it has a flattened dimension")
     return (*found[:-2], found[-2].resolved, found[-1].resolved)
 
 
@@ -528,7 +528,7 @@ def _reduction(masks: Masks, node: Node) -> Any:
     if node.target in _POSITIONS:
         one_dimension(masks, source, dims)
     if value(source).is_complex() and node.target is aten.logsumexp.default:
-        raise Unknown("it computes with complex numbers")
+        raise NoPaddingRule("it computes with complex numbers")
     node.update_arg(0, masks.masked(source, dims, _NEUTRAL[node.target](value(source).dtype)))
     found = without(extents, dims, node)
     return [found, found] if isinstance(node.meta["val"], (tuple, list)) else found
@@ -541,7 +541,7 @@ def one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
     """
     padded = [dim for dim in dims if masks.is_padded(masks.of(source)[dim])]
     if padded and (len(dims) > 1 or masks.of(source)[dims[0]].resolved != Extent.of(size_of(value(source).shape[dims[0]]))):
-        raise Unknown("it needs a position among several dimensions")
+        raise NoPaddingRule("it needs a position among several dimensions")
 
 
 @rule(aten.mean.default, aten.mean.dim)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..torch_ops import aten, prims
-from .extents import Extent, Extents, Unknown, broadcast, joined, replaced
+from .extents import Extent, Extents, NoPaddingRule, broadcast, joined, replaced
 from .masks import Masks
 from .padded_rules import argument, become, become_several, others, reduced_dims, rule, static, value, without
 
@@ -95,7 +95,7 @@ def _told(masks: Masks, extents: Extents) -> tuple[int, int]:
 def _wide(masks: Masks, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _Wide:
     """Returns the helper for statistics of x over `dims`. Raises: Unknown for complex numbers."""
     if x.is_complex():
-        raise Unknown("it computes with complex numbers")
+        raise NoPaddingRule("it computes with complex numbers")
     dtype = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     return _Wide(masks, dims, tuple(extent.resolved for extent in extents), masks.fake((), dtype, x.device))
 
@@ -154,7 +154,7 @@ def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
     elif node.target is aten.native_layer_norm.default:
         extents = _norm_of_rounded_rows(masks, node, len(rows))
     else:
-        raise Unknown("it normalizes over a padded dimension")
+        raise NoPaddingRule("it normalizes over a padded dimension")
     return [extents, *(statistics for _ in node.meta["val"][1:])]
 
 
@@ -243,7 +243,7 @@ def _batch_norm(masks: Masks, node: Node) -> list[Extents]:
     masks.exact(training, momentum, eps)
     extents = _by_channels(masks, masks.of(x), [weight, bias, *statistics])
     if statistics and not training:
-        raise Unknown("a batch norm returns its running statistics")
+        raise NoPaddingRule("a batch norm returns its running statistics")
     wide = _wide(masks, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
     mean, squares, centered = wide.moments(wide.convert(x))
     inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))
@@ -297,7 +297,7 @@ def _batch_norm_backward(masks: Masks, node: Node) -> list[Extents]:
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _ChannelGroups:
     """Adds nodes for a batch of images whose channels are split in two dimensions: groups, and channels within a group.
 
     Attributes:
@@ -315,11 +315,11 @@ class _Groups:
     wide: _Wide
 
     @staticmethod
-    def of(masks: Masks, images: Node, extents: Extents, groups: int) -> _Groups:
+    def of(masks: Masks, images: Node, extents: Extents, groups: int) -> _ChannelGroups:
         x = value(images)
         each = x.shape[1] // groups
         grouped = (extents[0], Extent.of(groups), Extent.of(each), *extents[2:])
-        return _Groups(masks, images, extents, groups, _wide(masks, range(2, len(grouped)), grouped, x))
+        return _ChannelGroups(masks, images, extents, groups, _wide(masks, range(2, len(grouped)), grouped, x))
 
     def apart(self, node: Node) -> Node:
         """Returns a tensor with a dimension for groups. node: a tensor like the images, or statistics of shape (batch, groups)."""
@@ -362,7 +362,7 @@ def _group_norm(masks: Masks, node: Node) -> list[Extents]:
     masks.exact(eps)
     statistics = (extents[0], Extent.of(groups))
     if any(map(masks.is_padded, extents[2:])):
-        several = _Groups.of(masks, x, extents, groups)
+        several = _ChannelGroups.of(masks, x, extents, groups)
         wide = several.wide
         mean, squares, centered = wide.moments(several.apart(x))
         inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))
@@ -384,7 +384,7 @@ def _group_norm_backward(masks: Masks, node: Node) -> list[Extents]:
     extents = _group_arguments(masks, tensors, [weight], channels, groups)
     results = node.meta["val"]
     if any(map(masks.is_padded, extents[2:])):
-        several, whole = _Groups.of(masks, x, extents, groups), _wide(masks, (), extents, value(x))
+        several, whole = _ChannelGroups.of(masks, x, extents, groups), _wide(masks, (), extents, value(x))
         wide = several.wide
         center, spread = several.apart(mean), several.apart(inverse)
         normal = wide.add(aten.mul.Tensor, wide.add(aten.sub.Tensor, several.apart(x), center), spread)

@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import continued, continued_backward
 from ..torch_ops import aten
-from .extents import Extent, Extents, Unknown, broadcast, joined, quotient, replaced, size_of, sizes_of
+from .extents import Extent, Extents, NoPaddingRule, broadcast, joined, quotient, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_order import by_strides
 from .padded_rules import argument, become_several, lowest, one_dimension, rule, static, value
@@ -27,14 +27,14 @@ def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
     places = range(first, len(extents))
     for dim in places:
         if masks.is_padded(extents[dim]) and extents[dim].resolved != Extent.of(size_of(value(tensor).shape[dim])):
-            raise Unknown("its windows are over a flattened dimension")
+            raise NoPaddingRule("its windows are over a flattened dimension")
     return list(places)
 
 
 def _images(masks: Masks, images: Any) -> list[int]:
     """Returns the spatial dimensions of a batch of images with channels. Raises: Unknown."""
     if not 3 <= value(images).dim() <= 5:
-        raise Unknown("its input has no batch dimension")
+        raise NoPaddingRule("its input has no batch dimension")
     return _prefixes(masks, images, 2)
 
 
@@ -50,7 +50,7 @@ def _convolution(masks: Masks, node: Node) -> Any:
     images, weight, *rest = node.args
     assert isinstance(images, Node)
     if value(images).dim() != value(weight).dim():
-        raise Unknown("a convolution has no batch dimension")
+        raise NoPaddingRule("a convolution has no batch dimension")
     masks.exact(*rest)
     masks.unpadded(images, [1])
     static(masks, [weight, *rest])
@@ -137,7 +137,7 @@ def _mean_of_whole_windows(masks: Masks, images: Node, padding: Any, ceil_mode: 
     if divisor is not None or not any(masks.is_padded(extent) for extent in masks.of(images)[2:]):
         return
     if ceil_mode or (not count_include_pad and any(padding)):
-        raise Unknown("an average is over windows that cross the end of a padded dimension")
+        raise NoPaddingRule("an average is over windows that cross the end of a padded dimension")
 
 
 @rule(aten.avg_pool2d.default)
@@ -273,7 +273,7 @@ def _as_strided(masks: Masks, node: Node) -> Extents:
         return by_strides(masks, node)
     offset = argument(node, "storage_offset")
     if offset is not None and size_of(_number(offset)) != size_of(x.storage_offset()):
-        raise Unknown("as_strided starts at another storage offset than its operand")
+        raise NoPaddingRule("as_strided starts at another storage offset than its operand")
     steps = [size_of(step) for step in x.stride()]
     own = [dim for dim, count in enumerate(sizes_of(x)) if count != 1 and steps[dim] != 0]
     new = [dim for dim, (count, step) in enumerate(zip(size, stride, strict=True)) if count == 1 or step == 0]
@@ -290,17 +290,17 @@ def _as_strided(masks: Masks, node: Node) -> Extents:
         else:
             windows.append(dim)
     if len(windows) > 1 or len(left) != 2 * len(windows):
-        raise Unknown("as_strided is neither a permutation nor windows of a dimension")
+        raise NoPaddingRule("as_strided is neither a permutation nor windows of a dimension")
     made = source
     if windows:
         (dim,), (outer, inner) = windows, sorted(left, key=lambda item: stride[item] == steps[dim])
         hop, count = quotient(stride[outer], steps[dim]), size[inner]
         if not isinstance(hop, int) or not isinstance(count, int) or stride[inner] != steps[dim]:
-            raise Unknown("as_strided is neither a permutation nor windows of a dimension")
+            raise NoPaddingRule("as_strided is neither a permutation nor windows of a dimension")
         one_dimension(masks, source, [dim])
         shape = [*x.shape[:dim], result.shape[outer], *x.shape[dim + 1 :], count]
         if size_of(x.unfold(dim, count, hop).shape[dim]) != size[outer]:
-            raise Unknown("its windows end at another place than the padded dimension")
+            raise NoPaddingRule("its windows end at another place than the padded dimension")
         made = masks.add(aten.unfold.default, (source, dim, count, hop), shape, result)
         order |= {outer: dim, inner: x.dim()}
         extents[outer], extents[inner] = Extent.of(size[outer]), Extent.of(count)

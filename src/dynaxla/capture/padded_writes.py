@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import put_into
 from ..torch_ops import aten, prims
-from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of, sizes_of
+from .extents import Extent, Extents, NoPaddingRule, broadcast, joined, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_layers import index_of, places_in
 from .padded_rules import END, argument, become, one_dimension, rule, value
@@ -41,7 +41,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
     assert isinstance(index, Node)
     extents = masks.of(table)
     if not extents or value(index).dim() != 1:
-        raise Unknown("it indexes a tensor of rank 0")
+        raise NoPaddingRule("it indexes a tensor of rank 0")
     dim = wrap(dim, len(extents))
     around = _resolved(extents)
     if node.target in _FILLS:
@@ -50,7 +50,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
         source = node.args[3]
         assert isinstance(source, Node)
         if value(source).dim() != len(extents):
-            raise Unknown("it writes one number to slices")
+            raise NoPaddingRule("it writes one number to slices")
         own = masks.of(source)
         places = joined([own[dim], masks.of(index)[0]])
         around = broadcast([replaced(around, dim, Extent(())), replaced(own, dim, Extent(()))])
@@ -61,7 +61,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
         else:
             node.update_arg(3, masks.held(source, [dim]))
             if masks.is_padded(places) and not masks.is_padded(own[dim]):
-                raise Unknown("operands are padded along different sizes")
+                raise NoPaddingRule("operands are padded along different sizes")
     held = masks.held(index, [0])
     node.update_arg(2, index_of(masks, held, table, dim, from_end=node.target in _FILLS, held=True))
     return around
@@ -81,22 +81,22 @@ def _elements(masks: Masks, node: Node) -> Extents:
     assert isinstance(index, Node)
     extents, wanted = _resolved(masks.of(table)), _resolved(masks.of(index))
     if not extents or len(wanted) != len(extents):
-        raise Unknown("it indexes a tensor of rank 0")
+        raise NoPaddingRule("it indexes a tensor of rank 0")
     dim = wrap(dim, len(extents))
     for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
         # A shorter index that is not padded writes to valid positions only.
         if d != dim and own != other and (masks.is_padded(other) or not _is_prefix(own, table, d)):
-            raise Unknown("operands are padded along different sizes")
+            raise NoPaddingRule("operands are padded along different sizes")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
     if reduce not in ("set", *_NEUTRAL, *_BY_HOLDING):
-        raise Unknown(f"it scatters with reduce={reduce!r}")
+        raise NoPaddingRule(f"it scatters with reduce={reduce!r}")
     source = node.args[3]
     if _is_tensor(source):
         assert isinstance(source, Node)
         for d, (own, other) in enumerate(zip(_resolved(masks.of(source)), wanted, strict=True)):
             is_read = d != dim and _is_prefix(own, source, d) and _is_prefix(other, index, d)
             if own != other and not is_read and (masks.is_padded(own) or masks.is_padded(other)):
-                raise Unknown("operands are padded along different sizes")
+                raise NoPaddingRule("operands are padded along different sizes")
         held = masks.masked(source, [dim], _NEUTRAL[reduce], wanted) if reduce in _NEUTRAL else masks.held(source, [dim])
         node.update_arg(3, held)
     else:
@@ -150,7 +150,7 @@ def _put(masks: Masks, node: Node) -> Extents:
     else:
         node.update_arg(2, masks.held(values, told))
         if any(masks.is_padded(wanted[first + dim]) and not _alike(masks, written[dim], wanted[first + dim]) for dim in told):
-            raise Unknown("operands are padded along different sizes")
+            raise NoPaddingRule("operands are padded along different sizes")
     changed = list(indices)
     for dim, index in given.items():
         held = index if accumulate else masks.held(index, range(value(index).dim()))
@@ -167,7 +167,7 @@ def _put_flat(masks: Masks, node: Node) -> Extents:
     assert isinstance(index, Node)
     assert isinstance(source, Node)
     if sizes_of(value(index)) != sizes_of(value(source)):
-        raise Unknown("its values have another shape than its indices")
+        raise NoPaddingRule("its values have another shape than its indices")
     index = masks.masked(index, range(value(index).dim()), 0)
     masks.extents[index] = _resolved(masks.of(index))
     node.target, node.args = aten.index_put.default, (table, places_in(masks, table, index), source, accumulate)
@@ -205,10 +205,10 @@ def _put_by_mask(masks: Masks, node: Node, given: dict[int, Node]) -> Extents:
     assert isinstance(values, Node)
     extents = masks.of(table)
     if len(given) > 1 or argument(node, "accumulate") or any(not _is_one(size) for size in value(values).shape):
-        raise Unknown("it writes several values to the elements of a mask")
+        raise NoPaddingRule("it writes several values to the elements of a mask")
     ((dim, mask),) = given.items()
     if value(mask).dtype != torch.bool:
-        raise Unknown("its mask has the dtype uint8")
+        raise NoPaddingRule("its mask has the dtype uint8")
     own = masks.of(mask)
     for _ in range(len(extents) - dim - value(mask).dim()):
         shape = [*value(mask).shape, 1]
@@ -239,11 +239,11 @@ def _put_slice(masks: Masks, node: Node) -> Extents:
         masks.exact(start, argument(node, "end"), step)
         return result
     if step != 1 or own[dim].resolved != Extent.of(count):
-        raise Unknown("a slice has a step, or is of a flattened dimension")
+        raise NoPaddingRule("a slice has a step, or is of a flattened dimension")
     one_dimension(masks, table, [dim])
     if isinstance(start, int) and start < 0:
         if argument(node, "end") not in (None, END):
-            raise Unknown("the start and the end of a slice count from the end")
+            raise NoPaddingRule("the start and the end of a slice count from the end")
         first = whole - count
     else:
         first = start if isinstance(start, int) else size_of(value(start))

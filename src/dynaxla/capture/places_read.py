@@ -13,13 +13,13 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..torch_ops import aten
-from .chains import State, reads_through_writes, viewed_at
+from .chains import WrittenView, reads_through_writes, viewed_at
 
 # Ops that read elements by their position in memory, relative to the start of their operand's memory.
 _BY_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
-def read_places(graph: Graph, copies: Mapping[Node, Node], found: Mapping[Node, State]) -> None:
+def read_places(graph: Graph, copies: Mapping[Node, Node], found: Mapping[Node, WrittenView]) -> None:
     """Replaces the uses of views of changed inputs by the first node with the same values. The graph's outputs are not changed.
 
     Args:

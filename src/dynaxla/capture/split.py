@@ -13,7 +13,7 @@ from ..lowering.interpreter import is_plain_python
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """A piece of a graph.
 
     Attributes:
@@ -29,7 +29,7 @@ class Part:
     outputs: list[Node]
 
 
-def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[Part]:
+def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[GraphPart]:
     """Splits a graph into parts that run in order. Arithmetic on sizes joins the part before it.
 
     Args:
@@ -37,13 +37,13 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
         uncompiled: returns True for a node that torch must run.
         device: returns the device of a compiled node; None for a node that can be on any device.
     """
-    groups: list[_Group] = []
+    groups: list[_PartNodes] = []
     placed: set[Node] = set()
 
     def place(node: Node, compiled: bool, device: Any = None) -> None:
         last = groups[-1] if groups else None
         if last is None or not last.takes(compiled, device):
-            last = _Group(compiled)
+            last = _PartNodes(compiled)
             groups.append(last)
         last.device = last.device or device
         last.nodes.append(node)
@@ -67,7 +67,7 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
 
 
 @dataclass
-class _Group:
+class _PartNodes:
     """The nodes of one part. Its device is None as long as any device will do."""
 
     compiled: bool
@@ -78,7 +78,7 @@ class _Group:
         return self.compiled == compiled and (device is None or self.device is None or device == self.device)
 
 
-def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] | None = None) -> Part:
+def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] | None = None) -> GraphPart:
     """Returns these nodes of a graph as a part for an XLA program.
 
     Args:
@@ -141,7 +141,7 @@ def _part(
     definitions: _Definitions,
     outputs: Sequence[Node] | None = None,
     device: Any = None,
-) -> Part:
+) -> GraphPart:
     inside = set(nodes)
     inputs: dict[Node, None] = {}
     constants: dict[Node, None] = {}
@@ -165,4 +165,4 @@ def _part(
     for node in dict.fromkeys((*constants, *nodes)):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return Part(compiled, GraphModule(module, graph), list(inputs), list(outputs))
+    return GraphPart(compiled, GraphModule(module, graph), list(inputs), list(outputs))

@@ -20,5 +20,5 @@ def doctor(
     console = Console()
     findings = examinations.examine(gpu)
     examinations.show(findings, console if console.is_terminal else Console(width=160))
-    if any(finding.state is examinations.State.BROKEN for finding in findings):
+    if any(finding.state is examinations.Status.BROKEN for finding in findings):
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from ..runtime import meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
 from . import memory, places, storages
-from .memory import Place
+from .memory import StridedView
 from .one_op import compiled
 
 # Compiled programs that read or write a view, for which there is no ATen op.
@@ -43,7 +43,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Copies a tensor of the device to the CPU, with the same strides if it is dense. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
-    place = Place.of(tensor)
+    place = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     nbytes = tensor.untyped_storage().nbytes()
     if array is None:
@@ -61,7 +61,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def value_of(tensor: torch.Tensor) -> jax.Array:
     """Returns the tensor's value as an array in its logical shape. It may be the storage's own array, since arrays are immutable."""
-    place = Place.of(tensor)
+    place = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
     if array is None:
@@ -91,7 +91,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     Returns False and changes nothing where sharing does not make the target a copy of the source.
     """
     mine, theirs = source.untyped_storage(), target.untyped_storage()
-    place, wanted = Place.of(source), Place.of(target)
+    place, wanted = StridedView.of(source), StridedView.of(target)
     if place != wanted:
         return False
     if private.identity_of(mine) == private.identity_of(theirs):
@@ -99,7 +99,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes():
         return False
     array = storages.held_by(mine)
-    if array is None or isinstance(array, storages.StandIn):  # so that recorded ops do not run for this copy
+    if array is None or isinstance(array, storages.StorageContent):  # so that recorded ops do not run for this copy
         return False
     if meshes.exist() and (kept := storages.sharding_in(theirs)) is not None and kept != storages.sharding_in(mine):
         return False  # the target keeps its sharding
@@ -129,7 +129,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
 
     Raises: RuntimeError if two elements of the target share memory.
     """
-    storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
+    storage, place, device = target.untyped_storage(), StridedView.of(target), storages.device_of(target)
     metrics.add("host_copies")
     layout = place.layout
     if place.fills(storage.nbytes()) and not (place.conj or place.neg):
@@ -145,7 +145,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
             return
 
 
-def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Array, device: jax.Device) -> jax.Array:
+def _with_part(held: jax.Array | None, nbytes: int, place: StridedView, value: jax.Array, device: jax.Device) -> jax.Array:
     """Returns a storage's array after a write to a tensor in it. `held` is the old array, `nbytes` the size of the storage."""
     if held is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -170,7 +170,7 @@ def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Arr
 
 def packed_array(tensor: torch.Tensor) -> jax.Array:
     """Returns the array of a tensor's storage in the tensor's packed shape, and stores it there. The tensor must fill its storage."""
-    storage, place = tensor.untyped_storage(), Place.of(tensor)
+    storage, place = tensor.untyped_storage(), StridedView.of(tensor)
     while True:
         array = storages.array_of(storage)
         shape, dtype = place.layout.packed_shape, dtypes.to_jax(place.dtype)

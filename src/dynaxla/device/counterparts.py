@@ -32,7 +32,7 @@ _NUMBERS = frozenset(["number", "float", "Tensor", "Optional[number]", "Optional
 
 
 @dataclass(frozen=True)
-class Form:
+class FunctionalOp:
     """An op and its functional counterpart.
 
     Attributes:
@@ -71,22 +71,22 @@ class Form:
 
 
 @functools.cache
-def form_of(op: OpOverload) -> Form:
+def form_of(op: OpOverload) -> FunctionalOp:
     schema = op._schema
     written = tuple(item.name for item in schema.arguments if item.alias_info is not None and item.alias_info.is_write)
     is_view = bool(schema.returns) and all(item.alias_info is not None for item in schema.returns)
     if torch.Tag.inplace_view in op.tags or (not written and is_view):
-        return Form(op, None, (), frozenset(), False, True)
+        return FunctionalOp(op, None, (), frozenset(), False, True)
     if not written:
-        return Form(op, op, (), frozenset(), False, False)
+        return FunctionalOp(op, op, (), frozenset(), False, False)
     outs = frozenset(item.name for item in schema.arguments if item.is_out)
     functional = _OVERLOADS.get(op) or _counterpart(op, outs)
     results = [] if functional is None else [item for item in functional._schema.returns if "Tensor" in str(item.type)]
     if functional is None or len(results) != len(written) or (outs and set(written) != outs):
-        return Form(op, None, written, frozenset(), False, False)
+        return FunctionalOp(op, None, written, frozenset(), False, False)
     names = {item.name for item in schema.arguments}
     gives_dtype = any(item.name == "dtype" and item.name not in names for item in functional._schema.arguments)
-    return Form(op, functional, written, outs, gives_dtype, False)
+    return FunctionalOp(op, functional, written, outs, gives_dtype, False)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime import meshes
 from . import copies, storages
-from .recording import Waiting
+from .recording import DeferredContent
 
 # The sharded leaf tensors, which may get a gradient.
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -40,7 +40,7 @@ def _follow(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
     if sharding is None or gradient.numel() * gradient.itemsize != storage.nbytes():
         return
     held = storages.held_by(storage)
-    if isinstance(held, Waiting) and held.recording is not None:
+    if isinstance(held, DeferredContent) and held.recording is not None:
         if held.kind[0] == shape:
             held.sharding = sharding
         return

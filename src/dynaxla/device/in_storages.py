@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from ..buffers.device_kinds import Request, Unlike
+from ..buffers.device_kinds import LayoutMismatch, Request
 from ..buffers.native import assembler
 from ..buffers.plan import Constant, FromInput, Output, plan_outputs
 from ..buffers.protocol import Plain
@@ -35,17 +35,17 @@ from ..runtime import guards, late_checks, meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from . import copies, generators, memory, storages
-from .memory import Place
-from .storages import Lent
+from .memory import StridedView
+from .storages import InUse
 
-# Reference count of an array that only a `Lent` and one list refer to, as `sys.getrefcount(items[0])` returns it.
+# Reference count of an array that only a `InUse` and one list refer to, as `sys.getrefcount(items[0])` returns it.
 _ALONE = 3
 _untyped_storage, _aval_of = torch.Tensor.untyped_storage, operator.attrgetter("aval")
 # Offsets as arrays, by value and device or mesh.
 _offsets: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(1024)
 
 
-class Held(NamedTuple):
+class ViewedStorage(NamedTuple):
     """The storage of an input that is only a view of it.
 
     Attributes:
@@ -60,12 +60,12 @@ class Held(NamedTuple):
 
 
 def buffers(request: Request) -> StorageBuffers:
-    """See `device_kinds.Kind`."""
+    """See `device_kinds.DeviceKind`."""
     return StorageBuffers(request)
 
 
 def signature(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns for each input its strides, its conjugate and negative bits, its sharding on a mesh, and its `Held`; None for no tensor."""
+    """Returns for each input its strides, conjugate and negative bits, sharding on a mesh, and `ViewedStorage`; None for no tensor."""
     first: dict[int, int] = {}
     found: list[Any] = []
     for position, tensor in enumerate(args):
@@ -78,7 +78,7 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def plans(args: Sequence[Any]) -> tuple[Any, ...]:
-    """See `device_kinds.Kind`."""
+    """See `device_kinds.DeviceKind`."""
     return tuple([_plan_of(arg) if storages.is_ours(arg) else None for arg in args])
 
 
@@ -88,22 +88,22 @@ def _plan_of(tensor: torch.Tensor) -> storages.Lies:
 
 
 def blank(binding: Any, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-    """See `device_kinds.Kind`."""
+    """See `device_kinds.DeviceKind`."""
     return cast("StorageBinding", binding).blank(args, lie)
 
 
 def are_traced(args: Sequence[Any]) -> bool:
-    """See `device_kinds.Kind`."""
+    """See `device_kinds.DeviceKind`."""
     return storages.hold_tracers(args)
 
 
 def outlived(error: Exception) -> Exception:
-    """See `device_kinds.Kind`."""
+    """See `device_kinds.DeviceKind`."""
     return storages.outlived(error)
 
 
-def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | None:
-    """Returns the `Held` of an input that does not fill its storage, else None.
+def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> ViewedStorage | None:
+    """Returns the `ViewedStorage` of an input that does not fill its storage, else None.
 
     Args:
         position: of the input.
@@ -112,10 +112,10 @@ def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | 
     if not storages.is_ours(tensor) or not tensor.numel():
         return None
     storage = tensor.untyped_storage()
-    if Place.of(tensor).fills(storage.nbytes()):
+    if StridedView.of(tensor).fills(storage.nbytes()):
         return None
     array = _array_in(storage, torch.uint8, (storage.nbytes(),), storages.device_of(tensor))
-    return Held(first.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
+    return ViewedStorage(first.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
 
 
 def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
@@ -143,8 +143,8 @@ class _Input:
     """
 
     position: int
-    place: Place
-    held: Held | None
+    place: StridedView
+    held: ViewedStorage | None
     is_host: bool
     sharding: NamedSharding | None = None
     shape: tuple[int, ...] | None = None
@@ -236,12 +236,12 @@ class StorageBuffers:
         offset = spec.offset - symbols.spec(source.meta["val"]).offset
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
-    def _input(self, position: int, like: torch.Tensor, held: Held | None) -> _Input:
+    def _input(self, position: int, like: torch.Tensor, held: ViewedStorage | None) -> _Input:
         """Describes an input. `like` has its conjugate and negative bits; a tensor on the CPU is copied without them."""
         spec = self.specs[position]
         is_host = spec.device.type != self._place.device.type
         bits = (False, False) if is_host else (like.is_conj(), like.is_neg())
-        return _Input(position, Place(spec.dtype, spec.shape, spec.stride, 0, *bits), held, is_host)
+        return _Input(position, StridedView(spec.dtype, spec.shape, spec.stride, 0, *bits), held, is_host)
 
     def _on_mesh(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
         """Returns the mesh on which an input lies or that the graph names, or None, and moves all inputs to it.
@@ -397,7 +397,7 @@ class _Taken(list[Any]):
 
     arrays: list[jax.Array]
     storages: list[torch.UntypedStorage]
-    lent: Lent | None = None
+    lent: InUse | None = None
 
 
 class StorageBinding:
@@ -488,9 +488,9 @@ class StorageBinding:
                     hint="call it through torch.compile, whose guards compile the function again",
                 )
             if tuple(tensor.stride()) != place.stride:
-                raise Unlike
+                raise LayoutMismatch
             if not item.is_host and (tensor.is_conj(), tensor.is_neg()) != (place.conj, place.neg):
-                raise Unlike
+                raise LayoutMismatch
         self._check = guards.ArgumentCheck(tensors)
 
     def _look(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
@@ -505,8 +505,8 @@ class StorageBinding:
             shape, dtype = self._expected[index]
             if array is not None and (array.shape, array.dtype) == (shape, dtype):
                 continue
-            if item.held is not None or not Place.of(tensor).fills(storage.nbytes()):
-                raise Unlike
+            if item.held is not None or not StridedView.of(tensor).fills(storage.nbytes()):
+                raise LayoutMismatch
             if array is None:
                 taken.arrays[index] = _array_in(storage, item.place.dtype, shape, self._place.jax_device)
             else:
@@ -524,9 +524,9 @@ class StorageBinding:
             if found is None and item.sharding == self._mesh is not None:
                 alone.append(index)
             elif found != item.sharding:
-                raise Unlike
+                raise LayoutMismatch
         if alone and len(alone) == len(arrays) and not self._names_mesh:
-            raise Unlike
+            raise LayoutMismatch
         for index in alone:
             arrays[index] = storages.spread(taken.storages[index], arrays[index], cast("NamedSharding", self._mesh))
 
@@ -536,7 +536,7 @@ class StorageBinding:
         for index in self._views:
             item, tensor = self._inputs[index], tensors[index]
             if _held(tensor, item.position, first) != item.held:
-                raise Unlike
+                raise LayoutMismatch
 
     def blank(self, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
         """Returns the outputs of a call whose program does not run: tensors without values. Inputs are unchanged. Empties `args`.
@@ -557,7 +557,7 @@ class StorageBinding:
         arrays = taken.arrays
         if self.lends:
             slots = self._slots
-            taken.lent = Lent()
+            taken.lent = InUse()
             while not taken.lent.lend([taken.storages[slot] for slot in slots], [arrays[slot] for slot in slots]):
                 self._take_again(taken)
             for slot in slots if self._donate else ():

@@ -16,7 +16,7 @@ from ..runtime.layout import row_major
 from ..torch_ops import aten
 from ..training import fused_steps
 from . import autocasting, copies, op_by_op, places, storages
-from .memory import Place
+from .memory import StridedView
 
 
 def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def empty_like(
     )
     if meshes.exist() and made.device == tensor.device and made.stride() == tensor.stride():
         shape, sharding = storages.lies(tensor.untyped_storage())
-        if sharding is not None and shape == Place.of(made).layout.packed_shape:
+        if sharding is not None and shape == StridedView.of(made).layout.packed_shape:
             storages.set_array(made.untyped_storage(), copies.zeros(shape, made.dtype, sharding))
         shape, sharding = storages.plan_of(tensor.untyped_storage())
         if shape is not None and sharding is not None:
@@ -102,7 +102,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         return target
     host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
     host = host.to(target.dtype).expand(target.shape)
-    if isinstance(storages.held_by(target.untyped_storage()), storages.StandIn) and not Place.of(target).fills(
+    if isinstance(storages.held_by(target.untyped_storage()), storages.StorageContent) and not StridedView.of(target).fills(
         target.untyped_storage().nbytes()
     ):  # so that recorded ops do not run for this copy
         op_by_op.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])

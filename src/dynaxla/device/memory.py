@@ -20,7 +20,7 @@ from ..lowering import dtypes
 from ..runtime.layout import Layout, storage_extent
 
 
-class Place(NamedTuple):
+class StridedView(NamedTuple):
     """The metadata of a tensor in its storage.
 
     Attributes:
@@ -40,8 +40,8 @@ class Place(NamedTuple):
     neg: bool = False
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Place:
-        return Place(
+    def of(tensor: torch.Tensor) -> StridedView:
+        return StridedView(
             tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
         )
 
@@ -59,7 +59,7 @@ def nothing(nbytes: int) -> jax.Array:
     return jnp.zeros(nbytes, np.uint8)
 
 
-def read(array: jax.Array, place: Place) -> jax.Array:
+def read(array: jax.Array, place: StridedView) -> jax.Array:
     """Returns the tensor's value in its logical shape. `array` is that of the storage."""
     layout = place.layout
     whole = array.dtype == dtypes.to_jax(place.dtype) and array.shape == layout.packed_shape and not place.offset
@@ -78,7 +78,7 @@ def read(array: jax.Array, place: Place) -> jax.Array:
     return _with_bits(value, place)
 
 
-def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
+def write(array: jax.Array, place: StridedView, value: jax.Array) -> jax.Array:
     """Returns the storage's array after a write to the tensor, whose elements must not share memory with each other.
 
     Args:
@@ -106,7 +106,7 @@ def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
     return memory if not rest.size else jnp.concatenate([_elements(memory, torch.uint8), rest])
 
 
-def shares_elements(place: Place) -> bool:
+def shares_elements(place: StridedView) -> bool:
     """True if two of the tensor's elements may lie in the same memory."""
     layout = place.layout
     return layout.packed_shape != tuple(place.shape[dim] for dim in layout.permutation) or (
@@ -114,7 +114,7 @@ def shares_elements(place: Place) -> bool:
     )
 
 
-def refuse_shared_elements(place: Place) -> None:
+def refuse_shared_elements(place: StridedView) -> None:
     """Raises ATen's RuntimeError for a write to a tensor with two elements in the same memory."""
     if shares_elements(place):
         raise RuntimeError(
@@ -123,7 +123,7 @@ def refuse_shared_elements(place: Place) -> None:
         )
 
 
-def overlaps(one: Place, other: Place) -> bool:
+def overlaps(one: StridedView, other: StridedView) -> bool:
     """True if two tensors on one storage share memory.
 
     False if one of them has gaps or elements that share memory, since ATen does not check such tensors.
@@ -134,18 +134,18 @@ def overlaps(one: Place, other: Place) -> bool:
     return begin < stop and start < end
 
 
-def overlaps_partly(one: Place, other: Place) -> bool:
+def overlaps_partly(one: StridedView, other: StridedView) -> bool:
     """True if two tensors on one storage share memory, but with different extents or strides."""
     return overlaps(one, other) and (_bytes_of(one) != _bytes_of(other) or one.stride != other.stride)
 
 
-def _bytes_of(place: Place) -> tuple[int, int]:
+def _bytes_of(place: StridedView) -> tuple[int, int]:
     """Returns the offsets of the first byte of a dense tensor, and of the byte after its last one."""
     begin = place.offset * place.dtype.itemsize
     return begin, begin + math.prod(place.shape) * place.dtype.itemsize
 
 
-def _with_bits(value: jax.Array, place: Place) -> jax.Array:
+def _with_bits(value: jax.Array, place: StridedView) -> jax.Array:
     value = lax.conj(value) if place.conj and dtypes.is_complex(value.dtype) else value
     return lax.neg(value) if place.neg else value
 
@@ -164,7 +164,7 @@ class _Box(NamedTuple):
     taken: tuple[int, ...]
 
 
-def _box(layout: Layout, place: Place) -> _Box | None:
+def _box(layout: Layout, place: StridedView) -> _Box | None:
     """Returns the tensor's packed elements as the corner of a box of memory, or None if its strides are not multiples of each other."""
     shape: list[int] = []
     taken: list[int] = []
@@ -190,7 +190,7 @@ def _boxed(memory: jax.Array, box: _Box) -> jax.Array:
     return lax.reshape(memory[box.start : end], box.shape)
 
 
-def _indices(layout: Layout, place: Place) -> np.ndarray:
+def _indices(layout: Layout, place: StridedView) -> np.ndarray:
     """Returns the offset in memory of each packed element, in elements."""
     found = np.full(layout.packed_shape, place.offset, np.int64)
     for axis, dim in enumerate(layout.permutation):
@@ -238,12 +238,12 @@ def _flat(array: jax.Array) -> jax.Array:
     return lax.reshape(array, (array.size,))
 
 
-def read_at(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
+def read_at(array: jax.Array, place: StridedView, offset: jax.Array) -> jax.Array:
     """Returns the tensor's value as `read` does, `offset` elements later. `offset` is an int64[] that the program gets at run time."""
     return read(_stretch(array, place, offset), place)
 
 
-def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array) -> jax.Array:
+def write_at(array: jax.Array, place: StridedView, offset: jax.Array, value: jax.Array) -> jax.Array:
     """Returns the storage's array as `write` does, for a tensor `offset` elements later. The array keeps its shape and dtype."""
     memory = _elements(array, place.dtype)
     memory = lax.dynamic_update_slice(memory, _flat(write(_stretch(array, place, offset), place, value)), [offset])
@@ -254,6 +254,6 @@ def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array
     return alike(jnp.concatenate([written, old[written.size :]]), array.shape, array.dtype)
 
 
-def _stretch(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
+def _stretch(array: jax.Array, place: StridedView, offset: jax.Array) -> jax.Array:
     """Returns the memory from the tensor's first element to its last, for a tensor `offset` elements later."""
     return lax.dynamic_slice(_elements(array, place.dtype), [offset], [storage_extent(place.shape, place.stride)])

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.decompositions import decompositions
-from ..engine.executable import Bare, compilation_error, execution_error, is_exhausted
+from ..engine.executable import UnboundProgram, compilation_error, execution_error, is_exhausted
 from ..engine.layouts import sharded_as
 from ..engine.options import options_for
 from ..errors import UnsupportedOp
@@ -33,7 +33,7 @@ from ..lowering.checks import Check
 from ..lowering.cpu.partitionable import partitionable
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
-from ..lowering.open_numbers import Variant, Watch
+from ..lowering.open_numbers import NumberTrace, Variant
 from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
 from ..lowering.settings import Settings
@@ -41,15 +41,15 @@ from ..observe import metrics
 from ..runtime import meshes, programs
 from ..runtime.layout import Layout, row_major, storage_extent
 from . import memory
-from .counterparts import Form
-from .memory import Place
+from .counterparts import FunctionalOp
+from .memory import StridedView
 
 
-class ByTorch(Exception):
+class NotLowered(Exception):
     """Raised for an op, or a use of it, that XLA does not compute. The message is the reason."""
 
 
-class Held(NamedTuple):
+class StorageMetadata(NamedTuple):
     """The metadata of a storage.
 
     Attributes:
@@ -65,7 +65,7 @@ class Held(NamedTuple):
     sharding: NamedSharding | None = None
 
 
-class Operand(NamedTuple):
+class TensorOperand(NamedTuple):
     """A tensor among an op's arguments.
 
     Attributes:
@@ -74,10 +74,10 @@ class Operand(NamedTuple):
     """
 
     slot: int
-    place: Place
+    place: StridedView
 
 
-class Number(NamedTuple):
+class NumberOperand(NamedTuple):
     """A Python number among an op's arguments that its program takes as an input.
 
     Attributes:
@@ -90,7 +90,7 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class NewTensor:
     """The metadata of a new tensor, with the strides of eager mode."""
 
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class Made:
 class Resized:
     """An op whose `out` arguments have other shapes than its results. `made` has the metadata of the results."""
 
-    made: tuple[Made, ...]
+    made: tuple[NewTensor, ...]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Traced:
     given: tuple[int, ...]
     draws: bool
     written: tuple[int, ...]
-    made: tuple[Made | None, ...]
+    made: tuple[NewTensor | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Variant
@@ -141,19 +141,19 @@ class OneOp:
     given: tuple[int, ...]
     draws: bool
     written: tuple[int, ...]
-    made: tuple[Made | None, ...]
+    made: tuple[NewTensor | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Variant
 
 
-def _fake(place: Place) -> torch.Tensor:
+def _fake(place: StridedView) -> torch.Tensor:
     return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="cpu")
 
 
 def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
     """Maps `function` over the operands and numbers in an op's arguments, and replaces devices by the CPU."""
-    if isinstance(value, (Operand, Number)):
+    if isinstance(value, (TensorOperand, NumberOperand)):
         return function(value)
     if isinstance(value, (list, tuple)):
         return [_replace(item, function) for item in value]
@@ -214,7 +214,7 @@ def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> An
         with _untold(), _disable_current_modes(), torch.no_grad(), mode:
             return _FAKES.get(op, op)(*args, **kwargs)
     except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
-        raise ByTorch(f"the shape of its result is known only after it has run ({type(error).__name__})") from error
+        raise NotLowered(f"the shape of its result is known only after it has run ({type(error).__name__})") from error
 
 
 @contextlib.contextmanager
@@ -233,18 +233,18 @@ def _untold() -> Iterator[None]:
         logger.removeFilter(of_others)
 
 
-def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
+def _check_numbers(problem: OpSpecialization, mode: FakeTensorMode) -> None:
     """Raises ByTorch if torch's kernel rejects the numbers that are going to be compiled in."""
     assert problem.form.functional is not None
     args, kwargs = problem.args, problem.functional_kwargs
-    operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, Operand)]
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, Operand))
+    operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, TensorOperand)]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, TensorOperand))
     name = problem.form.functional._schema.name.removeprefix("aten::")
     if refusals.is_doubtful(name, leaves, {operand.place.dtype for operand in operands}):
         with _disable_current_modes(), mode:
             fake_args, fake_kwargs = _replace((args, kwargs), lambda operand: _fake(operand.place))
         if refusal := refusals.refusal_of_numbers(problem.form.functional, fake_args, fake_kwargs):
-            raise ByTorch(f"torch's kernel refuses it: {refusal}")
+            raise NotLowered(f"torch's kernel refuses it: {refusal}")
 
 
 class _NeverCalled(GraphModule):
@@ -263,7 +263,7 @@ def trace(
 
     Args:
         mode: for fake tensors.
-        args: the arguments, with `Operand` and `Number` objects.
+        args: the arguments, with `TensorOperand` and `NumberOperand` objects.
         kwargs: the keyword arguments.
         numbers: the values of the numbers that are inputs.
 
@@ -273,9 +273,9 @@ def trace(
     """
     graph = Graph()
 
-    def placeholder(operand: Operand | Number) -> Node:
+    def placeholder(operand: TensorOperand | NumberOperand) -> Node:
         node = graph.placeholder(f"x{len(graph.nodes)}")
-        if isinstance(operand, Number):
+        if isinstance(operand, NumberOperand):
             node.meta["val"] = numbers[operand.position]
             return node
         with _disable_current_modes(), mode:
@@ -310,7 +310,7 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
     placeholders = node.graph.find_nodes(op="placeholder")
     operands = [placeholder.meta["val"] for placeholder in placeholders]
     if not all(isinstance(operand, torch.Tensor) for operand in operands):
-        raise ByTorch("its decomposition depends on its numbers")
+        raise NotLowered("its decomposition depends on its numbers")
 
     def run(*tensors: torch.Tensor) -> list[Any]:
         given = dict(zip(placeholders, tensors, strict=True))
@@ -327,20 +327,20 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
     except Exception as error:  # if the call is wrong, torch's own kernel raises the right error
-        raise ByTorch(f"it cannot be decomposed ({type(error).__name__})") from error
+        raise NotLowered(f"it cannot be decomposed ({type(error).__name__})") from error
     results = module.graph.output_node().args[0]
     if not all(result is None or isinstance(result, Node) for result in results):
-        raise ByTorch("it returns a number")
+        raise NotLowered("it returns a number")
     return module, list(results)
 
 
 @dataclass(frozen=True)
-class Problem:
+class OpSpecialization:
     """An op to compile.
 
     Attributes:
         form: the op and its functional counterpart.
-        args: the op's arguments, with an `Operand` for each tensor.
+        args: the op's arguments, with an `TensorOperand` for each tensor.
         kwargs: its keyword arguments, in the same way.
         targets: the tensors to write the results to; empty if the results are new tensors.
         slots: the storages.
@@ -349,16 +349,16 @@ class Problem:
         where: the mesh on which all arrays of the storages lie, or None.
     """
 
-    form: Form
+    form: FunctionalOp
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    targets: tuple[Operand, ...]
-    slots: tuple[Held, ...]
+    targets: tuple[TensorOperand, ...]
+    slots: tuple[StorageMetadata, ...]
     device: jax.Device
     numbers: tuple[Any, ...] = ()
     where: NamedSharding | None = None
 
-    def closed(self) -> Problem:
+    def closed(self) -> OpSpecialization:
         """Returns the same problem with all numbers compiled in."""
         args, kwargs = _closed((self.args, dict(self.kwargs)), self.numbers)
         return replace(self, args=args, kwargs=kwargs, numbers=())
@@ -373,14 +373,14 @@ class Problem:
 
 
 def _closed(value: Any, numbers: Sequence[Any]) -> Any:
-    if isinstance(value, Number):
+    if isinstance(value, NumberOperand):
         return numbers[value.position]
     if type(value) is tuple:
         return tuple([_closed(item, numbers) for item in value])
     return {name: _closed(item, numbers) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-def build(problem: Problem) -> OneOp | Resized:
+def build(problem: OpSpecialization) -> OneOp | Resized:
     """Compiles an op. Raises: the errors of `traced_op`; CompilationError; OutOfMemory."""
     found = traced_op(problem)
     if isinstance(found, Resized):
@@ -391,7 +391,7 @@ def build(problem: Problem) -> OneOp | Resized:
     return OneOp(call, found.given, found.draws, found.written, found.made, found.is_list, found.checks, found.numbers)
 
 
-def traced_op(problem: Problem) -> Traced | Resized:
+def traced_op(problem: OpSpecialization) -> Traced | Resized:
     """Traces an op as a program, without compiling it.
 
     Raises: ByTorch; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs it may raise any
@@ -408,14 +408,14 @@ def traced_op(problem: Problem) -> Traced | Resized:
     is_list = isinstance(fake, (list, tuple))
     values = list(fake) if is_list else [fake]
     if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
-        raise ByTorch("it returns a number")
+        raise NotLowered("it returns a number")
     if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
-        raise ByTorch("it returns a conjugate, negative or non-strided tensor")
+        raise NotLowered("it returns a conjugate, negative or non-strided tensor")
     _check_operands_memory(form.name, _operands((args, kwargs)), targets)
     if form.dropped:
         fitting = tuple(_made(value) for value in values if value is not None)
         if form.name in _COPIED:
-            fitting = tuple(Made(item.shape, row_major(item.shape), item.dtype) for item in fitting)
+            fitting = tuple(NewTensor(item.shape, row_major(item.shape), item.dtype) for item in fitting)
         if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
             return Resized(fitting)
     if form.written:
@@ -439,7 +439,7 @@ _COPIED = frozenset(["cholesky"])
 _OF_ONE_DTYPE = frozenset(["complex", "polar", "aminmax"])
 
 
-def _check_dtypes(form: Form, values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
+def _check_dtypes(form: FunctionalOp, values: Sequence[torch.Tensor | None], targets: Sequence[TensorOperand]) -> None:
     for value, target in zip(values, targets, strict=False):
         if value is not None and form.name in _OF_ONE_DTYPE and value.dtype != target.place.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {value.dtype}, but got {target.place.dtype} instead")
@@ -448,14 +448,14 @@ def _check_dtypes(form: Form, values: Sequence[torch.Tensor | None], targets: Se
             raise RuntimeError("result type {} can't be cast to the desired output type {}".format(*names))
 
 
-def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
+def _check_overlap(operands: Sequence[TensorOperand | NumberOperand], targets: Sequence[TensorOperand]) -> None:
     """Raises RuntimeError for a target that overlaps partly with an operand, as ATen's copies and elementwise ops do.
 
     Source: ATen/MemoryOverlap.cpp, get_overlap_status
     """
     for target in targets:
         for operand in operands:
-            if isinstance(operand, Operand) and operand.slot == target.slot and memory.overlaps_partly(operand.place, target.place):
+            if isinstance(operand, TensorOperand) and operand.slot == target.slot and memory.overlaps_partly(operand.place, target.place):
                 raise RuntimeError(
                     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                     "Please clone() the tensor before performing the operation."
@@ -466,7 +466,7 @@ def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Opera
 _APART = frozenset(["take", "index_select", "gather", "index", "cat"])
 
 
-def _check_operands_memory(name: str, operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
+def _check_operands_memory(name: str, operands: Sequence[TensorOperand | NumberOperand], targets: Sequence[TensorOperand]) -> None:
     """Raises RuntimeError for a target that shares memory with an operand or within itself. ATen checks this before it resizes targets.
 
     Source: ATen/MemoryOverlap.cpp, assert_no_overlap and assert_no_internal_overlap
@@ -474,25 +474,27 @@ def _check_operands_memory(name: str, operands: Sequence[Operand | Number], targ
     for target in targets if name in _APART else ():
         memory.refuse_shared_elements(target.place)
         for operand in operands:
-            if isinstance(operand, Operand) and operand.slot == target.slot and memory.overlaps(operand.place, target.place):
+            if isinstance(operand, TensorOperand) and operand.slot == target.slot and memory.overlaps(operand.place, target.place):
                 raise RuntimeError(
                     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                     "Please clone() the tensor before performing the operation."
                 )
 
 
-def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...], is_list: bool) -> Traced:
+def _trace(
+    problem: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], made: tuple[NewTensor | None, ...], is_list: bool
+) -> Traced:
     targets, slots, device = problem.targets, problem.slots, problem.device
     platform = _platform(device)
     try:
         interpreter = Interpreter(module, platform, kernels=False)
     except UnsupportedOp as error:
-        raise ByTorch(error.message) from error
+        raise NotLowered(error.message) from error
     settings = Settings.current(platform)
-    watch = Watch(problem.numbers)
+    watch = NumberTrace(problem.numbers)
     operands = _operands((problem.args, problem.functional_kwargs))
-    open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, Number)}
-    tensors = [item for item in operands if isinstance(item, Operand)]
+    open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
+    tensors = [item for item in operands if isinstance(item, TensorOperand)]
     function = Function(interpreter, numbers=open_numbers, outputs=[node for node in nodes if node is not None], settings=settings)
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
     written = tuple(dict.fromkeys(operand.slot for operand in targets))
@@ -570,7 +572,7 @@ def _traced(
         try:
             traced = jax.jit(program, keep_unused=True).trace(*avals)
         except UnsupportedOp as error:
-            raise ByTorch(error.message) from error
+            raise NotLowered(error.message) from error
         return sharded_as(traced, program.__name__, avals, shardings) if any(shardings) else traced
 
 
@@ -580,7 +582,7 @@ def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings
     with _tracing(device):
         try:
             compiled = programs.compile_lowered(traced.lower(), device, options, None, False)
-            return Bare(name, compiled) if on_mesh else compiled.call
+            return UnboundProgram(name, compiled) if on_mesh else compiled.call
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
 
@@ -589,28 +591,28 @@ def _platform(device: jax.Device) -> str:
     return "cuda" if device.platform == "gpu" else device.platform
 
 
-def _operands(values: Any) -> list[Operand | Number]:
+def _operands(values: Any) -> list[TensorOperand | NumberOperand]:
     """Returns the operands and numbers in nested arguments, in the order of `trace`'s placeholders."""
-    if isinstance(values, (Operand, Number)):
+    if isinstance(values, (TensorOperand, NumberOperand)):
         return [values]
     if isinstance(values, (list, tuple)):
         return [operand for value in values for operand in _operands(value)]
     return [operand for value in values.values() for operand in _operands(value)] if isinstance(values, dict) else []
 
 
-def _made(fake: torch.Tensor) -> Made:
-    return Made(tuple(fake.shape), tuple(fake.stride()), fake.dtype)
+def _made(fake: torch.Tensor) -> NewTensor:
+    return NewTensor(tuple(fake.shape), tuple(fake.stride()), fake.dtype)
 
 
-def _fitting(value: jax.Array, place: Place) -> jax.Array:
+def _fitting(value: jax.Array, place: StridedView) -> jax.Array:
     """Returns a result as an op writes it: cast to the target's dtype and expanded to its shape."""
     return expand(convert(value, dtypes.to_jax(place.dtype)), place.shape)
 
 
-def _spread(value: jax.Array, item: Made) -> jax.Array:
+def _spread(value: jax.Array, item: NewTensor) -> jax.Array:
     """Returns a result as the array of a new tensor's storage."""
     layout = Layout.of(item.shape, item.stride)
     if layout.dense:
         return layout.pack(value)
     extent = storage_extent(item.shape, item.stride)
-    return memory.write(jax.numpy.zeros(extent, value.dtype), Place(item.dtype, item.shape, item.stride), value)
+    return memory.write(jax.numpy.zeros(extent, value.dtype), StridedView(item.dtype, item.shape, item.stride), value)

@@ -33,10 +33,10 @@ from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from ..torch_ops import aten
 from . import generators, places, storages
-from .counterparts import Form, for_numbers, form_of
-from .memory import Place
+from .counterparts import FunctionalOp, for_numbers, form_of
+from .memory import StridedView
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, traced_op
+from .one_op import NotLowered, NumberOperand, OpSpecialization, Resized, StorageMetadata, TensorOperand, build, traced_op
 
 # Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the reason (str).
 CAPACITY = 4096
@@ -54,7 +54,7 @@ _VARIANTS = 8
 _INDICES = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
 
 
-class _Call:
+class _OpCall:
     """The arguments of one call, split into the metadata for the cache key and the arrays for the program."""
 
     def __init__(self, op: OpOverload) -> None:
@@ -62,7 +62,7 @@ class _Call:
         self.device: torch.device | None = None
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.arrays: list[jax.Array | None] = []
-        self.slots: list[Held] = []
+        self.slots: list[StorageMetadata] = []
         self._places: dict[int, int] = {}
         self._hosts: list[tuple[int, torch.Tensor]] = []
         self._elsewhere: torch.device | None = None
@@ -71,14 +71,14 @@ class _Call:
         self.dtypes: set[torch.dtype] = set()
 
     def note_or_open(self, value: Any) -> Any:
-        """Replaces an argument as `note` does, and also a Python number by a `Number`, if the program takes it as an input."""
+        """Replaces an argument as `note` does, and also a Python number by a `NumberOperand`, if the program takes it as an input."""
         if type(value) is float or type(value) is int:
             self.numbers.append(value)
-            return Number(len(self.numbers) - 1, type(value))
+            return NumberOperand(len(self.numbers) - 1, type(value))
         return self.note(value)
 
     def note(self, value: Any) -> Any:
-        """Replaces each tensor in an argument by an `Operand`, and stores its array."""
+        """Replaces each tensor in an argument by an `TensorOperand`, and stores its array."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)):
@@ -96,7 +96,7 @@ class _Call:
         elif self.device != device:
             raise mixed(self.op, self.device, device)
 
-    def _tensor(self, tensor: torch.Tensor) -> Operand:
+    def _tensor(self, tensor: torch.Tensor) -> TensorOperand:
         is_host = check_kind(self.op, tensor)
         self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:
@@ -104,8 +104,8 @@ class _Call:
                 self._elsewhere = tensor.device
             self._hosts.append((len(self.arrays), tensor))
             shape = tuple(tensor.shape)
-            self._add(None, Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
-            return Operand(len(self.arrays) - 1, Place(tensor.dtype, shape, row_major(shape)))
+            self._add(None, StorageMetadata(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
+            return TensorOperand(len(self.arrays) - 1, StridedView(tensor.dtype, shape, row_major(shape)))
         self._use(tensor.device)
         storage = tensor.untyped_storage()
         identity = private.identity_of(storage)
@@ -114,10 +114,10 @@ class _Call:
             slot = self._places[identity] = len(self.arrays)
             array = storages.array_of(storage)
             self.storages[slot] = storage
-            self._add(array, Held(storage.nbytes(), *((None, None) if array is None else (array.shape, array.dtype))))
-        return Operand(slot, Place.of(tensor))
+            self._add(array, StorageMetadata(storage.nbytes(), *((None, None) if array is None else (array.shape, array.dtype))))
+        return TensorOperand(slot, StridedView.of(tensor))
 
-    def _add(self, array: jax.Array | None, held: Held) -> None:
+    def _add(self, array: jax.Array | None, held: StorageMetadata) -> None:
         self.arrays.append(array)
         self.slots.append(held)
 
@@ -159,7 +159,7 @@ def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
     Raises: RuntimeError or ByTorch for a dtype or layout that the device does not have.
     """
     if tensor.layout != torch.strided:
-        raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
+        raise NotLowered(f"it takes a tensor of layout {tensor.layout}")
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"{op} takes a tensor of {tensor.dtype}, and JAX has no such dtype")
     return tensor.device.type == "cpu" and (not tensor.dim() or op._schema.name in _INDICES)
@@ -193,7 +193,7 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return run_on_the_cpu(op, args, kwargs, "it writes to a list of tensors")
     try:
         made = run(form, args, kwargs, written)
-    except ByTorch as reason:
+    except NotLowered as reason:
         return run_on_the_cpu(op, args, kwargs, str(reason))
     if not form.written:
         return made
@@ -223,7 +223,7 @@ def run_by(function: Callable[..., Any] | None) -> None:
     _instead = function
 
 
-def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
+def run(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
     """Computes an op. Its results are written to the targets; without targets they are new tensors.
 
     Raises: ByTorch; the errors of `kernel`.
@@ -231,7 +231,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     is_traced = storages.hold_tracers(tree_leaves((args, kwargs, list(targets)))) if storages.tracers_exist() else False
     if _instead is not None and not is_traced:
         return _instead(form, args, kwargs, targets)
-    call = _Call(form.op)
+    call = _OpCall(form.op)
     noted: Any
     if form.numbers:
         noted = tuple([call.note_or_open(value) if index in form.numbers else call.note(value) for index, value in enumerate(args)])
@@ -251,10 +251,10 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     unsure = bool(call.numbers) and refusals.is_doubtful(form.name, call.numbers, call.dtypes)
     found, taken = find(
         _traced_programs if is_traced else _programs, traced_op if is_traced else build, key, call.numbers, unsure,
-        lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers), where),
+        lambda: OpSpecialization(form, noted, named, noted_targets, slots, device, tuple(call.numbers), where),
     )  # fmt: skip
     if isinstance(found, str):
-        raise ByTorch(found)
+        raise NotLowered(found)
     if isinstance(found, Resized):
         for target, item in zip(targets, found.made, strict=True):
             resize_output(target, item.shape, item.stride)
@@ -295,7 +295,7 @@ def run_or_fall_back(op: OpOverload, args: Sequence[Any], targets: Sequence[torc
     """Computes a functional op as `run` does, or by torch's CPU kernel if XLA does not compute it."""
     try:
         return run(form_of(op), args, {}, targets)
-    except ByTorch as reason:
+    except NotLowered as reason:
         result = run_on_the_cpu(op, args, {}, str(reason))
     for target, value in zip(targets, [result], strict=True) if targets else ():
         run(form_of(aten.clone.default), (value,), {}, [target])
@@ -311,7 +311,12 @@ class Cache(Protocol):
 
 
 def find(
-    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
+    cache: Cache,
+    make: Callable[[OpSpecialization], Any],
+    key: Any,
+    numbers: Sequence[Any],
+    unsure: bool,
+    problem: Callable[[], OpSpecialization],
 ) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
     """Returns the program of an op, and the numbers that it takes as inputs with their dtypes.
 
@@ -353,7 +358,12 @@ def _known(cache: Cache, key: Any, numbers: Sequence[Any], unsure: bool) -> tupl
 
 
 def _made(
-    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
+    cache: Cache,
+    make: Callable[[OpSpecialization], Any],
+    key: Any,
+    numbers: Sequence[Any],
+    unsure: bool,
+    problem: Callable[[], OpSpecialization],
 ) -> Any:
     """Makes the result of `find` that is not in the cache, and stores it there."""
     if numbers:
@@ -376,7 +386,7 @@ def _made(
         key = key, _hashable(tuple(numbers))
     try:
         closed = make(problem().closed() if numbers else problem())
-    except ByTorch as reason:
+    except NotLowered as reason:
         closed = str(reason)
     cache.put(key, closed)
     return closed, ()
@@ -443,7 +453,7 @@ def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[in
 
 def _hashable(value: Any) -> Any:
     """Returns a hashable key of an argument, in which 1, 1.0 and True differ, and 0.0 and -0.0 do too."""
-    if value is None or type(value) is Operand:
+    if value is None or type(value) is TensorOperand:
         return value
     if type(value) is tuple:
         return tuple([_hashable(item) for item in value])

@@ -23,18 +23,18 @@ from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
 from . import one_op
-from .one_op import Made, Problem, Traced
+from .one_op import NewTensor, OpSpecialization, Traced
 
 # Compiled recordings.
 CAPACITY = 256
-_programs: LeastRecentlyUsed[tuple[_Program, ...]] = LeastRecentlyUsed(CAPACITY)
+_programs: LeastRecentlyUsed[tuple[_CompiledRecording, ...]] = LeastRecentlyUsed(CAPACITY)
 # The largest number of programs with the same ops for different sets of wanted values. Beyond it, a program that returns more values than
 # wanted is used: the times at which Python frees reference cycles must not cause compilation after compilation.
 _VARIANTS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class TracedOp:
     """A traced op in a recording. All calls with the same key share one object, so that steps compare it by identity.
 
     The attributes that are not listed here are those of `one_op.Traced`.
@@ -60,26 +60,26 @@ class Known:
     sharding: NamedSharding | None
 
     @staticmethod
-    def of(problem: Problem, found: Traced) -> Known:
+    def of(problem: OpSpecialization, found: Traced) -> TracedOp:
         made = tuple(None if item is None else _sized(item) for item in found.made)
         jaxpr = found.traced.jaxpr
         count = len(found.written) + sum(item is not None for item in made)
         kinds = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
-        return Known(
+        return TracedOp(
             str(problem.form.op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks,
             found.numbers, kinds, sharding_of_call(problem.form.op, problem.args),
         )  # fmt: skip
 
 
-def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+def _sized(item: NewTensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
     return storage_extent(item.shape, item.stride) * item.dtype.itemsize, item.shape, item.stride, item.dtype
 
 
-class Step(NamedTuple):
+class RecordedOp(NamedTuple):
     """A recorded op.
 
     Attributes:
-        key: the `Known`, the number of the op's first result, and the numbers of the values that it takes.
+        key: the `TracedOp`, the number of the op's first result, and the numbers of the values that it takes.
         first: the number of its first result.
         numbers: its Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if it draws random numbers, else None.
@@ -95,7 +95,7 @@ class Step(NamedTuple):
     line: str = ""
 
 
-class _Program(NamedTuple):
+class _CompiledRecording(NamedTuple):
     """A compiled recording.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Program(NamedTuple):
 Wanted = tuple[int, NamedSharding | None]
 
 
-def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wanted], device: jax.Device) -> Sequence[jax.Array]:
+def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequence[Wanted], device: jax.Device) -> Sequence[jax.Array]:
     """Runs the steps and returns the wanted values.
 
     Args:
@@ -162,7 +162,7 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wan
     return [by_value[value] for value in wanted]
 
 
-def _on_mesh(steps: Sequence[Step], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
+def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
     """Returns the mesh on which an array lies, or None, and all arrays moved to that mesh."""
     shardings = [meshes.sharding_of(array) for array in arrays]
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
@@ -171,7 +171,7 @@ def _on_mesh(steps: Sequence[Step], arrays: Sequence[jax.Array]) -> tuple[NamedS
     return where, [meshes.moved(array, where) if own is None else array for array, own in zip(arrays, shardings, strict=True)]
 
 
-def _choose(known: Sequence[_Program], wanted: tuple[Wanted, ...]) -> _Program | None:
+def _choose(known: Sequence[_CompiledRecording], wanted: tuple[Wanted, ...]) -> _CompiledRecording | None:
     """Returns the program for the wanted values among programs of the same ops.
 
     With `_VARIANTS` programs, also one that returns more values, the smallest such program. None: a new one must be compiled.
@@ -184,7 +184,7 @@ def _choose(known: Sequence[_Program], wanted: tuple[Wanted, ...]) -> _Program |
     return min((program for program in known if set(wanted) <= set(program.wanted)), key=lambda program: len(program.wanted), default=None)
 
 
-def _numbers(steps: Sequence[Step]) -> dict[np.dtype, np.ndarray]:
+def _numbers(steps: Sequence[RecordedOp]) -> dict[np.dtype, np.ndarray]:
     """Returns the Python numbers of all steps in their order, as one array for each dtype."""
     found: dict[np.dtype, list[Any]] = {}
     for step in steps:
@@ -206,9 +206,9 @@ def _brought(arrays: Sequence[np.ndarray], where: meshes.Where) -> list[jax.Arra
 
 
 def _compile(
-    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: tuple[Wanted, ...], given: Sequence[jax.Array],
+    steps: Sequence[RecordedOp], count: int, dtypes: Sequence[np.dtype], wanted: tuple[Wanted, ...], given: Sequence[jax.Array],
     device: jax.Device, settings: Settings, where: NamedSharding | None,
-) -> _Program:  # fmt: skip
+) -> _CompiledRecording:  # fmt: skip
     """Compiles the steps to one program.
 
     Args:
@@ -244,13 +244,13 @@ def _compile(
     if where is None:
         sharding = jax.sharding.SingleDeviceSharding(device)
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
-        return _Program(wanted, one_op.compiled(program, avals, device, settings), checks)
+        return _CompiledRecording(wanted, one_op.compiled(program, avals, device, settings), checks)
     avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in given]
     call = one_op.compiled(partitionable(program), avals, device, settings, [sharding for _, sharding in wanted])
-    return _Program(wanted, call, checks)
+    return _CompiledRecording(wanted, call, checks)
 
 
-def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:
+def _needed(steps: Sequence[RecordedOp], wanted: Sequence[int]) -> list[bool]:
     """Returns for each step True if it has a check, computes a wanted value, or computes an operand of such a step."""
     values, found = set(wanted), []
     for step in reversed(steps):

@@ -1,9 +1,9 @@
 """Lazy mode: ops are recorded, and run as one program when a value is read.
 
-A storage holds a `Waiting` in place of an array. Each device has one recording, to which all threads add. A step of it is an op, the number
-of the op's first result, and the numbers of the values that it takes. Results are numbered from 0; arrays from before the recording are -1,
--2, ... Values never change: a write to a storage gives the storage another value. So the steps are everything that the program depends on,
-except for the set of values that are still needed when it runs, and they are its cache key.
+A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. A step of it is an op,
+the number of the op's first result, and the numbers of the values that it takes. Results are numbered from 0; arrays from before the
+recording are -1, -2, ... Values never change: a write to a storage gives the storage another value. So the steps are everything that the
+program depends on, except for the set of values that are still needed when it runs, and they are its cache key.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..observe import metrics
 from ..runtime import meshes, private, user_frames
 from ..runtime.layout import row_major
 from . import generators, op_by_op, places, recorded, storages
-from .counterparts import Form
-from .memory import Place
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, traced_op
-from .recorded import Known, Step
+from .counterparts import FunctionalOp
+from .memory import StridedView
+from .one_op import NotLowered, NumberOperand, OpSpecialization, Resized, StorageMetadata, TensorOperand, traced_op
+from .recorded import RecordedOp, TracedOp
 
 # A recording runs when it has this many ops, since XLA may take tens of milliseconds to compile each. Training steps of large models have
 # thousands of ops.
@@ -39,7 +39,7 @@ MOST = 4_000
 CAPACITY = 16_384
 
 _lock = forks.lock()
-_recordings: dict[int, Recording] = {}
+_recordings: dict[int, LazyRecording] = {}
 _NOTHING = object()
 
 
@@ -59,7 +59,7 @@ class _Table(dict[Any, Any]):
 _ops = _Table()
 
 
-class Waiting(storages.StandIn):
+class DeferredContent(storages.StorageContent):
     """The content of a storage whose value is recorded.
 
     Attributes:
@@ -73,8 +73,8 @@ class Waiting(storages.StandIn):
 
     __slots__ = ("__weakref__", "before", "kind", "outcome", "recording", "sharding", "value")
 
-    def __init__(self, recording: Recording, value: int, kind: tuple[Any, Any], before: Any) -> None:
-        self.recording: Recording | None = recording
+    def __init__(self, recording: LazyRecording, value: int, kind: tuple[Any, Any], before: Any) -> None:
+        self.recording: LazyRecording | None = recording
         self.value, self.kind, self.before = value, kind, before
         self.outcome: Any = None
         self.sharding = storages.sharding_of_held(before) if meshes.exist() else None
@@ -100,15 +100,15 @@ class Waiting(storages.StandIn):
         self.recording = self.before = None
 
 
-class Recording:
+class LazyRecording:
     """The recorded ops of one device that have not run."""
 
     def __init__(self, index: int) -> None:
         self.device = places.jax_device(index)
         self.platform = "cuda" if self.device.platform == "gpu" else self.device.platform
-        self.steps: list[Step] = []
+        self.steps: list[RecordedOp] = []
         self.values = 0
-        self.waiting: list[weakref.ref[Waiting]] = []
+        self.waiting: list[weakref.ref[DeferredContent]] = []
         self.arrays: list[jax.Array] = []
         self._known: dict[int, tuple[int, tuple[Any, Any]]] = {}
         self.is_over = False
@@ -121,8 +121,8 @@ class Recording:
             found = self._known[id(array)] = -len(self.arrays), (array.shape, array.dtype)
         return found
 
-    def wait(self, value: int, kind: tuple[Any, Any], before: Any = _NOTHING) -> Waiting:
-        made = Waiting(self, value, kind, before)
+    def wait(self, value: int, kind: tuple[Any, Any], before: Any = _NOTHING) -> DeferredContent:
+        made = DeferredContent(self, value, kind, before)
         self.waiting.append(weakref.ref(made))
         return made
 
@@ -173,7 +173,7 @@ def run_all() -> None:
         raise failed
 
 
-def record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
+def record(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
     """Records an op that `op_by_op.run` would compute. Raises: those errors of `run` that depend on metadata only; ByTorch."""
     while True:
         with _lock:
@@ -181,21 +181,21 @@ def record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: 
         if isinstance(found, Resized):
             for target, item in zip(targets, found.made, strict=True):
                 op_by_op.resize_output(target, item.shape, item.stride)
-        elif isinstance(found, _Lent):  # wait for the program without the lock, which torch kernels called by the program may need
+        elif isinstance(found, _StorageInUse):  # wait for the program without the lock, which torch kernels called by the program may need
             storages.array_of(found.storage)
         else:
             return found
 
 
-def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
-    """Records an op and returns its results, or a `Resized` or `_Lent` that the caller must handle first, without the lock."""
+def _record(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
+    """Records an op and returns its results, or a `Resized` or `_StorageInUse` that the caller must handle first, without the lock."""
     while True:
-        notes = _Notes(form, args, kwargs, targets)
+        notes = _OpNotes(form, args, kwargs, targets)
         if notes.lent is not None:
             return notes.lent
         known, taken = op_by_op.find(_ops, _known, notes.key(), notes.numbers, notes.is_unsure(), notes.problem)
         if isinstance(known, str):
-            raise ByTorch(known)
+            raise NotLowered(known)
         if isinstance(known, Resized):
             return known
         step = notes.step(known, taken)
@@ -207,21 +207,21 @@ def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets:
 
 
 @dataclass(frozen=True)
-class _Lent:
+class _StorageInUse:
     """A storage whose array is in use by a running compiled program that may write to it."""
 
     storage: torch.UntypedStorage
 
 
-def _known(problem: Problem) -> Known | Resized:
+def _known(problem: OpSpecialization) -> TracedOp | Resized:
     found = traced_op(problem)
-    return found if isinstance(found, Resized) else Known.of(problem, found)
+    return found if isinstance(found, Resized) else TracedOp.of(problem, found)
 
 
-class _Notes:
+class _OpNotes:
     """One call of an op: its cache key and its operands. Slots are storages, in the order of their first use."""
 
-    def __init__(self, form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> None:
+    def __init__(self, form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> None:
         self.form, self.args, self.kwargs, self.targets = form, args, kwargs, targets
         self.parts: list[Any] = [form.op]
         self.storages: list[torch.UntypedStorage | None] = []
@@ -229,14 +229,14 @@ class _Notes:
         self.held: list[Any] = []
         self.values: list[int | None] = []
         self.kinds: list[tuple[Any, Any]] = []
-        self.lent: _Lent | None = None
+        self.lent: _StorageInUse | None = None
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
         self.generator: torch.Generator | None = None
         self.device = _device_of(form.op, args, kwargs, targets)
         recording = _recordings.get(self.device.index)
         if recording is None or recording.is_over:
-            recording = _recordings[self.device.index] = Recording(self.device.index)
+            recording = _recordings[self.device.index] = LazyRecording(self.device.index)
         self.recording = recording
         numbers = form.numbers
         for index, value in enumerate(args):
@@ -286,13 +286,13 @@ class _Notes:
             parts.append(slot)
         else:
             held = storages.held_by(storage)
-            if type(held) is Waiting and held.recording is self.recording:
+            if type(held) is DeferredContent and held.recording is self.recording:
                 value, kind = held.value, held.kind
-            elif type(held) is storages.Lent:
-                self.lent = _Lent(storage)
+            elif type(held) is storages.InUse:
+                self.lent = _StorageInUse(storage)
                 value, kind = None, None
             else:
-                if isinstance(held, storages.StandIn):
+                if isinstance(held, storages.StorageContent):
                     held = held.array(storage)
                 value, kind = (None, None) if held is None else self.recording.value_of(held)
             self.values.append(value)
@@ -325,18 +325,18 @@ class _Notes:
     def is_unsure(self) -> bool:
         return bool(self.numbers) and refusals.is_doubtful(self.form.name, self.numbers, self.dtypes)
 
-    def problem(self) -> Problem:
-        """Returns the call as a `Problem` for `one_op`. It does not read the storages again, since other threads may have changed them."""
+    def problem(self) -> OpSpecialization:
+        """Returns the call as an `OpSpecialization`. It does not read the storages again, since other threads may have changed them."""
         return _Described(self).problem
 
-    def step(self, known: Known, taken: Sequence[Any]) -> Step:
+    def step(self, known: TracedOp, taken: Sequence[Any]) -> RecordedOp:
         seed = generators.drawn(self.generator, self.device.index) if known.draws else None
         first = self.recording.values
         self.recording.values = first + len(known.kinds)
         where, line = _where() if known.checks else "", user_frames.line() if is_watched() else ""
-        return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
+        return RecordedOp((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
 
-    def write(self, known: Known, first: int) -> bool:
+    def write(self, known: TracedOp, first: int) -> bool:
         """Gives the storages the values that the recorded op writes.
 
         Returns False and changes nothing if the content of a storage has changed since its value was noted.
@@ -344,7 +344,7 @@ class _Notes:
         recording, changes, own = self.recording, [], []
         for index, slot in enumerate(known.written):
             held, place, kind = self.held[slot], first + index, known.kinds[index]
-            if type(held) is Waiting:
+            if type(held) is DeferredContent:
                 changes.append((self.storages[slot], held, held))
                 own.append((held, place, kind))
             else:
@@ -355,7 +355,7 @@ class _Notes:
             held.value, held.kind = place, kind
         return True
 
-    def results(self, known: Known, first: int) -> Any:
+    def results(self, known: TracedOp, first: int) -> Any:
         """Creates the tensors that the op returns. Runs the recording if it has too many ops."""
         recording, kinds = self.recording, known.kinds
         made: list[torch.Tensor | None] = []
@@ -374,11 +374,14 @@ class _Notes:
 
 
 class _Described:
-    """Builds the `Problem` of a call. (It is a class since nested functions that call each other would keep the call's tensors alive.)"""
+    """Builds the `OpSpecialization` of a call.
 
-    def __init__(self, notes: _Notes) -> None:
+    It is a class because nested functions that call each other would keep the call's tensors alive.
+    """
+
+    def __init__(self, notes: _OpNotes) -> None:
         self._notes = notes
-        self._slots: list[Held] = []
+        self._slots: list[StorageMetadata] = []
         self._numbers: list[Any] = []
         self._found: dict[int, int] = {}
         opens = notes.form.numbers
@@ -386,29 +389,29 @@ class _Described:
         kwargs = {name: self._note(value, name in opens) for name, value in notes.kwargs.items()}
         targets = tuple([self._operand(target) for target in notes.targets])
         slots, numbers = tuple(self._slots), tuple(self._numbers)
-        self.problem = Problem(notes.form, args, kwargs, targets, slots, notes.recording.device, numbers)
+        self.problem = OpSpecialization(notes.form, args, kwargs, targets, slots, notes.recording.device, numbers)
 
     def _note(self, value: Any, is_open: bool) -> Any:
         if isinstance(value, torch.Tensor):
             return self._operand(value)
         if is_open and type(value) in (float, int):
             self._numbers.append(value)
-            return Number(len(self._numbers) - 1, type(value))
+            return NumberOperand(len(self._numbers) - 1, type(value))
         if isinstance(value, (list, tuple)):
             return tuple([self._note(item, False) for item in value])
         return None if isinstance(value, torch.Generator) else value
 
-    def _operand(self, tensor: torch.Tensor) -> Operand:
+    def _operand(self, tensor: torch.Tensor) -> TensorOperand:
         if tensor.device != self._notes.device:
             shape = tuple(tensor.shape)
-            self._slots.append(Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
-            return Operand(len(self._slots) - 1, Place(tensor.dtype, shape, row_major(shape)))
+            self._slots.append(StorageMetadata(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
+            return TensorOperand(len(self._slots) - 1, StridedView(tensor.dtype, shape, row_major(shape)))
         storage = tensor.untyped_storage()
         slot = self._found.setdefault(private.identity_of(storage), len(self._slots))
         if slot == len(self._slots):
             sharding = storages.sharding_of_held(self._notes.held[slot]) if meshes.exist() else None
-            self._slots.append(Held(storage.nbytes(), *self._notes.kinds[slot], sharding))
-        return Operand(slot, Place.of(tensor))
+            self._slots.append(StorageMetadata(storage.nbytes(), *self._notes.kinds[slot], sharding))
+        return TensorOperand(slot, StridedView.of(tensor))
 
 
 def _where() -> str:

@@ -33,7 +33,7 @@ _ARRAY = "_dynaxla_array"
 Lies = tuple[tuple[int, ...] | None, NamedSharding | None]
 
 
-class StandIn:
+class StorageContent:
     """An object that a storage holds in place of an array."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class StandIn:
         return _lies(self.array(storage))
 
 
-def make_storage(nbytes: int, device: torch.device, array: jax.Array | StandIn | None = None) -> torch.UntypedStorage:
+def make_storage(nbytes: int, device: torch.device, array: jax.Array | StorageContent | None = None) -> torch.UntypedStorage:
     """Creates a storage of this size. `array` is its content; None for memory that nobody has written to."""
     storage = private.storage_without_memory(device, nbytes)
     setattr(storage, _ARRAY, array)
@@ -77,10 +77,10 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
     recorded ops.
     """
     held = held_by(storage)
-    return held.array(storage) if isinstance(held, StandIn) else held
+    return held.array(storage) if isinstance(held, StorageContent) else held
 
 
-def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
+def held_by(storage: torch.UntypedStorage) -> jax.Array | StorageContent | None:
     """Returns the array of a storage, or the object in its place, without running anything.
 
     Raises: RuntimeError for a storage that dynaxla did not create.
@@ -96,7 +96,7 @@ def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
         ) from None
 
 
-class Lost(StandIn):
+class Lost(StorageContent):
     """The content of a storage whose array was donated to a program that failed. `what` describes the tensor in the error."""
 
     def __init__(self, what: str) -> None:
@@ -109,10 +109,10 @@ class Lost(StandIn):
         )
 
 
-class Lent(StandIn):
+class InUse(StorageContent):
     """The content of storages while a running program may write to their arrays. Other threads wait until it has succeeded or failed.
 
-    To avoid deadlocks, a thread that waits for a `Lent` holds no other `Lent`, and no lock that the thread that created it may need.
+    To avoid deadlocks, a thread that waits for a `InUse` holds no other `InUse`, and no lock that the thread that created it may need.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Lent(StandIn):
             self._lock.release()
 
 
-def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) -> None:
+def set_array(storage: torch.UntypedStorage, array: jax.Array | StorageContent | None) -> None:
     """Sets the content of a storage. The elements of the array are the bytes of the storage."""
     setattr(storage, _ARRAY, array)
 
@@ -205,7 +205,9 @@ def outlived(error: Exception) -> UnsupportedTensor:
 _lock = forks.lock()
 
 
-def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | StandIn | None, jax.Array | StandIn | None]]) -> bool:
+def replace_arrays(
+    changes: Sequence[tuple[torch.UntypedStorage, jax.Array | StorageContent | None, jax.Array | StorageContent | None]],
+) -> bool:
     """Replaces the contents of storages, all or none, by compare and swap.
 
     Returns False and changes nothing if another thread has written to one of the storages meanwhile, since that write would be lost.
@@ -224,7 +226,7 @@ def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | Sta
 def lies(storage: torch.UntypedStorage) -> Lies:
     """Returns the shape and the sharding of a storage's array. Recorded ops do not run for this."""
     held = held_by(storage)
-    return held.lies(storage) if isinstance(held, StandIn) else _lies(held)
+    return held.lies(storage) if isinstance(held, StorageContent) else _lies(held)
 
 
 def _lies(array: jax.Array | None) -> Lies:

@@ -35,13 +35,13 @@ from ..runtime.programs import XlaProgram
 from .facts import Facts, Returned
 
 if TYPE_CHECKING:
-    from .making import Maker
+    from .making import ExecutableBuilder
     from .stages import Specialised
 
 Arrays = Sequence[jax.Array]
 
 
-def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
+def in_parts(program: ExecutableBuilder, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
     """Compiles a graph with concrete sizes as programs that run in turn.
 
     Returns: the parts as one program, the graph's buffers, and its facts. None if the graph cannot be split in this way (on another
@@ -73,7 +73,7 @@ def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buff
 
 
 @dataclass(frozen=True)
-class _Part:
+class _CompiledStretch:
     """A form of stretch, compiled.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Parts:
         values: The values of the graph's inputs; None for tensors.
     """
 
-    def __init__(self, program: Maker, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
+    def __init__(self, program: ExecutableBuilder, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
         self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
         self._results, self._values = specialised.buffers.nodes, values
         results, read = set(self._results), {source for stretch in cut for source in stretch.inputs}
@@ -146,9 +146,9 @@ class _Parts:
         constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
         code, made = count, count + 1 + len(self._cut)
         places = dict(first)
-        parts: dict[Hashable, _Part] = {}
+        parts: dict[Hashable, _CompiledStretch] = {}
         facts = Facts()
-        taken: list[tuple[_Part, list[int]]] = []
+        taken: list[tuple[_CompiledStretch, list[int]]] = []
         for index, stretch in enumerate(self._cut):
             kind = self._kind(index)
             if kind not in parts:
@@ -174,7 +174,7 @@ class _Parts:
             any(program.calls_back for program in programs),
         ), facts
 
-    def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _Part:
+    def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _CompiledStretch:
         program, symbols = self._program, self._symbols
         module = stretch.part([stretch.nodes[place] for place in outputs])
         whole = program.interpreter
@@ -219,13 +219,13 @@ class _Parts:
             lowered, facts = program.lower(traced), traced.out_info.facts
             compiled = program.compile(lowered, traced, self._settings, module)
             program.record(key, lowered, compiled, traced, self._settings, facts, orders)
-        return _Part(compiled, facts, outputs, list(layouts), draws)
+        return _CompiledStretch(compiled, facts, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:
         return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])
 
 
-def _turns(taken: Sequence[tuple[_Part, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
+def _turns(taken: Sequence[tuple[_CompiledStretch, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
     """Returns the parts' turns.
 
     Args:

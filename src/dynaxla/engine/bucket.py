@@ -17,7 +17,7 @@ from ..buffers.overlaps import shares_with_itself
 from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.extents import Extents
 from ..capture.inputs import Sizes
-from ..capture.padded_graph import Computed, Given, Number, Padded, Viewed, pad
+from ..capture.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput, pad
 from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
@@ -87,7 +87,7 @@ class BucketProgram:
         self._engine, self._graph, self._padded, self._filled = engine, graph, padded, filled
         self._sizes = Sizes(graph.module.graph.find_nodes(op="placeholder"))
         self._device = graph_device(graph.module)
-        self._calls: LeastRecentlyUsed[_Call | str] = LeastRecentlyUsed(64 * kept)
+        self._calls: LeastRecentlyUsed[_CallPlan | str] = LeastRecentlyUsed(64 * kept)
         self._first = first
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class BucketProgram:
         with by_torch.kernels():
             return call.cut(given, results)
 
-    def _results(self, call: _Call, given: Sequence[Any]) -> Sequence[Any] | None:
+    def _results(self, call: _CallPlan, given: Sequence[Any]) -> Sequence[Any] | None:
         """Returns the program's results; None if it is not yet compiled."""
         executable, run = None, self._run
         if isinstance(run, Program) and run.in_background:
@@ -137,7 +137,7 @@ class BucketProgram:
             padded = call.padded(given, self._filled)
         return run(padded) if executable is None else executable(executable.take(padded))
 
-    def _meanwhile(self, call: _Call, given: Sequence[Any]) -> list[Any]:
+    def _meanwhile(self, call: _CallPlan, given: Sequence[Any]) -> list[Any]:
         """Returns the graph's outputs, computed by torch's kernels."""
         late_checks.look(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
@@ -156,7 +156,7 @@ class BucketProgram:
         runners = [vars(self)[name] for name in ("_run", "_exact") if name in vars(self)]
         return [executable for runner in runners for executable in runner.executables()]
 
-    def _prepare(self, args: Sequence[Any]) -> _Call | str:
+    def _prepare(self, args: Sequence[Any]) -> _CallPlan | str:
         """Plans calls with these sizes. Returns _EXACT if the sizes cannot be rounded, _FIRST for the first combinations of sizes."""
         if self._first > 0:
             self._first -= 1
@@ -169,12 +169,12 @@ class BucketProgram:
         lengths = [_value(size, true) for size in padded.sizes]
         if not all(0 < length <= _value(size, whole) for length, size in zip(lengths, padded.sizes, strict=True)):
             return _EXACT
-        computed = [output.base if isinstance(output, Viewed) else output for output in padded.outputs]
-        if any(isinstance(output, Computed) and _overlaps(whole.spec(output.fake)) for output in computed):
+        computed = [output.base if isinstance(output, ViewOutput) else output for output in padded.outputs]
+        if any(isinstance(output, ComputedOutput) and _overlaps(whole.spec(output.fake)) for output in computed):
             return _EXACT  # padding would overlap valid elements
-        return _Call(
+        return _CallPlan(
             torch.tensor(lengths, dtype=torch.int64, device=self._device),
-            {position: _Block.of(extents, true, whole) for position, extents in padded.inputs.items()},
+            {position: _ValidRegion.of(extents, true, whole) for position, extents in padded.inputs.items()},
             {position: _value(size, whole) for position, size in padded.numbers.items()},
             [_output(output, true, whole) for output in padded.outputs],
         )
@@ -191,7 +191,7 @@ def _value(size: Any, symbols: SymbolValues) -> int:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ValidRegion:
     """The valid part of a padded tensor.
 
     Attributes:
@@ -205,10 +205,10 @@ class _Block:
     true: tuple[int, ...]
 
     @staticmethod
-    def of(extents: Extents, true: SymbolValues, whole: SymbolValues) -> _Block:
+    def of(extents: Extents, true: SymbolValues, whole: SymbolValues) -> _ValidRegion:
         factors = [factor for extent in extents for factor in extent.factors]
         sizes = [[_value(factor, whole) for factor in extent.factors] for extent in extents]
-        return _Block(
+        return _ValidRegion(
             tuple(map(math.prod, sizes)),
             tuple(size for dims in sizes for size in dims),
             tuple(_value(factor, true) for factor in factors),
@@ -245,7 +245,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _ComputedOutput:
     """An output that the program computes.
 
     Attributes:
@@ -255,7 +255,7 @@ class _Made:
     """
 
     index: int
-    block: _Block
+    block: _ValidRegion
     wanted: TensorSpec
 
     def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -265,7 +265,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ViewOutput:
     """An output that is a view of a value that the program computes.
 
     Attributes:
@@ -274,13 +274,13 @@ class _Seen:
         start: The storage offset of the base.
     """
 
-    base: _Made
+    base: _ComputedOutput
     spec: TensorSpec
     start: int
 
 
 @dataclass(frozen=True)
-class _Told:
+class _InputOutput:
     """An output that follows from the inputs: an input, a view of one, or a number.
 
     Attributes:
@@ -290,20 +290,22 @@ class _Told:
     of: Callable[[Sequence[Any]], Any]
 
 
-def _output(output: Given | Computed | Viewed | Number, true: SymbolValues, whole: SymbolValues) -> _Made | _Seen | _Told:
+def _output(
+    output: InputOutput | ComputedOutput | ViewOutput | NumberOutput, true: SymbolValues, whole: SymbolValues
+) -> _ComputedOutput | _ViewOutput | _InputOutput:
     """Returns the plan for an output."""
-    if isinstance(output, Computed):
-        return _Made(output.index, _Block.of(output.extents, true, whole), true.spec(output.fake))
-    if isinstance(output, Viewed):
-        base = _Made(output.base.index, _Block.of(output.base.extents, true, whole), true.spec(output.base.fake))
-        return _Seen(base, true.spec(output.fake), base.wanted.offset)
-    if isinstance(output, Number):
+    if isinstance(output, ComputedOutput):
+        return _ComputedOutput(output.index, _ValidRegion.of(output.extents, true, whole), true.spec(output.fake))
+    if isinstance(output, ViewOutput):
+        base = _ComputedOutput(output.base.index, _ValidRegion.of(output.base.extents, true, whole), true.spec(output.base.fake))
+        return _ViewOutput(base, true.spec(output.fake), base.wanted.offset)
+    if isinstance(output, NumberOutput):
         number = output.value if output.value is None or isinstance(output.value, (int, float, str)) else _value(output.value, true)
-        return _Told(lambda given: number)
+        return _InputOutput(lambda given: number)
     if output.fake is None:
-        return _Told(lambda given: given[output.position])
+        return _InputOutput(lambda given: given[output.position])
     spec, start = true.spec(output.fake), true.spec(output.source).offset
-    return _Told(lambda given: _view(given[output.position], spec, start))
+    return _InputOutput(lambda given: _view(given[output.position], spec, start))
 
 
 def _view(tensor: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
@@ -331,7 +333,7 @@ def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
     return tensor
 
 
-class _Call:
+class _CallPlan:
     """The plan of a call with certain sizes.
 
     Args:
@@ -345,7 +347,11 @@ class _Call:
     """
 
     def __init__(
-        self, lengths: torch.Tensor, inputs: Mapping[int, _Block], numbers: Mapping[int, int], outputs: Sequence[_Made | _Seen | _Told]
+        self,
+        lengths: torch.Tensor,
+        inputs: Mapping[int, _ValidRegion],
+        numbers: Mapping[int, int],
+        outputs: Sequence[_ComputedOutput | _ViewOutput | _InputOutput],
     ) -> None:
         self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
         self.is_ready = False
@@ -376,7 +382,7 @@ class _Call:
         """
         used = {private.storage_id(tensor) for tensor in others}
 
-        def own(output: _Made) -> torch.Tensor:
+        def own(output: _ComputedOutput) -> torch.Tensor:
             value, wanted = values[output.index], output.wanted
             if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
                 raise RuntimeError(
@@ -386,18 +392,18 @@ class _Call:
 
         return self._each(given, own)
 
-    def _each(self, given: Sequence[Any], make: Callable[[_Made], torch.Tensor]) -> list[Any]:
+    def _each(self, given: Sequence[Any], make: Callable[[_ComputedOutput], torch.Tensor]) -> list[Any]:
         """Returns the graph's outputs. Several of them may be, or may be views of, one output of the program; these share memory."""
         made: dict[int, torch.Tensor] = {}
         found: list[Any] = []
         for output in self._outputs:
-            if isinstance(output, _Told):
+            if isinstance(output, _InputOutput):
                 found.append(output.of(given))
                 continue
-            base = output.base if isinstance(output, _Seen) else output
+            base = output.base if isinstance(output, _ViewOutput) else output
             is_new = base.index not in made
             first = made[base.index] = make(base) if is_new else made[base.index]
-            if isinstance(output, _Seen):
+            if isinstance(output, _ViewOutput):
                 found.append(_view(first, output.spec, output.start))
             else:
                 found.append(first if is_new else torch.as_strided(first, first.shape, first.stride(), int(first.storage_offset())))

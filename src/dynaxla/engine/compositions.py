@@ -20,7 +20,7 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Loose, Phase, copy_graph, graph_devices, tensors_of, written_inputs
+from ..capture.aten_graph import AtenGraph, OpenLayouts, Phase, copy_graph, graph_devices, tensors_of, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.counters import Counters, take_apart
 from ..capture.crossings import COPY, arrange, has_several, remove_detours
@@ -28,7 +28,7 @@ from ..capture.freeze import Frozen, copy_weights, freeze
 from ..capture.hoisting import hoist
 from ..capture.late_writes import LateWrites, take_late_writes
 from ..capture.packing import pack_weights
-from ..capture.split import Part, split
+from ..capture.split import GraphPart, split
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering.cpu import weight_orders
@@ -215,7 +215,7 @@ class SplitProgram:
         parts: Its parts, in the order in which they run.
     """
 
-    def __init__(self, engine: Engine, graph: AtenGraph, parts: list[Part]) -> None:
+    def __init__(self, engine: Engine, graph: AtenGraph, parts: list[GraphPart]) -> None:
         self._boxed_call = True
         self.name = graph.name
         self.placeholders = graph.module.graph.find_nodes(op="placeholder")
@@ -225,7 +225,7 @@ class SplitProgram:
         writes = any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in between)
         waits = writes or bool(written_inputs(graph.module.graph))  # a part's program does not guard writes outside of it
         self._runners: list[Runner] = []
-        self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
+        self.parts: list[tuple[GraphPart, Callable[[list[Any]], Sequence[Any]]]] = []
         for part in parts:
             run: Callable[[list[Any]], Sequence[Any]]
             if part.compiled:
@@ -300,7 +300,7 @@ class FrozenProgram:
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
         self._places = [rest.inputs.index(node) for node in prepared.outputs]
-        self._loose = Loose(self._places)
+        self._loose = OpenLayouts(self._places)
         self._run = engine.runner(AtenGraph(self.name, rest.module, positions, waits=waits, loose=self._loose))
         self._derived = prepared.outputs
         self._rest = rest

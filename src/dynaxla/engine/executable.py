@@ -14,14 +14,14 @@ from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedO
 from ..observe import events, metrics
 from ..runtime import affinity, callbacks, heap, private, programs, user_frames
 
-_watching: list[list[Ran]] = []
+_watching: list[list[ProgramRun]] = []
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Ran]]:
+def watched() -> Iterator[list[ProgramRun]]:
     """Collects the programs that run inside the context, in all threads and in order. Of eager ops and recordings, only programs on a mesh
     are collected."""
-    seen: list[Ran] = []
+    seen: list[ProgramRun] = []
     _watching.append(seen)
     try:
         yield seen
@@ -34,7 +34,7 @@ def is_watched() -> bool:
     return bool(_watching)
 
 
-class Bare:
+class UnboundProgram:
     """A program on a mesh that is called with arrays and has no binding: the program of an eager op or of a recording."""
 
     def __init__(self, name: str, program: programs.XlaProgram) -> None:
@@ -42,19 +42,19 @@ class Bare:
 
     def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         if _watching:
-            ran = Ran(self.name, self.program, user_frames.line())
+            ran = ProgramRun(self.name, self.program, user_frames.line())
             for seen in _watching:
                 seen.append(ran)
         return self.program.call(arrays)
 
 
-class Ran(NamedTuple):
+class ProgramRun(NamedTuple):
     """A program that has run.
 
     Attributes:
         name: The program's name.
         program: The program; None if there was nothing to compute.
-        line: The line of user code that called a `Bare` program.
+        line: The line of user code that called a `UnboundProgram` program.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Executable:
     def show(self) -> None:
         """Reports to all active `watched` contexts that the program runs. A planned program is reported without running."""
         for seen in _watching:
-            seen.append(Ran(self.name, self.program))
+            seen.append(ProgramRun(self.name, self.program))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Runs the program on the tensors that `take` returned, and returns the graph's outputs.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 threads: set[int] = set()
 
 
-class HeldBack(BaseException):
+class DryRun(BaseException):
     """Raised by a program in place of running. A BaseException, so that handlers in the surrounding code do not catch it.
 
     Attributes:
@@ -25,12 +25,12 @@ class HeldBack(BaseException):
         self.program, self.inputs = program, list(args)
 
 
-def first_program(call: Callable[[], Any]) -> HeldBack | None:
+def first_program(call: Callable[[], Any]) -> DryRun | None:
     """Returns the first program that the call would run in this thread, with its inputs; None if it runs none."""
     threads.add(threading.get_ident())
     try:
         call()
-    except HeldBack as found:
+    except DryRun as found:
         return found
     finally:
         threads.discard(threading.get_ident())
@@ -40,4 +40,4 @@ def first_program(call: Callable[[], Any]) -> HeldBack | None:
 def hold_back(program: Runner, args: Sequence[Any]) -> None:
     """Raises HeldBack if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
     if threading.get_ident() in threads:
-        raise HeldBack(program, args)
+        raise DryRun(program, args)

@@ -32,10 +32,10 @@ from .blocks import in_parts
 from .executable import Executable
 from .facts import Facts
 from .layouts import sharded_as
-from .pending import ByTorch, Kernels
+from .pending import EagerExecutable, Kernels
 from .stages import Specialised, Stages
 
-Runnable = Executable | ByTorch
+Runnable = Executable | EagerExecutable
 
 # Live programs by record key, device and heap option. Equal graphs share one program: layers that are compiled one by one, a second bucket
 # of DistributedDataParallel, a notebook cell that runs again.
@@ -45,7 +45,7 @@ _still_there: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.
 LONG = 0.5
 
 
-class Maker(Stages):
+class ExecutableBuilder(Stages):
     """Builds the executable of a graph with concrete sizes, or chooses torch's kernels for it."""
 
     @functools.cached_property
@@ -60,7 +60,7 @@ class Maker(Stages):
                 heap.keep_freed_memory()
             kernels = Kernels(self.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
             with self._told(specialised) as made:
-                made.append(ByTorch(self.name, kernels, specialised.buffers, self.device))
+                made.append(EagerExecutable(self.name, kernels, specialised.buffers, self.device))
             return made[0]
         return self.build(specialised)
 

@@ -80,7 +80,7 @@ class _Timed(Interpreter):
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _FirstCallLayouts:
     """The layouts of the first call, for the fast path of later calls.
 
     Attributes:
@@ -108,7 +108,7 @@ def _is_in_place(result: torch.Tensor, value: torch.Tensor) -> bool:
     return private.storage_id(result) == private.storage_id(value)
 
 
-class ByTorch:
+class EagerExecutable:
     """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`; its outputs have the same strides and
     aliases, and own their memory where that one's do. Exceptions of torch's kernels are those of eager mode.
 
@@ -129,7 +129,7 @@ class ByTorch:
         self.name = name
         self._kernels, self._buffers, self._device = kernels, buffers, device
         self._binding: Binding | None = None
-        self._alike: _Alike | None = None
+        self._alike: _FirstCallLayouts | None = None
 
     @staticmethod
     def take(args: list[Any]) -> list[Any]:
@@ -193,7 +193,7 @@ class ByTorch:
         if is_first and all(map(_is_in_place, results, values)):
             checks = ArgumentCheck(tensors).matches, ArgumentCheck(values).matches
             places = [None if one is value else (one.shape, one.stride()) for one, value in zip(results, values, strict=True)]
-            self._alike = _Alike(*checks, places if any(places) else None, _are_same(outputs, results))
+            self._alike = _FirstCallLayouts(*checks, places if any(places) else None, _are_same(outputs, results))
         return outputs
 
     def _values(self, given: list[Any]) -> Sequence[Any]:
@@ -204,7 +204,7 @@ class ByTorch:
         return values
 
 
-class Pending(ByTorch):
+class Pending(EagerExecutable):
     """A graph with concrete sizes that torch's kernels run until its program is compiled.
 
     Its kernels return the values of all nodes that the buffers of any sizes may need.

@@ -22,7 +22,7 @@ import torch
 from ..lowering import forms, registry
 from ..runtime import affinity, machine
 from ..runtime.clients import is_own, threads_of
-from ..runtime.store import Keeper
+from ..runtime.store import StoreProtocol
 
 Checks = Sequence[tuple[type[Exception], str]]
 
@@ -47,7 +47,7 @@ class Record:
     orders: Mapping[int, tuple[int, ...]]
     note: bytes
 
-    def put(self, store: Keeper, key: str) -> None:
+    def put(self, store: StoreProtocol, key: str) -> None:
         """Stores the record under the key, if all of it can be serialised."""
         if not all(type(number) in (bool, int, type(None)) for number in self.numbers):
             return
@@ -59,7 +59,7 @@ class Record:
         store.put(key, json.dumps(told).encode() + b"\n" + self.note)
 
     @staticmethod
-    def find(store: Keeper, key: str) -> Record | None:
+    def find(store: StoreProtocol, key: str) -> Record | None:
         """Returns the record that a store has under a key; None if there is none."""
         data = store.get(key)
         if data is None:

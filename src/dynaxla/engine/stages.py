@@ -14,7 +14,7 @@ import torch
 from jax.sharding import NamedSharding
 
 from ..buffers.device_kinds import Request, kind_of
-from ..buffers.native import NativeBuffers, Place
+from ..buffers.native import GraphDevice, NativeBuffers
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
 from ..capture.aten_graph import AtenGraph, graph_device
@@ -31,7 +31,7 @@ from ..lowering.function import Function
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import dump, metrics
 from ..runtime import devices, meshes, networks, private, programs, streams
-from ..runtime.store import Keeper
+from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
@@ -39,7 +39,7 @@ from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, quick_options, with_tiles
 
 # Returns the store for a folder name, where later processes find entries; None if nothing is stored.
-Stores = Callable[[str], Keeper | None]
+Stores = Callable[[str], StoreProtocol | None]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Stages:
         values = [node.meta["val"] for node in interpreter.placeholders]
         specs = [symbols.spec(value) for value in values if isinstance(value, torch.Tensor)]
         reorders = self.platform == "cpu" and interpreter.reorders(specs)
-        place = Place(self.device, self.jax_device)
+        place = GraphDevice(self.device, self.jax_device)
         buffers: Buffers
         if self._kind is not None:
             remade, donate = self._remade, self.options.donate

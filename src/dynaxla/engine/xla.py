@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
-from ..buffers.device_kinds import Kind, Request, Unlike
-from ..buffers.native import Place
+from ..buffers.device_kinds import DeviceKind, LayoutMismatch, Request
+from ..buffers.native import GraphDevice
 from ..capture.aten_graph import AtenGraph
 from ..config import Options
 from ..errors import DynaxlaError
@@ -25,8 +25,8 @@ from ..runtime import background, by_torch, meshes, networks, private, streams
 from ..runtime.cache import LeastRecentlyUsed
 from . import held_back
 from .executable import Executable, drawing_under_trace
-from .making import Maker, Runnable
-from .pending import ByTorch, Pending
+from .making import ExecutableBuilder, Runnable
+from .pending import EagerExecutable, Pending
 from .stages import Specialised, Stores
 
 # Attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
@@ -50,7 +50,7 @@ class Xla:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class CallTemplate:
     """A description of a call, from which its program can be compiled later.
 
     Attributes:
@@ -69,7 +69,7 @@ def _like(arg: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedCompilation:
     """A program that waits to be compiled in the background.
 
     Attributes:
@@ -77,11 +77,11 @@ class _Waiting:
         pending: Runs calls until then; None if the caller of `ready` runs them itself.
     """
 
-    wanted: Specialised | Likeness
+    wanted: Specialised | CallTemplate
     pending: Pending | None = None
 
 
-class Program(Maker):
+class Program(ExecutableBuilder):
     """The runner of a graph (see `protocol.Runner`), with its executables by input sizes.
 
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
@@ -93,13 +93,13 @@ class Program(Maker):
         self._boxed_call = True
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(options.executables)
         self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
-        # The fast path (`ByTorch.again`) if torch's kernels run every call of the graph.
+        # The fast path (`EagerExecutable.again`) if torch's kernels run every call of the graph.
         self._again: Callable[[list[Any]], list[Any] | None] | None = None
         # Whether torch's kernels run calls while XLA compiles.
         self.in_background = options.compile == "background" and is_interchangeable(graph.module)
         # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
         self._tells_strides = self.in_background and graph.phase == "backward"
-        self._waiting: OrderedDict[Any, _Waiting] = OrderedDict()  # the most recently requested program is last
+        self._waiting: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
         self._pending_lock = forks.lock()
         forks.renew(self)
         if not forks.is_cut_off():
@@ -129,7 +129,9 @@ class Program(Maker):
         for _ in range(_TRIES):
             try:
                 taken = executable.take(args)
-            except Unlike:  # even from the executable made for these inputs, if another thread has meanwhile written to an input's storage
+            except (
+                LayoutMismatch
+            ):  # even from the executable made for these inputs, if another thread has meanwhile written to an input's storage
                 executable = self._alike(key, args, executable)
             else:
                 return executable(taken)
@@ -138,7 +140,7 @@ class Program(Maker):
             hint="do not write to the inputs in other threads during the call",
         )
 
-    def _planned(self, kind: Kind, args: list[Any]) -> list[Any]:
+    def _planned(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Compiles the program of a call for inspection, without running it. Returns: outputs without values."""
         key = "planned", self._key(args), kind.plans(args)
         with self._lock:
@@ -149,7 +151,7 @@ class Program(Maker):
         executable.show()
         return kind.blank(executable.binding, args, executable.program.lie() if executable.program is not None else ())
 
-    def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
+    def _inlined(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace. Checks of values are dropped,
         because the values are not known during the trace.
 
@@ -158,7 +160,7 @@ class Program(Maker):
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), Settings.current(self.platform)
         if interpreter.draws_random:
             raise drawing_under_trace(self.name)
-        place, given = Place(self.device, self.jax_device), {index: args[index] for index in self.sizes.numbers}
+        place, given = GraphDevice(self.device, self.jax_device), {index: args[index] for index in self.sizes.numbers}
         buffers = kind.buffers(Request(interpreter, symbols, args, self.phase, place, self._storages, self._remade, donate=False))
         function = Function(interpreter, symbols, given, buffers.nodes, buffers.numbers, settings=settings)
         binding = buffers.bind(self.numbers(buffers, symbols, given))
@@ -179,7 +181,7 @@ class Program(Maker):
     def _alike(self, key: Any, args: Sequence[Any], unlike: Runnable) -> Runnable:
         """Returns the executable for inputs with these layouts in their storages. Later calls try it first.
 
-        unlike: The executable that has raised `Unlike` for these inputs.
+        unlike: The executable that has raised `LayoutMismatch` for these inputs.
         """
         assert self._kind is not None
         own = key, self._kind.signature(args)
@@ -208,8 +210,8 @@ class Program(Maker):
                 if executable is not None:
                     return executable
                 if key not in self._waiting:
-                    likeness = Likeness([_like(arg) for arg in args], Settings.current(self.platform), torch.get_default_dtype())
-                    self._wait(key, _Waiting(likeness))
+                    likeness = CallTemplate([_like(arg) for arg in args], Settings.current(self.platform), torch.get_default_dtype())
+                    self._wait(key, _QueuedCompilation(likeness))
                 self._waiting.move_to_end(key)
             background.want(self)
         return executable
@@ -245,7 +247,7 @@ class Program(Maker):
 
     def _keep(self, key: Any, executable: Runnable) -> None:
         self._executables.put(key, executable)
-        if not key and isinstance(executable, ByTorch):
+        if not key and isinstance(executable, EagerExecutable):
             self._again = executable.again
 
     def _pending_for(self, key: Any, args: Sequence[Any]) -> Runnable:
@@ -264,7 +266,7 @@ class Program(Maker):
                 if executable is not None:
                     self._keep(key, executable)
                     return executable
-                waiting = _Waiting(specialised, Pending(self.name, self._kernels, specialised.buffers, self.device))
+                waiting = _QueuedCompilation(specialised, Pending(self.name, self._kernels, specialised.buffers, self.device))
                 self._wait(key, waiting)
             self._waiting.move_to_end(key)
             pending = waiting.pending
@@ -272,7 +274,7 @@ class Program(Maker):
         background.want(self)
         return pending
 
-    def _wait(self, key: Any, waiting: _Waiting) -> None:
+    def _wait(self, key: Any, waiting: _QueuedCompilation) -> None:
         self._waiting[key] = waiting
         if len(self._waiting) > self.options.executables:
             self._waiting.popitem(last=False)
@@ -300,7 +302,7 @@ class Program(Maker):
             self._waiting.pop(key, None)
             return bool(self._waiting)
 
-    def _specialised(self, likeness: Likeness) -> Specialised:
+    def _specialised(self, likeness: CallTemplate) -> Specialised:
         with dtypes.defaulting_to(likeness.default_dtype):
             return self.specialise(likeness.args, likeness.settings)
 

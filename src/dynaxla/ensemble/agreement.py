@@ -27,7 +27,7 @@ MULTIPLE = 3.0
 
 
 @dataclass(frozen=True)
-class Agreement:
+class NumericalAgreement:
     """The result of a comparison.
 
     An error is the largest difference divided by the largest magnitude of the reference, for the worst of all outputs.
@@ -49,7 +49,7 @@ class Agreement:
     detail: str = ""
 
 
-def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> Agreement:
+def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> NumericalAgreement:
     """Compares an engine's result with eager mode's.
 
     Args:
@@ -62,7 +62,7 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
     flat_mine, structure_mine = pytree.tree_flatten(mine)
     flat_eager, structure_eager = pytree.tree_flatten(eager)
     if structure_mine != structure_eager:
-        return Agreement(False, detail=f"structure {structure_mine}, eager gives {structure_eager}")
+        return NumericalAgreement(False, detail=f"structure {structure_mine}, eager gives {structure_eager}")
     flat_reference = pytree.tree_leaves(reference) if reference is not None else [None] * len(flat_eager)
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
@@ -97,19 +97,21 @@ def _norm(tensors: list[torch.Tensor]) -> float:
     return math.hypot(*(torch.linalg.vector_norm(tensor.detach().double()).item() for tensor in tensors))
 
 
-def worst(agreements: list[Agreement]) -> Agreement:
+def worst(agreements: list[NumericalAgreement]) -> NumericalAgreement:
     """Returns the worst of several agreements: one that disagrees if there is any, and of these, or of all, that with the largest error."""
-    return min(agreements, key=lambda item: (item.agrees, -item.error), default=Agreement(True))
+    return min(agreements, key=lambda item: (item.agrees, -item.error), default=NumericalAgreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], whole: _Gradients | None) -> Agreement:
+def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], whole: _Gradients | None) -> NumericalAgreement:
     if not isinstance(eager, torch.Tensor):
-        return Agreement(type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}")
+        return NumericalAgreement(
+            type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}"
+        )
     if not isinstance(mine, torch.Tensor):
-        return Agreement(False, detail=f"{type(mine).__name__}, eager gives a tensor")
+        return NumericalAgreement(False, detail=f"{type(mine).__name__}, eager gives a tensor")
     for fact in ("shape", "dtype", "device"):
         if getattr(mine, fact) != getattr(eager, fact):
-            return Agreement(False, detail=f"{fact} {getattr(mine, fact)}, eager gives {getattr(eager, fact)}")
+            return NumericalAgreement(False, detail=f"{fact} {getattr(mine, fact)}, eager gives {getattr(eager, fact)}")
     if eager.is_complex():
         parts = [
             torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item for item in (mine, eager, reference)
@@ -117,17 +119,19 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], w
         return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], whole)
     if not eager.is_floating_point():
         differing = int((mine != eager).sum())
-        return Agreement(not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else "")
+        return NumericalAgreement(
+            not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else ""
+        )
     least = None if whole is None else GRADIENT_PART * whole.norm
     error = distance(mine, eager, least)
     spread = max((distance(other, eager, least) for other in moved), default=0.0)
     tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if whole is None else GRADIENT_FACTOR)
     agrees = error <= max(tolerance, MULTIPLE * spread) < float("inf")
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
-        return Agreement(agrees, error, spread=spread)
+        return NumericalAgreement(agrees, error, spread=spread)
     own_error, eager_error = distance(mine, reference, least), distance(eager, reference, least)
     agrees = agrees or own_error <= MULTIPLE * max(eager_error, whole.error if whole else 0.0) < float("inf")
-    return Agreement(agrees, error, own_error, eager_error, spread)
+    return NumericalAgreement(agrees, error, own_error, eager_error, spread)
 
 
 def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None = None) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from ..runtime import affinity, machine
-from ..runtime.store import Keeper
+from ..runtime.store import StoreProtocol
 from .contest import Kept
 
 Choice = tuple[str, Mapping[str, float]]
@@ -24,7 +24,7 @@ Choice = tuple[str, Mapping[str, float]]
 class KeptChoices(Kept):
     """The choices in a store under a key (see `key_of`)."""
 
-    def __init__(self, store: Keeper, key: str) -> None:
+    def __init__(self, store: StoreProtocol, key: str) -> None:
         self._store, self._key = store, key
         self.found = _read(store.get(key))
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import words
-from .explanation import Captured, Explanation, Graph
+from .explanation import CapturedGraph, Explanation, Graph
 
 _WIDTH = 120
 
@@ -74,7 +74,7 @@ def _print(found: Explanation, console: Console) -> None:
             say(note)
 
 
-def _captured(captured: Captured, console: Console, heading: Callable[[str], None], say: Callable[..., None]) -> None:
+def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str], None], say: Callable[..., None]) -> None:
     heading(words.title(captured))
     say(words.ended(captured))
     for fallback in captured.fallbacks:

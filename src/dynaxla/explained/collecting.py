@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..engine.pending import ByTorch
+from ..engine.pending import EagerExecutable
 from ..lowering import dtypes, registry
 from ..observe import events, verdicts
 from ..tuning import tried
 from . import words
 from .captures import break_of, first_line
-from .explanation import Break, Captured, Copy, Fallback, Form, Graph, Line, Memory, Program, Tensor
+from .explanation import Break, CapturedGraph, ChosenForm, CompiledProgram, Copy, Fallback, Graph, Line, MemoryUse, Tensor
 from .line_costs import Profiler
 
 Ways = Counter[tuple[str, str, str]]
 
 
 @dataclass
-class _Program:
+class _ProgramEvents:
     executable: Any = None
     sizes: str = ""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -37,7 +37,7 @@ class _Program:
 
     @property
     def is_by_torch(self) -> bool:
-        return isinstance(self.executable, ByTorch)
+        return isinstance(self.executable, EagerExecutable)
 
 
 class _Graph:
@@ -66,7 +66,7 @@ class _Graph:
         for node in nodes.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
                 self.kinds[_kind(node)] += 1
-        self.programs: list[_Program] = []
+        self.programs: list[_ProgramEvents] = []
         self.forms: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
         self.fallbacks: Ways = Counter()
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -77,13 +77,13 @@ class _Graph:
             self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
             tuple(self.inputs), tuple(self.outputs),
             tuple(map(_told, self.programs)),
-            tuple(Form(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
+            tuple(ChosenForm(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
             tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
             tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
             *self._engine(),
         )  # fmt: skip
 
-    def took(self, event: events.Took) -> None:
+    def took(self, event: events.FormChosen) -> None:
         """Records a chosen form. A form that the user has forced does not count as measurable."""
         is_measurable = event.is_measurable and self._forced.get(event.op) != event.form
         self.forms[event.op, event.problem, event.form, tuple(event.others)] = is_measurable
@@ -122,7 +122,7 @@ class _Thread:
 
     def __init__(self) -> None:
         self.captured: _Captured | None = None
-        self.building: list[tuple[_Graph | None, _Program, Any]] = []
+        self.building: list[tuple[_Graph | None, _ProgramEvents, Any]] = []
         self.copies: list[events.Copied] = []
 
 
@@ -143,15 +143,15 @@ class Collector:
         self._profiler = profiler
         self._all: list[_Captured] = []
         self._graphs: dict[str, _Graph] = {}
-        self._programs: dict[int, tuple[_Graph | None, _Program, Any]] = {}
+        self._programs: dict[int, tuple[_Graph | None, _ProgramEvents, Any]] = {}
         self._threads: dict[int, _Thread] = defaultdict(_Thread)
         self._others = {*threading.enumerate()} - {threading.current_thread()}
         self._lock = threading.RLock()
         self._hear: dict[type, Callable[[Any, _Thread], None]] = {
             events.Captured: self._hear_captured, events.Functional: self._hear_functional, events.Building: self._hear_building,
-            events.Built: self._hear_built, events.Took: self._hear_took, events.Spent: self._hear_spent,
+            events.Built: self._hear_built, events.FormChosen: self._hear_took, events.PhaseEnded: self._hear_spent,
             events.FellBack: self._hear_fell_back, events.Copied: self._hear_copied, events.Ran: self._hear_ran,
-            events.WentOn: self._hear_went_on,
+            events.StepFellBack: self._hear_went_on,
         }  # fmt: skip
 
     def counts(self) -> bool:
@@ -163,11 +163,11 @@ class Collector:
             with self._lock:
                 self._hear[type(event)](event, self._threads[threading.get_ident()])
 
-    def captured(self) -> tuple[Captured, ...]:
+    def captured(self) -> tuple[CapturedGraph, ...]:
         """Returns the captured graphs, in order."""
         with self._lock:
             return tuple(
-                Captured(
+                CapturedGraph(
                     item.number, item.line, item.is_step, item.ended, tuple(graph.told() for graph in item.graphs),
                     tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()),
                 )
@@ -212,7 +212,7 @@ class Collector:
 
     def _hear_building(self, event: events.Building, thread: _Thread) -> None:
         graph = self._graph_of(event.name)
-        program = _Program(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
+        program = _ProgramEvents(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
         thread.building.append((graph, program, event.interpreter))
         thread.copies.clear()
 
@@ -224,11 +224,11 @@ class Collector:
             if graph is not None and (event.executable.program is not None or program.is_by_torch):
                 graph.programs.append(program)
 
-    def _hear_took(self, event: events.Took, thread: _Thread) -> None:
+    def _hear_took(self, event: events.FormChosen, thread: _Thread) -> None:
         if thread.building and (graph := thread.building[-1][0]) is not None:
             graph.took(event)
 
-    def _hear_spent(self, event: events.Spent, thread: _Thread) -> None:
+    def _hear_spent(self, event: events.PhaseEnded, thread: _Thread) -> None:
         self.phases[event.phase] += event.seconds
         if thread.building:
             thread.building[-1][1].seconds[event.phase] += event.seconds
@@ -262,21 +262,21 @@ class Collector:
                 graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
         self._profiler.ran(event.executable)
 
-    def _hear_went_on(self, event: events.WentOn, thread: _Thread) -> None:
+    def _hear_went_on(self, event: events.StepFellBack, thread: _Thread) -> None:
         self.ways[event.step, event.way, event.reason] += 1
 
 
-def _told(program: _Program) -> Program:
+def _told(program: _ProgramEvents) -> CompiledProgram:
     compiled = program.executable.program
     needed = compiled.memory() if compiled is not None else None
     memory = None
     if needed is not None:
         results = needed.output_size_in_bytes - needed.alias_size_in_bytes
-        memory = Memory(needed.argument_size_in_bytes, results, needed.temp_size_in_bytes)
+        memory = MemoryUse(needed.argument_size_in_bytes, results, needed.temp_size_in_bytes)
     later = statistics.median(program.later) if program.later else None
     runs = len(program.first) + len(program.later)
     first = program.first[0] if program.first else None
-    return Program(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later, program.is_by_torch)
+    return CompiledProgram(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later, program.is_by_torch)
 
 
 def _tensor(name: str, node: Node) -> Tensor:

@@ -82,7 +82,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Form:
+class ChosenForm:
     """The form (implementation) that was chosen for an op.
 
     Attributes:
@@ -139,7 +139,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """The memory of a program as XLA reports it, in bytes."""
 
     arguments: int
@@ -148,7 +148,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A compiled program.
 
     Attributes:
@@ -165,7 +165,7 @@ class Program:
     name: str
     sizes: str
     seconds: Mapping[str, float]
-    memory: Memory | None
+    memory: MemoryUse | None
     runs: int
     first_seconds: float | None
     later_seconds: float | None
@@ -199,8 +199,8 @@ class Graph:
     parameters: tuple[int, int]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    programs: tuple[Program, ...]
-    forms: tuple[Form, ...]
+    programs: tuple[CompiledProgram, ...]
+    forms: tuple[ChosenForm, ...]
     fallbacks: tuple[Fallback, ...]
     copies: tuple[Copy, ...]
     engine: str = "dynaxla"
@@ -213,7 +213,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A graph that TorchDynamo or a step gave to the compiler.
 
     Attributes:
@@ -290,7 +290,7 @@ class Explanation:
     """
 
     name: str
-    captured: tuple[Captured, ...]
+    captured: tuple[CapturedGraph, ...]
     breaks: tuple[Break, ...]
     recompilations: tuple[Recompilation, ...]
     phases: Mapping[str, float]

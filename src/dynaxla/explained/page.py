@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import words
-from .explanation import Captured, Explanation, Graph, Line
+from .explanation import CapturedGraph, Explanation, Graph, Line
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2430; --dim: #5b6675; --rule: #d9dee5; --soft: #f4f6f9; --mark: #2563a8;
@@ -110,7 +110,7 @@ def _phases(found: Explanation) -> str:
     return _bars("Phases", found.phases)
 
 
-def _captured(captured: Captured) -> str:
+def _captured(captured: CapturedGraph) -> str:
     lines = _line(captured.line) + _paragraph(words.ended(captured), "dim")
     rows = [(item.op, str(item.count), item.reason, item.where) for item in captured.fallbacks]
     lines += _table(("op", "count", "by torch, because", "line"), rows) if rows else ""

@@ -56,7 +56,7 @@ def restored(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorMetadata:
     """The metadata of a tensor before the block.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Tensors:
     """A snapshot of tensors: their values and metadata."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._places: list[_Place] = []
+        self._places: list[_TensorMetadata] = []
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._others: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
@@ -87,7 +87,7 @@ class _Tensors:
                     storage = tensor.untyped_storage()
                     view = tensor.storage_offset(), tensor.shape, tensor.stride()
                     key = storage_id(tensor)
-                    self._places.append(_Place(tensor, storage, view, key, tensor.requires_grad))
+                    self._places.append(_TensorMetadata(tensor, storage, view, key, tensor.requires_grad))
                     if key not in self._storages:
                         self._storages[key] = storage, _bytes(storage).clone()
                 elif tensor.device.type != "meta":

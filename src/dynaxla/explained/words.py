@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .explanation import Captured, Copy, Explanation, Fallback, Form, Graph, Program, Tensor
+from .explanation import CapturedGraph, ChosenForm, CompiledProgram, Copy, Explanation, Fallback, Graph, Tensor
 
 # The name for torch's kernels that run a graph in which XLA has nothing to fuse.
 BY_TORCH = "torch's kernels, without a program"
@@ -75,13 +75,13 @@ def fallbacks(found: Explanation) -> list[Fallback]:
     ]
 
 
-def title(captured: Captured) -> str:
+def title(captured: CapturedGraph) -> str:
     """Returns a one-line title of a captured graph."""
     what = "a step" if captured.is_step else "TorchDynamo's graph"
     return f"{what} {captured.number}" + (f", from {captured.line}" if captured.line is not None else "")
 
 
-def ended(captured: Captured) -> str:
+def ended(captured: CapturedGraph) -> str:
     """Returns a sentence that says where a captured graph ends, and why."""
     if captured.ended is None:
         return "It ends with its function." if not captured.is_step else "It is the whole of what was recorded."
@@ -124,7 +124,7 @@ def facts(graph: Graph) -> list[tuple[str, str]]:
 PROGRAM = ("program", "sizes", "trace", "lower", "compile", "arguments", "results", "temporary", "runs", "first run", "later run")
 
 
-def program_row(program: Program) -> tuple[str, ...]:
+def program_row(program: CompiledProgram) -> tuple[str, ...]:
     """Returns a row with the columns of `PROGRAM`."""
     memory = program.memory
     held = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
@@ -137,7 +137,7 @@ def program_row(program: Program) -> tuple[str, ...]:
 FORM = ("op", "problem", "computed by", "also possible")
 
 
-def form_row(form: Form) -> tuple[str, ...]:
+def form_row(form: ChosenForm) -> tuple[str, ...]:
     """Returns a row with the columns of `FORM`."""
     if form.seconds:
         others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in form.seconds.items())

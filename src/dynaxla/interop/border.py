@@ -134,7 +134,7 @@ def exported(array: jax.Array) -> torch.Tensor:
     return tensor.contiguous()
 
 
-class Border:
+class ArrayScope:
     """Converts tensors to arrays, and within its context makes their device JAX's default device.
 
     Args:
@@ -167,7 +167,7 @@ class Border:
         if x64 != x64_now():
             self._contexts.enter_context(jax.enable_x64(x64))
 
-    def __enter__(self) -> Border:
+    def __enter__(self) -> ArrayScope:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

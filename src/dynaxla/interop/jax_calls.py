@@ -26,7 +26,7 @@ from ..errors import DynaxlaError
 from ..lowering import dtypes, lowers
 from ..lowering.registry import registry
 from ..runtime import capture_lock, private
-from .border import Border, torch_dtype
+from .border import ArrayScope, torch_dtype
 
 _numbers = itertools.count(1)
 _calls: weakref.WeakValueDictionary[int, JaxCall] = weakref.WeakValueDictionary()
@@ -154,7 +154,7 @@ def find(number: int) -> JaxCall:
 
 def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Calls the function now."""
-    with Border(tensors, call.name, call.x64) as border:
+    with ArrayScope(tensors, call.name, call.x64) as border:
         return border.take(list(call.function(*border.arrays)))
 
 
@@ -166,7 +166,7 @@ jax_call = torch.ops.dynaxla.jax_call.default
 
 def _run(operands: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
     found = find(call)
-    with Border(operands, found.name, found.x64) as border:
+    with ArrayScope(operands, found.name, found.x64) as border:
         return border.take(list(found.compiled(*border.arrays)))
 
 

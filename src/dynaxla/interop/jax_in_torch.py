@@ -19,7 +19,7 @@ from ..runtime.layout import ORDINARY
 from ..training.contents import NO_CONTENT, content, same
 from ..training.readings import Readings
 from . import jax_calls
-from .border import Border, check_operands, is_tracer, x64_now
+from .border import ArrayScope, check_operands, is_tracer, x64_now
 from .jax_calls import JaxCall
 
 _numbers = itertools.count(1)
@@ -205,7 +205,7 @@ class _Differentiable(torch.autograd.Function):
         if not taken.wanted or _is_traced(tensors):
             return tuple(_plain(taken.call, tensors))
         call = taken.call
-        with Border(tensors, call.name, call.x64) as border:
+        with ArrayScope(tensors, call.name, call.x64) as border:
             results, taken.pull = jax_calls.vjp(call.function, border.arrays, taken.wanted)
             return tuple(border.take(results))
 
@@ -224,7 +224,7 @@ class _Differentiable(torch.autograd.Function):
         given = [cotangents[index] for index in ctx.given]
         call = taken.call
         if taken.pull is not None and not torch.is_grad_enabled() and not _is_traced(given) and set(wanted) <= set(taken.wanted):
-            with Border(given, call.name, call.x64) as border:
+            with ArrayScope(given, call.name, call.x64) as border:
                 gradients = dict(zip(taken.wanted, border.take(taken.pull(border.arrays)), strict=True))
         else:
             found = apply(call.backward(wanted, len(tensors)), [*tensors, *given])

@@ -48,7 +48,7 @@ _COPIES = (aten.clone.default, aten.detach.default, aten.alias.default)
 
 
 @dataclass(frozen=True)
-class Operand:
+class GraphOperand:
     """A tensor that a torch function takes.
 
     Attributes:
@@ -85,7 +85,7 @@ class TorchCall(Call):
     def __init__(
         self,
         function: Callable[[Tensors], Tensors],
-        operands: Sequence[Operand],
+        operands: Sequence[GraphOperand],
         device: torch.device,
         narrow: bool,
         is_unchanged: Callable[[], bool] = lambda: True,

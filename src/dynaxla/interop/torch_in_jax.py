@@ -21,7 +21,7 @@ from ..lowering.interpreter import to_numpy
 from ..runtime import private
 from ..training.readings import Readings
 from ..training.torch_state import global_state
-from .torch_graphs import Operand, TorchCall
+from .torch_graphs import GraphOperand, TorchCall
 from .wide_calls import narrowed
 
 
@@ -72,7 +72,7 @@ class _Traced:
     def _evaluate(
         self,
         run: Callable[[Sequence[torch.Tensor], tuple[Any, ...], dict[str, Any]], tuple[Any, Sequence[torch.Tensor]]],
-        state: Mapping[str, tuple[Any, Operand]],
+        state: Mapping[str, tuple[Any, GraphOperand]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rng: Any,
@@ -264,7 +264,7 @@ class JaxModule(_Traced):
                 )
         return {name: given[name] for name in names}
 
-    def _operand(self, name: str, value: Any, narrow: bool) -> Operand:
+    def _operand(self, name: str, value: Any, narrow: bool) -> GraphOperand:
         """Returns the operand for one of the module's tensors: of the array's dtype, or of the tensor's if the array has its narrowed
         dtype.
         """
@@ -277,7 +277,9 @@ class JaxModule(_Traced):
                 hint=f"convert it: {name}.astype({dtypes.to_jax(own)}); to_jax(module, dtype=...) chooses another floating-point dtype",
             )
         tensor = self._tensors[name]
-        return Operand(tuple(value.shape), dtype, isinstance(tensor, nn.Parameter) and tensor.requires_grad and dtype.is_floating_point)
+        return GraphOperand(
+            tuple(value.shape), dtype, isinstance(tensor, nn.Parameter) and tensor.requires_grad and dtype.is_floating_point
+        )
 
     def _check_modes(self) -> None:
         for (name, before), (_, now) in zip(self._modes, _modes(self._holder.inner), strict=True):
@@ -381,9 +383,9 @@ def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
     return torch.int64 if narrow and found == torch.int32 else found
 
 
-def _argument(value: Any, narrow: bool) -> Operand:
+def _argument(value: Any, narrow: bool) -> GraphOperand:
     dtype = _argument_dtype(value.dtype, narrow)
-    return Operand(tuple(value.shape), dtype, dtype.is_floating_point or dtype.is_complex)
+    return GraphOperand(tuple(value.shape), dtype, dtype.is_floating_point or dtype.is_complex)
 
 
 def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
@@ -425,11 +427,11 @@ def _key_data(rng: Any, name: str, where: str) -> Array:
         raise ArgumentError(f"rng of {name} is not a key: {error}", hint="pass a key of jax.random, such as jax.random.key(0)") from None
 
 
-class _Place:
+class _TensorPlaceholder:
     """A placeholder for a tensor in a result."""
 
 
-_PLACE = _Place()
+_PLACE = _TensorPlaceholder()
 
 
 def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:

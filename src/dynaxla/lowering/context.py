@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from torch.fx import Node
 
 from ..runtime.networks import Members
-from ..runtime.same_collectives import Agreement
+from ..runtime.same_collectives import ProgramCollectives
 from .checks import Checks
 from .cpu.folding import extrema, summing
 from .eager import eager_on
@@ -69,7 +69,7 @@ class Context:
         self.max, self.min = extrema(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
-        self.agreement = Agreement()
+        self.agreement = ProgramCollectives()
         self.where = where
         self.members = members
         self._symbols = symbols or SymbolValues()

@@ -187,7 +187,7 @@ class Choices:
         form = self._taken(forms, problem)
         if events.is_heard():
             others = [other.name for other in forms.fitting(problem, {}) if other is not form]
-            events.tell(events.Took(forms.op, str(problem), form.name, others, isinstance(problem, Measurable)))
+            events.tell(events.FormChosen(forms.op, str(problem), form.name, others, isinstance(problem, Measurable)))
         return form
 
     def _taken(self, forms: Forms[Any], problem: Any) -> Form[Any]:

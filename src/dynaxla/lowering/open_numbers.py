@@ -3,7 +3,7 @@
 A lowering gets an `OpenNumber` where the graph has a float or an int. Where the lowering converts it to an array (`promotion.number`), the
 program gets an input of that dtype. Where the lowering compares it with another number, the comparison becomes a guard: the program is
 valid for all numbers with the same outcomes, so `alpha == 1` causes two programs, not one for each alpha. Arithmetic on the number is
-recorded. Any other access to the value raises `LookedAt`, and the number has to be compiled in as a constant.
+recorded. Any other access to the value raises `NumberInspected`, and the number has to be compiled in as a constant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import Array, lax
 Formula = Any  # a number; ("input", position); or a function and its operands' formulas
 
 
-class LookedAt(Exception):
+class NumberInspected(Exception):
     """A lowering needs to know a number's value."""
 
 
@@ -31,7 +31,7 @@ class Guard(NamedTuple):
     outcome: bool
 
 
-class Wanted(NamedTuple):
+class ScalarInput(NamedTuple):
     """An input of the program: the value of a formula, cast to `dtype` as ATen casts numbers."""
 
     formula: Formula
@@ -47,7 +47,7 @@ def evaluate(formula: Formula, numbers: Sequence[Any]) -> Any:
     return formula[0](*[evaluate(operand, numbers) for operand in formula[1:]])
 
 
-class Watch:
+class NumberTrace:
     """The record of one trace of a function with open numbers.
 
     Attributes:
@@ -60,7 +60,7 @@ class Watch:
     def __init__(self, numbers: Sequence[Any]) -> None:
         self.numbers = tuple(numbers)
         self.guards: list[Guard] = []
-        self.wanted: list[Wanted] = []
+        self.wanted: list[ScalarInput] = []
         self.looked = False
         self._places: dict[Any, int] = {}
         self._inputs: Sequence[Array] = ()
@@ -87,19 +87,19 @@ class Watch:
         key = repr(formula), np.dtype(dtype)  # by repr, since 1, 1.0 and True are equal
         place = self._places.setdefault(key, len(self.wanted))
         if place == len(self.wanted):
-            self.wanted.append(Wanted(formula, np.dtype(dtype)))
+            self.wanted.append(ScalarInput(formula, np.dtype(dtype)))
         return self._inputs[place] if place < len(self._inputs) else lax.full((), 0, np.dtype(dtype))
 
-    def refuse(self) -> LookedAt:
+    def refuse(self) -> NumberInspected:
         self.looked = True
-        return LookedAt("a lowering needs to know the value of a number that is to be an input")
+        return NumberInspected("a lowering needs to know the value of a number that is to be an input")
 
 
 class Variant(NamedTuple):
     """The conditions under which a program is valid, and the inputs that it computes from the open numbers."""
 
     guards: tuple[Guard, ...]
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ScalarInput, ...]
 
     def inputs(self, numbers: Sequence[Any]) -> list[Any] | None:
         """Returns the program's inputs for these numbers as (value, dtype) for `promotion.number`; None if a guard fails."""
@@ -117,7 +117,7 @@ class OpenNumber:
 
     __array_ufunc__ = None  # NumPy leaves arithmetic with it to its own methods
 
-    def __init__(self, watch: Watch, formula: Formula, kind: type) -> None:
+    def __init__(self, watch: NumberTrace, formula: Formula, kind: type) -> None:
         self.watch, self.formula, self._kind = watch, formula, kind
 
     @property  # type: ignore[misc]

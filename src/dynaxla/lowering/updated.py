@@ -25,7 +25,7 @@ from .ops.strided import may_overlap
 
 
 @dataclass(frozen=True)
-class Update:
+class SliceUpdate:
     """A node that returns a tensor with some slices replaced.
 
     Attributes:
@@ -52,7 +52,7 @@ Factors = tuple[tuple[Factor, ...], ...]
 
 
 @dataclass(frozen=True)
-class Roles:
+class OperandRoles:
     """The dimensions of one operand of a product, by their role.
 
     Attributes:
@@ -68,18 +68,18 @@ class Roles:
     outer: tuple[int, ...]
 
 
-_ATTENTION = {1: Roles((3,), (0, 1), 0, (0, 1, 2)), 2: Roles((2,), (0, 1), 0, (0, 1, 2))}
+_ATTENTION = {1: OperandRoles((3,), (0, 1), 0, (0, 1, 2)), 2: OperandRoles((2,), (0, 1), 0, (0, 1, 2))}
 # By op, and by the position of the operand.
-PRODUCTS: dict[Any, dict[int, Roles]] = {
-    aten.mm.default: {0: Roles((1,), (), 1, (1,)), 1: Roles((0,), (), 0, (0,))},
-    aten.bmm.default: {0: Roles((2,), (0,), 1, (0, 2)), 1: Roles((1,), (0,), 0, (0, 1))},
-    aten.baddbmm.default: {1: Roles((2,), (0,), 2, (0, 2)), 2: Roles((1,), (0,), 1, (0, 1))},
+PRODUCTS: dict[Any, dict[int, OperandRoles]] = {
+    aten.mm.default: {0: OperandRoles((1,), (), 1, (1,)), 1: OperandRoles((0,), (), 0, (0,))},
+    aten.bmm.default: {0: OperandRoles((2,), (0,), 1, (0, 2)), 1: OperandRoles((1,), (0,), 0, (0, 1))},
+    aten.baddbmm.default: {1: OperandRoles((2,), (0,), 2, (0, 2)), 2: OperandRoles((1,), (0,), 1, (0, 1))},
     aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
 }
 
 
 @dataclass(frozen=True)
-class Reading:
+class UpdatedOperand:
     """A product's operand that is a view of an updated tensor.
 
     Attributes:
@@ -93,12 +93,12 @@ class Reading:
         rows: The number of vectors with which each of the tensor's vectors is multiplied.
     """
 
-    updates: tuple[Update, ...]
+    updates: tuple[SliceUpdate, ...]
     parts: tuple[tuple[int, ...], ...]
     factors: Factors
     dims: tuple[int, ...]
     dtype: torch.dtype
-    roles: Roles
+    roles: OperandRoles
     rows: int
 
     @property
@@ -139,7 +139,7 @@ class Reading:
         return any(origin in self.dims for dim in self.roles.over for origin, _ in self.factors[dim])
 
 
-def reading(ctx: Context, position: int) -> Reading | None:
+def reading(ctx: Context, position: int) -> UpdatedOperand | None:
     """Returns the way in which the current node, a product, reads an argument.
 
     Returns None if the argument is not an updated tensor, or if some other node needs the whole updated tensor.
@@ -153,7 +153,7 @@ def reading(ctx: Context, position: int) -> Reading | None:
     return dataclasses.replace(found, updates=tuple(updates))
 
 
-def _is_avoidable(ctx: Context, update: Update) -> bool:
+def _is_avoidable(ctx: Context, update: SliceUpdate) -> bool:
     """True if all readers of the updated tensor are products that can read its parts, or later updates for which the same is true."""
     for user, read in _readers(update.node):
         positions = [position for position, argument in enumerate(user.args) if argument is read]
@@ -184,7 +184,7 @@ def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
             yield user, node
 
 
-def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
+def _structure(ctx: Context, product: Node, position: int) -> UpdatedOperand | None:
     """Returns the way in which a product reads an argument, regardless of other readers; None if it cannot read the parts."""
     roles = PRODUCTS.get(product.target, {}).get(position)
     node, other = product.args[position], product.args[roles.other] if roles is not None else None
@@ -210,7 +210,7 @@ def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
     repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
     outer = math.prod(ctx.spec(other).shape[dim] for dim in roles.outer)
     rows = outer // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
-    return Reading((update,), parts, factors, dims, spec.dtype, roles, rows)
+    return UpdatedOperand((update,), parts, factors, dims, spec.dtype, roles, rows)
 
 
 def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -230,7 +230,7 @@ def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[
     return tuple(map(tuple, whole))
 
 
-def _fits(factors: Factors, roles: Roles, updated: Sequence[int]) -> bool:
+def _fits(factors: Factors, roles: OperandRoles, updated: Sequence[int]) -> bool:
     """True if the product can be computed from the old tensor and the slices.
 
     Only batch dimensions, which both operands keep, may repeat values. An updated dimension may be a batch dimension unless it is the only
@@ -306,7 +306,7 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def _update(ctx: Context, node: Node) -> Update | None:
+def _update(ctx: Context, node: Node) -> SliceUpdate | None:
     """Returns the update that a node performs, if each slice has one index in some dimensions and covers all others; else None."""
     rule = _UPDATES.get(node.target)
     if rule is None or not isinstance(node.args[0], Node):
@@ -316,7 +316,7 @@ def _update(ctx: Context, node: Node) -> Update | None:
     if found is None:
         return None
     dims = tuple(dim for dim in found[0] if spec.shape[dim] > 1)
-    return Update(node, dims, found[1]) if found[1] > 0 and dims else None
+    return SliceUpdate(node, dims, found[1]) if found[1] > 0 and dims else None
 
 
 def _of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int]:

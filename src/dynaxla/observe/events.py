@@ -64,7 +64,7 @@ class Built(NamedTuple):
     executable: Any
 
 
-class Took(NamedTuple):
+class FormChosen(NamedTuple):
     """A form has been chosen for an op.
 
     Attributes:
@@ -82,7 +82,7 @@ class Took(NamedTuple):
     is_measurable: bool
 
 
-class Spent(NamedTuple):
+class PhaseEnded(NamedTuple):
     """A phase has ended.
 
     Attributes:
@@ -138,7 +138,7 @@ class Ran(NamedTuple):
     lines: Mapping[int, float] | None = None
 
 
-class WentOn(NamedTuple):
+class StepFellBack(NamedTuple):
     """A step does not run as one program.
 
     Attributes:

@@ -47,7 +47,7 @@ def timed(phase: str) -> Iterator[None]:
             _note(phase, own)
         _thread.inside = outer + passed
         if events.is_heard():
-            events.tell(events.Spent(phase, own))
+            events.tell(events.PhaseEnded(phase, own))
 
 
 def now() -> float:

@@ -29,7 +29,7 @@ _WORK, _REST = 0.001, 0.004
 _PATIENCE = 0.5
 
 
-class Patient(Protocol):
+class BackgroundTask(Protocol):
     """An object with work for the thread, which holds only a weak reference to it."""
 
     def work(self) -> bool:
@@ -46,10 +46,10 @@ class Background:
     def after_fork(self) -> None:
         """Resets the state. In a forked child: the parent finishes the work that it has queued."""
         self._changed = threading.Condition(forks.lock())
-        self._wanted: dict[weakref.ref[Patient], None] = {}  # the last one is served first
+        self._wanted: dict[weakref.ref[BackgroundTask], None] = {}  # the last one is served first
         self._thread: threading.Thread | None = None
 
-    def want(self, patient: Patient) -> None:
+    def want(self, patient: BackgroundTask) -> None:
         """Queues an object, whose `work()` is called until it has no more work. The most recently queued object is served first."""
         with self._changed:
             reference = weakref.ref(patient)
@@ -88,7 +88,7 @@ class Background:
                     self._wanted = {weakref.ref(patient): None, **self._wanted}
             del patient
 
-    def _next(self) -> Patient | None:
+    def _next(self) -> BackgroundTask | None:
         with self._changed:
             while self._wanted and threading.main_thread().is_alive():
                 reference, _ = self._wanted.popitem()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .store import Keeper
+from .store import StoreProtocol
 
 
 class Bundle:
@@ -11,18 +11,18 @@ class Bundle:
     def __init__(self, entries: dict[tuple[str, str], bytes] | None = None) -> None:
         self.entries = entries if entries is not None else {}
 
-    def before(self, folder: str, store: Keeper | None) -> Keeper:
+    def before(self, folder: str, store: StoreProtocol | None) -> StoreProtocol:
         """Returns a store that reads from the bundle first and then from `store`. It writes to both, and copies its findings to the bundle.
 
         Args:
             folder: The folder of the entries.
             store: The store of that folder; None if there is none.
         """
-        return _InFront(self.entries, folder, store)
+        return _LayeredStore(self.entries, folder, store)
 
 
-class _InFront:
-    def __init__(self, entries: dict[tuple[str, str], bytes], folder: str, store: Keeper | None) -> None:
+class _LayeredStore:
+    def __init__(self, entries: dict[tuple[str, str], bytes], folder: str, store: StoreProtocol | None) -> None:
         self._entries, self._folder, self._store = entries, folder, store
 
     def get(self, key: str) -> bytes | None:

@@ -28,7 +28,7 @@ from ..observe import metrics
 from . import private, private_processes, programs, transfer
 from .clients import c_environment
 from .connections import Ends, between, connections, cut
-from .same_collectives import Agreement
+from .same_collectives import ProgramCollectives
 
 # Timeout for connecting, in seconds, once all processes have arrived.
 _CONNECTING = 120
@@ -77,7 +77,7 @@ class Members:
     ranks: tuple[int, ...]
     cliques: Mapping[str, tuple[int, ...]]
     _group: Any
-    agreement: Agreement = field(default_factory=Agreement)
+    agreement: ProgramCollectives = field(default_factory=ProgramCollectives)
     calls: list[str] = field(default_factory=list)
     holds: bool = False
     others: frozenset[frozenset[int]] = frozenset()
@@ -97,7 +97,7 @@ class Members:
 
     def begin(self) -> None:
         """Resets the collectives before a new trace."""
-        self.agreement = Agreement()
+        self.agreement = ProgramCollectives()
         self.calls.clear()
 
     def cover(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:

@@ -22,7 +22,7 @@ from . import affinity, heap, private, private_processes
 from .clients import is_own, threads_of
 from .machine import processor_facts
 from .private import Fast
-from .store import Keeper
+from .store import StoreProtocol
 
 
 def below_caller() -> contextlib.AbstractContextManager[Any]:
@@ -74,7 +74,7 @@ def compile_lowered(
     lowered: jax.stages.Lowered,
     device: jax.Device,
     options: Mapping[str, Any],
-    store: Keeper | None = None,
+    store: StoreProtocol | None = None,
     keep_heap: bool = True,
     among: Sequence[jax.Device] = (),
 ) -> XlaProgram:
@@ -181,7 +181,9 @@ def is_stored(data: bytes) -> bool:
     return data.startswith(_STORED)
 
 
-def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Keeper, keep_heap: bool = True) -> XlaProgram | None:
+def from_note(
+    data: bytes, device: jax.Device, options: Mapping[str, Any], store: StoreProtocol, keep_heap: bool = True
+) -> XlaProgram | None:
     """Returns the program of a note; None if the store no longer has it. For the other arguments see `compile_lowered`.
 
     Raises: jax.errors.JaxRuntimeError.

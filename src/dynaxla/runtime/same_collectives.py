@@ -90,7 +90,7 @@ def _rows(text: str) -> str:
     return f"{head}[{sizes.partition(',')[2]}"
 
 
-class Agreement:
+class ProgramCollectives:
     """The collectives of a program, in order. The processes of each group compare them in the program's first run."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Agreement:
         channels = {name: _channel_of(group) for name, group in groups.items()}
         for collective in self.collectives:
             channels[collective.group].begin(collective)
-        waiting = _Waiting()
+        waiting = _IdleClock()
         end = ""
 
         def look() -> None:
@@ -191,7 +191,7 @@ class Agreement:
 def call_alone(collective: Collective, start: Callable[[Any], Any], looks: bool) -> None:
     """Calls a collective in eager mode, and waits for it. Another process may have the same collective in a program.
 
-    For `start` and `looks` see `Agreement.run`. Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
+    For `start` and `looks` see `ProgramCollectives.run`. Raises: CollectiveMismatch; CollectiveFailed; exceptions of `start`.
     """
     channel = _channel_of(private.process_group(collective.group))
     if not looks:
@@ -199,7 +199,7 @@ def call_alone(collective: Collective, start: Callable[[Any], Any], looks: bool)
     key = dataclasses.replace(collective, where="")
     agreement = channel.alone.get(key)
     if agreement is None:
-        agreement = Agreement()
+        agreement = ProgramCollectives()
         agreement.add(collective)
         channel.alone.put(key, agreement)
     agreement.run(0, start, looks)
@@ -232,7 +232,7 @@ class _Channel:
         self._answered: set[int] = set()
         self._looks = 0
         self._difference: CollectiveMismatch | None = None
-        self.alone: LeastRecentlyUsed[Agreement] = LeastRecentlyUsed(_MOST_RECENT)
+        self.alone: LeastRecentlyUsed[ProgramCollectives] = LeastRecentlyUsed(_MOST_RECENT)
 
     @property
     def differs(self) -> bool:
@@ -439,7 +439,7 @@ def _channel_of(group: Any) -> _Channel:
     return _channels.get(group) or _channels.setdefault(group, _Channel(group))  # one for all threads
 
 
-class _Waiting:
+class _IdleClock:
     """Measures how long this process has been idle, by its CPU time: a program that computes is not waiting."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .store import Keeper
+from .store import StoreProtocol
 
 log = logging.getLogger("dynaxla")
 
@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 120
 _LEFT_OUT = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
 
 
-def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: Keeper | None) -> Mapping[str, str] | None:
+def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: StoreProtocol | None) -> Mapping[str, str] | None:
     """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:

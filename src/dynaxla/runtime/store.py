@@ -35,7 +35,7 @@ _LOOKS = 16
 _PART, _ABANDONED = ".part", 3600.0
 
 
-class Keeper(Protocol):
+class StoreProtocol(Protocol):
     """A mapping from keys to byte strings."""
 
     def get(self, key: str) -> bytes | None:

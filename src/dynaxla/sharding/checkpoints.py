@@ -14,7 +14,7 @@ import jax
 import torch
 
 from ..device import copies, storages
-from ..device.memory import Place
+from ..device.memory import StridedView
 from ..errors import ArgumentError, UnsupportedTensor
 from ..runtime import meshes, private
 from ..runtime.layout import ORDINARY
@@ -83,7 +83,7 @@ class _Value:
         )
 
 
-class _Part(NamedTuple):
+class _Shard(NamedTuple):
     """A distinct shard of a tensor.
 
     Attributes:
@@ -166,7 +166,7 @@ class _Leaf(torch.Tensor):
         """Returns a shard on the CPU: for `save` a copy, for `load` the tensor to be written to."""
         offsets = tuple(index.offset)
         host = self.arriving.of(self, offsets) if self.is_loading else storages.on_host(self.now(offsets)[1], self.tensor.dtype)
-        permutation = Place.of(self.tensor).layout.permutation
+        permutation = StridedView.of(self.tensor).layout.permutation
         return host.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
 
     def now(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
@@ -197,16 +197,16 @@ class _Leaf(torch.Tensor):
         return jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, shards)
 
 
-def _parts(tensor: torch.Tensor) -> dict[tuple[int, ...], _Part]:
+def _parts(tensor: torch.Tensor) -> dict[tuple[int, ...], _Shard]:
     """Returns the distinct shards of a tensor that fills its storage, by the offsets of their first elements."""
     array = copies.packed_array(tensor)
-    permutation = Place.of(tensor).layout.permutation
-    found: dict[tuple[int, ...], _Part] = {}
+    permutation = StridedView.of(tensor).layout.permutation
+    found: dict[tuple[int, ...], _Shard] = {}
     for shard in array.addressable_shards:
         offsets, sizes = [0] * tensor.dim(), [0] * tensor.dim()
         for axis, dim in enumerate(permutation):
             offsets[dim], sizes[dim] = shard.index[axis].start or 0, shard.data.shape[axis]
-        part = found.setdefault(tuple(offsets), _Part(tuple(sizes), {}))
+        part = found.setdefault(tuple(offsets), _Shard(tuple(sizes), {}))
         part.arrays[shard.device] = shard.data
     return found
 
@@ -224,7 +224,7 @@ def _has_parts(value: Any) -> bool:
     """True for a tensor on the device that fills its storage. DCP treats other values as it always does."""
     if type(value) not in ORDINARY or not storages.is_ours(value) or not value.numel():
         return False
-    return not (value.is_conj() or value.is_neg()) and Place.of(value).fills(value.untyped_storage().nbytes())
+    return not (value.is_conj() or value.is_neg()) and StridedView.of(value).fills(value.untyped_storage().nbytes())
 
 
 def _leaves(loaded: Any) -> list[_Leaf]:

@@ -11,7 +11,7 @@ import torch
 from jax.sharding import NamedSharding
 
 from ..device import storages
-from ..device.memory import Place
+from ..device.memory import StridedView
 from ..lowering import dtypes
 from ..lowering.ops import sharding_constraints
 from ..runtime import private
@@ -51,7 +51,7 @@ def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[
 
 def _lies(tensor: torch.Tensor, mesh: Mesh, dims: Dims) -> tuple[tuple[int, ...], Any, NamedSharding]:
     """Returns the shape and dtype of the array in a tensor's storage, and the sharding that it would have."""
-    storage, place = tensor.untyped_storage(), Place.of(tensor)
+    storage, place = tensor.untyped_storage(), StridedView.of(tensor)
     if place.fills(storage.nbytes()):
         by_dim = [",".join(axes) for axes in dims] + [""] * (tensor.dim() - len(dims))
         spec = [by_dim[dim] for dim in place.layout.permutation]

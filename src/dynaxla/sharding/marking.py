@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..device import copies, gradient_shardings, storages
-from ..device.memory import Place
+from ..device.memory import StridedView
 from ..errors import ArgumentError, UnsupportedTensor
 from ..lowering.ops import sharding_constraints
 from ..runtime import meshes, private
@@ -48,9 +48,9 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_kind(tensor)
     storage = tensor.untyped_storage()
-    if isinstance(storages.held_by(storage), storages.StandIn) or storages.hold_tracers([tensor]):
+    if isinstance(storages.held_by(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
-    place = Place.of(tensor)
+    place = StridedView.of(tensor)
     if tensor.numel() and not place.fills(storage.nbytes()):
         raise UnsupportedTensor(
             f"a tensor {_shown(tensor)} is a view of a part of another tensor, or overlaps itself, so it cannot have its own sharding",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from .traffic import Collective, Memory
+    from .traffic import CollectiveTraffic, DeviceMemory
 
 # The maximum number of rows in each chart; the largest ones are shown.
 _MOST_ROWS = 24
@@ -21,7 +21,7 @@ _MEMORY = {"arguments": "#486078", "results": "#8fa9bf", "temporary": "#d6dde4"}
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
-def draw(path: str | Path, collectives: Sequence[Collective], memory: Sequence[Memory]) -> None:
+def draw(path: str | Path, collectives: Sequence[CollectiveTraffic], memory: Sequence[DeviceMemory]) -> None:
     """Draws a report's figures to a file; see `Report.picture`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +43,7 @@ def draw(path: str | Path, collectives: Sequence[Collective], memory: Sequence[M
     figure.savefig(str(path), dpi=150)
 
 
-def _draw_moved(axes: Any, moved: Sequence[Collective]) -> None:
+def _draw_moved(axes: Any, moved: Sequence[CollectiveTraffic]) -> None:
     shown = moved[:_MOST_ROWS]
     names = [f"{item.program}\n{item.count} over {item.axes}" for item in shown]
     for place, item in enumerate(shown):
@@ -56,7 +56,7 @@ def _draw_moved(axes: Any, moved: Sequence[Collective]) -> None:
     _legend(axes, {kind: _COLORS.get(kind, _OTHER) for kind in sorted({item.kind for item in shown})})
 
 
-def _draw_kept(axes: Any, kept: Sequence[Memory]) -> None:
+def _draw_kept(axes: Any, kept: Sequence[DeviceMemory]) -> None:
     shown = kept[:_MOST_ROWS]
     for place, item in enumerate(shown):
         start = 0

@@ -99,7 +99,7 @@ def _shapes(module: nn.Module) -> object:
     return type(module), [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
 
 
-class Choices:
+class PlacementChoices:
     """The placements of groups on a mesh.
 
     Attributes:

@@ -15,21 +15,21 @@ from torch.utils._pytree import tree_leaves
 
 from ..config import Options
 from ..device import storages
-from ..device.memory import Place
+from ..device.memory import StridedView
 from ..engine.executable import Executable
 from ..engine.options import quick_options
 from ..engine.xla import Program
 from ..errors import ArgumentError, CaptureError
 from ..training.observation import Refused
 from ..training.step import CompiledStep
-from ..training.watched import Watched
+from ..training.watched import StepPrograms
 from . import traffic
 from .hypothetical import Dims, bytes_of_inputs, placed, storage_key
 from .marking import mark_sharding, shard_module
 from .mesh import Mesh
-from .placements import Choices, Group, Placement, groups_of
+from .placements import Group, Placement, PlacementChoices, groups_of
 from .printed import table, text_of
-from .traffic import Collective, Memory
+from .traffic import CollectiveTraffic, DeviceMemory
 
 _log = logging.getLogger("dynaxla")
 
@@ -91,8 +91,8 @@ class Plan:
     specs: Mapping[str, tuple[Any, ...]]
     inputs: tuple[tuple[Any, ...], ...]
     trial: Trial
-    collectives: tuple[Collective, ...]
-    memory: Memory
+    collectives: tuple[CollectiveTraffic, ...]
+    memory: DeviceMemory
     tried: tuple[Trial, ...]
 
     def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
@@ -177,7 +177,7 @@ class _Recorded:
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
         quickly = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
-        watched = Watched(function, options)
+        watched = StepPrograms(function, options)
         try:
             found, (module, like) = watched.held_back(args, kwargs, lambda walk: _states(walk, model))
         except Refused as error:
@@ -240,12 +240,12 @@ class _Search:
         self._groups: list[Group] = groups_of(recorded.model)
         self._rows = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
         for tensor in recorded.batch:
-            if self._is_batch(tensor) and not Place.of(tensor).fills(tensor.untyped_storage().nbytes()):
+            if self._is_batch(tensor) and not StridedView.of(tensor).fills(tensor.untyped_storage().nbytes()):
                 raise ArgumentError(
                     f"an argument of shape {list(tensor.shape)} is a view of a part of another tensor, so it cannot be on a mesh by itself",
                     hint="pass a copy to the step: x.clone()",
                 )
-        self._choices = Choices(self._groups, mesh, self._rows)
+        self._choices = PlacementChoices(self._groups, mesh, self._rows)
         self._tried: dict[Placement, Trial] = {}
         self._compiled = 0
         self._traced: Any = None
@@ -303,7 +303,7 @@ class _Search:
         seconds = flops / costs.flops_per_second + moved / costs.bytes_per_second + count * costs.seconds_per_collective
         return Trial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
 
-    def _sent(self, item: Collective) -> int:
+    def _sent(self, item: CollectiveTraffic) -> int:
         """Returns the bytes that a device sends; see `Costs`."""
         sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
         names = item.axes.split(", ")

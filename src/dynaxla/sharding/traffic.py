@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..engine import executable
-from ..engine.executable import Executable, Ran
+from ..engine.executable import Executable, ProgramRun
 from ..errors import ArgumentError
 from ..runtime import meshes
 from ..runtime.replica_groups import KINDS, groups_in
@@ -34,7 +34,7 @@ _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveTraffic:
     """All collectives of one kind over the same axes, in all runs of the programs of one name.
 
     Attributes:
@@ -55,7 +55,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """The memory of a program on each device, in bytes; for several programs of one name (an eager op for several shapes), the largest.
 
     Attributes:
@@ -86,8 +86,8 @@ class Report:
         memory: The memory, by program.
     """
 
-    collectives: tuple[Collective, ...]
-    memory: tuple[Memory, ...]
+    collectives: tuple[CollectiveTraffic, ...]
+    memory: tuple[DeviceMemory, ...]
 
     def count(self, kind: str) -> int:
         """Returns the number of collectives of a kind in all programs."""
@@ -141,17 +141,17 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
     return Report(_together(on_mesh), _largest(on_mesh))
 
 
-def _together(ran: Sequence[Ran]) -> tuple[Collective, ...]:
+def _together(ran: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
     """Returns the collectives of all runs, combined by program name, kind and axes."""
-    once: dict[int, list[Collective]] = {}
-    found: dict[tuple[str, str, str], list[tuple[Collective, str]]] = {}
+    once: dict[int, list[CollectiveTraffic]] = {}
+    found: dict[tuple[str, str, str], list[tuple[CollectiveTraffic, str]]] = {}
     for item in ran:
         if id(item.program) not in once:
             once[id(item.program)] = _collectives(item)
         for collective in once[id(item.program)]:
             found.setdefault((collective.program, collective.kind, collective.axes), []).append((collective, item.line))
     return tuple(
-        Collective(
+        CollectiveTraffic(
             *key,
             sum(collective.count for collective, _ in items),
             sum(collective.bytes for collective, _ in items),
@@ -161,17 +161,17 @@ def _together(ran: Sequence[Ran]) -> tuple[Collective, ...]:
     )
 
 
-def _largest(ran: Sequence[Ran]) -> tuple[Memory, ...]:
+def _largest(ran: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
     """Returns for each program name the memory of the program that needs most."""
     runs = Counter(item.name for item in ran)
-    found: dict[str, Memory] = {}
+    found: dict[str, DeviceMemory] = {}
     for memory in [_memory(item) for item in {id(item.program): item for item in ran}.values()]:
         if memory.program not in found or memory.total > found[memory.program].total:
             found[memory.program] = dataclasses.replace(memory, runs=runs[memory.program])
     return tuple(found.values())
 
 
-def _collectives(ran: Ran | Executable) -> list[Collective]:
+def _collectives(ran: ProgramRun | Executable) -> list[CollectiveTraffic]:
     assert ran.program is not None
     mesh = ran.program.mesh
     found: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -181,7 +181,9 @@ def _collectives(ran: Ran | Executable) -> list[Collective]:
         size = _bytes(match["type"], "-start(" in match[0])
         found.setdefault((match["kind"], _axes(rest, mesh)), []).append((size, _line(match[0], text)))
     return [
-        Collective(ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line})))
+        CollectiveTraffic(
+            ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line}))
+        )
         for (kind, axes), items in sorted(found.items())
     ]
 
@@ -239,10 +241,10 @@ def _axes(text: str, mesh: Any) -> str:
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
 
-def _memory(ran: Ran | Executable) -> Memory:
+def _memory(ran: ProgramRun | Executable) -> DeviceMemory:
     assert ran.program is not None
     stats = ran.program.memory()
-    return Memory(
+    return DeviceMemory(
         ran.name,
         stats.argument_size_in_bytes,
         stats.output_size_in_bytes - stats.alias_size_in_bytes,

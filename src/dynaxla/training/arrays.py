@@ -1,7 +1,7 @@
 """NumPy arrays as inputs of a program: arrays that a step makes tensors from, and whose values its Python code does not read.
 
-During a recording the step sees each array as a `Tracked` view, which notes any access to its values. An array that Python reads is not an
-input: its contents are compared at every call.
+During a recording the step sees each array as a `TrackedArray` view, which notes any access to its values. An array that Python reads is
+not an input: its contents are compared at every call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4
 _UNSEEN = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 
-class Tracked(np.ndarray[Any, Any]):
+class TrackedArray(np.ndarray[Any, Any]):
     """A view of an array that notes when its values are read.
 
     Attributes:
@@ -43,7 +43,7 @@ class Tracked(np.ndarray[Any, Any]):
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, Tracked):  # a view of a view, whose reads would not be noted
+        if isinstance(source, TrackedArray):  # a view of a view, whose reads would not be noted
             _note(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -65,10 +65,10 @@ class Tracked(np.ndarray[Any, Any]):
         return function(*args, **kwargs)
 
 
-Tracked.__module__, Tracked.__qualname__, Tracked.__name__ = "numpy", "ndarray", "ndarray"
+TrackedArray.__module__, TrackedArray.__qualname__, TrackedArray.__name__ = "numpy", "ndarray", "ndarray"
 
 
-def _note(array: Tracked) -> None:
+def _note(array: TrackedArray) -> None:
     """Notes that the recording thread reads an array.
 
     Raises: Refused for a large array, before it is read or written to.
@@ -80,13 +80,13 @@ def _note(array: Tracked) -> None:
             _refuse(array, "a read of the values of", ", a large array")
 
 
-def _refuse(array: Tracked, what: str, kind: str = "") -> None:
+def _refuse(array: TrackedArray, what: str, kind: str = "") -> None:
     raise Refused(Effect(f"{what} {path_of(array)}{kind}", ""))
 
 
 def _plain(value: Any) -> Any:
     """Returns nested containers with the arrays themselves in place of tracked ones, and notes that they are read."""
-    if isinstance(value, Tracked):
+    if isinstance(value, TrackedArray):
         _note(value)
         return untracked(value)
     if type(value) in (tuple, list):
@@ -104,20 +104,20 @@ def _reading(name: str) -> Any:
 
 
 for _name, _value in vars(np.ndarray).items():  # special methods, which Python calls without asking for an attribute
-    if _name.startswith("__") and callable(_value) and _name not in {*vars(Tracked), *vars(object), *_METADATA}:
-        setattr(Tracked, _name, _reading(_name))
+    if _name.startswith("__") and callable(_value) and _name not in {*vars(TrackedArray), *vars(object), *_METADATA}:
+        setattr(TrackedArray, _name, _reading(_name))
 for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(Tracked, _name, _reading(_name))
+    setattr(TrackedArray, _name, _reading(_name))
 
 
-def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> Tracked:
+def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> TrackedArray:
     """Returns a view that adds `path` to `read` when this thread reads its values."""
-    tracked = array.view(Tracked)
+    tracked = array.view(TrackedArray)
     np.ndarray.__getattribute__(tracked, "__dict__").update(dynaxla_path=path, dynaxla_read=read, dynaxla_thread=threading.get_ident())
     return tracked
 
 
-def untracked(array: Tracked) -> np.ndarray[Any, Any]:
+def untracked(array: TrackedArray) -> np.ndarray[Any, Any]:
     """Returns the same memory as an ordinary array."""
     return np.ndarray.view(array, np.ndarray)
 
@@ -135,7 +135,7 @@ class ValuesRead(Exception):
         self.paths = paths
 
 
-class StandIns:
+class TrackedArrays:
     """The tracked views that replace arrays while a step is recorded.
 
     Args:
@@ -218,7 +218,7 @@ class StandIns:
         return tuple.__new__(type(value), items) if any(map(operator.is_not, items, tuple.__iter__(value))) else value
 
 
-def path_of(array: Tracked) -> str:
+def path_of(array: TrackedArray) -> str:
     """Returns the path at which the walk found the array."""
     return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
 

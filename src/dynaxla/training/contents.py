@@ -107,13 +107,13 @@ _REDUCED = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Same:
+class Identity:
     """An object as a fact, equal to itself alone. It is kept alive, so that its id cannot be reused."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, Identity) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -122,14 +122,14 @@ class Same:
         return f"<{type(self.value).__qualname__}>"
 
 
-_known: weakref.WeakValueDictionary[int, Same] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
 
 
-def same(value: Any) -> Same:
-    """Returns the `Same` of an object; the same `Same` however many walks meet the object."""
+def same(value: Any) -> Identity:
+    """Returns the `Identity` of an object; the same `Identity` however many walks meet the object."""
     found = _known.get(id(value))
     if found is None or found.value is not value:
-        found = _known[id(value)] = Same(value)
+        found = _known[id(value)] = Identity(value)
     return found
 
 

@@ -34,7 +34,7 @@ def why_not(modules: Sequence[Any]) -> str:
 @contextlib.contextmanager
 def gathering(modules: Sequence[Any]) -> Iterator[None]:
     """Inside the context, these modules gather parameters and reduce gradients by functional collectives. Call `prepare` first."""
-    call = _Call(modules)
+    call = _StepCall(modules)
     with contextlib.ExitStack() as stack:
         stack.callback(call.drop)
         for state in call.states:
@@ -44,7 +44,7 @@ def gathering(modules: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-class _Call:
+class _StepCall:
     """One call of a step.
 
     Attributes:
@@ -54,12 +54,12 @@ class _Call:
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self.states = [_State(state, self) for state in fsdp.states_of(modules)]
+        self.states = [_ShardedState(state, self) for state in fsdp.states_of(modules)]
         self.groups = [group for state in self.states for group in state.groups]
-        self.root: _State | None = None
+        self.root: _ShardedState | None = None
         # True if the running backward pass will call `finish` at its end.
         self._is_awaited = False
-        self._places: dict[int, tuple[_Group, int]] = {}
+        self._places: dict[int, tuple[_ParameterGroup, int]] = {}
         self._hooks = contextlib.ExitStack()
 
     def drop(self) -> None:
@@ -68,7 +68,7 @@ class _Call:
         for group in self.groups:
             group.drop()
 
-    def begin(self, state: _State) -> bool:
+    def begin(self, state: _ShardedState) -> bool:
         """Handles the call of a module of a state. Returns: True if this is the outermost forward pass."""
         if self.root not in (None, state) or private.graph_task() != -1:
             return False
@@ -97,7 +97,7 @@ class _Call:
 
     # Tensors that autograd saves.
 
-    def note(self, group: _Group, values: Sequence[torch.Tensor]) -> None:
+    def note(self, group: _ParameterGroup, values: Sequence[torch.Tensor]) -> None:
         """Notes the storages of a group's unsharded parameters."""
         for index, value in enumerate(values):
             self._places[private.storage_id(fsdp.unwrap(value)[0])] = group, index
@@ -138,7 +138,7 @@ class _Saved:
         spec: the DTensorSpec of a view that is a DTensor, else None.
     """
 
-    group: _Group
+    group: _ParameterGroup
     index: int
     geometry: tuple[torch.Size, tuple[int, ...], int]
     dtype: torch.dtype
@@ -157,12 +157,12 @@ def _view(value: torch.Tensor, size: torch.Size, stride: tuple[int, ...], offset
     return value if order == list(range(len(order))) else value.permute(order)
 
 
-class _State:
+class _ShardedState:
     """The hooks of one `fully_shard` call."""
 
-    def __init__(self, state: fsdp.State, call: _Call) -> None:
+    def __init__(self, state: fsdp.State, call: _StepCall) -> None:
         self.state, self._call = state, call
-        self.groups = [_Group(group, call) for group in fsdp.groups_of(state)]
+        self.groups = [_ParameterGroup(group, call) for group in fsdp.groups_of(state)]
         # The state's modules that have not yet run in the current forward pass.
         self._to_come: set[torch.nn.Module] = set()
 
@@ -208,7 +208,7 @@ class _State:
         return gradient
 
 
-class _Group:
+class _ParameterGroup:
     """Parameters that are gathered together.
 
     Attributes:
@@ -216,7 +216,7 @@ class _Group:
         values: the unsharded parameters, detached, while modules have them; else None.
     """
 
-    def __init__(self, group: fsdp.Group, call: _Call) -> None:
+    def __init__(self, group: fsdp.Group, call: _StepCall) -> None:
         self.group, self._call = group, call
         self.values: list[torch.Tensor] | None = None
         # True if the unsharded parameters have been used by a backward pass, so that the next use needs a new autograd node.
@@ -289,7 +289,7 @@ class _Gathered(torch.autograd.Function):
     """The identity on a group's unsharded parameters. Its backward pass reduces their gradients into those of the sharded parameters."""
 
     @staticmethod
-    def forward(ctx: Any, group: _Group, needed: Sequence[bool], values: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
+    def forward(ctx: Any, group: _ParameterGroup, needed: Sequence[bool], values: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
         ctx.group = group
         ctx.set_materialize_grads(False)
         outputs = tuple(value.detach() for value in values)
@@ -302,7 +302,7 @@ class _Gathered(torch.autograd.Function):
         return None, None, None, None
 
 
-def _with_gradients(group: _Group, needed: Sequence[bool], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _with_gradients(group: _ParameterGroup, needed: Sequence[bool], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Returns unsharded parameters with a `grad_fn` that takes their gradients, for one backward pass."""
     with torch.enable_grad():
         found: Sequence[torch.Tensor] = _Gathered.apply(group, needed, list(values), _ANCHOR)

@@ -49,7 +49,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.first = ""
-        self._modes = _Functions(self), _Ops(self)
+        self._modes = _FunctionLooks(self), _Ops(self)
 
     def __enter__(self) -> Looks:
         for mode in self._modes:
@@ -68,7 +68,7 @@ class Looks:
             self.first = f"the step needs the value of a tensor in Python ({name}){where}"
 
 
-class _Functions(TorchFunctionMode):
+class _FunctionLooks(TorchFunctionMode):
     def __init__(self, looks: Looks) -> None:
         super().__init__()
         self._looks = looks

@@ -155,7 +155,7 @@ def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
 
 
 @dataclass(frozen=True)
-class Touched:
+class ExecutedCode:
     """The code that a run of a step has executed, and the names that this code uses.
 
     Attributes:
@@ -173,8 +173,8 @@ class Touched:
     imports: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> Touched:
-        """Returns the `Touched` of a run. `executed` has the globals that each code object ran in."""
+    def of(cls, executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> ExecutedCode:
+        """Returns the `ExecutedCode` of a run. `executed` has the globals that each code object ran in."""
         everything: set[str] = set()
         imports: set[str] = set()
         trusted: set[types.CodeType] = set()

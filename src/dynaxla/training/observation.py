@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .names import Touched, names_of
+from .names import ExecutedCode, names_of
 from .purity import acts, constructs
 from .torch_state import global_state
 from .trust import is_trusted_namespace, module_of
@@ -64,9 +64,9 @@ class Observation:
     changes_settings: bool
 
     @functools.cached_property
-    def touched(self) -> Touched:
+    def touched(self) -> ExecutedCode:
         """The names that the executed code uses."""
-        return Touched.of(self.codes)
+        return ExecutedCode.of(self.codes)
 
     @property
     def is_pure(self) -> bool:

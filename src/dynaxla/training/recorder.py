@@ -102,7 +102,7 @@ class Recorder:
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
             if self.table.is_compared:
-                raise scalars.Compared
+                raise scalars.TracedNumberInspected
             self._check_outside()
             self._check_shapes()
             return result
@@ -123,7 +123,7 @@ class Recorder:
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
         with kept_generators(), torch.autograd.set_multithreading_enabled(False), as_written(), without_cached_casts():  # noqa: SIM117
-            with self.mode, self._dispatch, _Functions(self):
+            with self.mode, self._dispatch, _FunctionMode(self):
                 yield
 
     def node(self, tensor: torch.Tensor) -> Node:
@@ -236,7 +236,7 @@ class Recorder:
             hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
             raise CaptureError("an optimizer's setting is a tensor, and the step needs its value in Python", op=str(step.op), hint=hint)
         if others:
-            raise scalars.Compared
+            raise scalars.TracedNumberInspected
         settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
         inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
         self.graph.call_function(step, *inputs)
@@ -392,7 +392,7 @@ class Recorder:
         """
         function = scalars.rule(op)
         if function is None:
-            raise scalars.Compared
+            raise scalars.TracedNumberInspected
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
@@ -438,7 +438,7 @@ def _distinct(results: Any) -> Any:
 
 
 _CANNOT_BE_NOTED = (
-    *(CaptureError, scalars.Compared, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
+    *(CaptureError, scalars.TracedNumberInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
 )
 
 
@@ -461,7 +461,7 @@ class _Dispatch(TorchDispatchMode):
             raise
 
 
-class _Functions(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Refuses functions that would bring a tensor's values to Python, and follows traced numbers into tensors."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -473,7 +473,7 @@ class _Functions(TorchFunctionMode):
             if isinstance(args[0], TracedFloat):
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
                 return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
-            if isinstance(args[0], arrays.Tracked if function is torch.tensor else np.ndarray) and len(args) == 1:
+            if isinstance(args[0], arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _of_array(function, args[0], **(kwargs or {}))
             return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
         if self._recorder.arrays:

@@ -1,7 +1,8 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
 Results and changes are kept as *templates*: an item that only a call has (an output of the program, an object found by its path, a number
-computed from learning rates) is replaced by an `Output`, `Known` or `Computed`, which `build` fills in after the program has run.
+computed from learning rates) is replaced by an `Output`, `KnownObject` or `ComputedNumber`, which `build` fills in after the program has
+run.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownObject:
     """An object that each call finds by its path."""
 
     path: str
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedNumber:
     """A number that Python computes from learning rates."""
 
     number: TracedFloat
@@ -78,7 +79,7 @@ class Recording:
         }
 
     def _key(self, key: Any, where: str) -> Any:
-        """Returns a place's key, as `Known` if it is an object that each call finds by its path.
+        """Returns a place's key, as `KnownObject` if it is an object that each call finds by its path.
 
         For example, the keys of an optimizer's state are parameters, and the next call may be given another model.
 
@@ -93,7 +94,7 @@ class Recording:
         if path is None:
             hint = "use a string or a number as the key"
             raise CaptureError(f"the step stores a value under a key that later calls cannot find: {where}[{_shown(key)}]", hint=hint)
-        return Known(path)
+        return KnownObject(path)
 
     def _template(self, value: Any, where: str) -> Any:
         """Returns the template of a value.
@@ -101,7 +102,7 @@ class Recording:
         Raises: CaptureError for a new object of a class that a program cannot create at each call.
         """
         if isinstance(value, TracedFloat):
-            return Computed(value)
+            return ComputedNumber(value)
         if value is ABSENT or isinstance(value, PLAIN):
             return value
         if isinstance(value, torch.Tensor):
@@ -109,7 +110,7 @@ class Recording:
             value = value if known is None else known
         path = self._given.path_of(value)
         if path is not None:
-            return Known(path)
+            return KnownObject(path)
         if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
             return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
@@ -121,17 +122,17 @@ class Recording:
             items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
             like = value.copy()
             like.clear()
-            return Built(lambda made: _filled(like, dict(made)), items)
+            return ContainerTemplate(lambda made: _filled(like, dict(made)), items)
         if type(value) in (list, tuple, set, frozenset, deque):
             kind = type(value)
-            return Built(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
+            return ContainerTemplate(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
         if content(value) is not NO_CONTENT or _is_shareable(value):
             return value
         raise CaptureError(
             f"the step creates a {type(value).__qualname__} and stores it in {where}", hint="create such objects outside the step"
         )
 
-    def _wrapper(self, value: Any, where: str) -> Built:
+    def _wrapper(self, value: Any, where: str) -> ContainerTemplate:
         """Returns the template of a tensor subclass, rebuilt from the program's outputs for its inner tensors."""
         kind = type(value)
         names, context = value.__tensor_flatten__()
@@ -139,7 +140,7 @@ class Recording:
         held = {name: getattr(value, name) for name in names}
         kept = {name: part for name, part in held.items() if not isinstance(part, torch.Tensor)}  # for example a mesh
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
-        return Built(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
+        return ContainerTemplate(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
 
     def initial_values(self, around: Walk, given: Walk) -> dict[Place, Any]:
         """Returns new state that depends on nothing but tensors of the surroundings, computed before the step changes these tensors.
@@ -256,10 +257,10 @@ class Recording:
             return False
         if isinstance(template, Output):
             return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[found.index])
-        if isinstance(template, Built):
+        if isinstance(template, ContainerTemplate):
             one, two = ([item for pair in built.items for item in pair] for built in (template, found))
             return len(one) == len(two) and all(self._gives(mine, other, its, pairs) for mine, its in zip(one, two, strict=True))
-        return content(template) == content(found) and (not isinstance(template, Known) or template == found)
+        return content(template) == content(found) and (not isinstance(template, KnownObject) or template == found)
 
 
 def _is_shareable(value: Any) -> bool:
@@ -278,7 +279,7 @@ def _is_pure(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Built:
+class ContainerTemplate:
     """A container that each call builds from (key, item) templates."""
 
     make: Callable[[list[tuple[Any, Any]]], Any]
@@ -296,16 +297,16 @@ def outputs_of(template: Any) -> list[Output]:
     """Returns the program's outputs in a template."""
     if isinstance(template, Output):
         return [template]
-    if isinstance(template, Built):
+    if isinstance(template, ContainerTemplate):
         return [output for pair in template.items for item in pair for output in outputs_of(item)]
     return []
 
 
 def known_of(template: Any) -> list[str]:
     """Returns the paths of the objects that a template finds by path."""
-    if isinstance(template, Known):
+    if isinstance(template, KnownObject):
         return [template.path]
-    if isinstance(template, Built):
+    if isinstance(template, ContainerTemplate):
         return [path for pair in template.items for item in pair for path in known_of(item)]
     return []
 
@@ -319,10 +320,10 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], given: Walk) 
     """
     if isinstance(template, Output):
         return output(template)
-    if isinstance(template, Known):
+    if isinstance(template, KnownObject):
         return given.object_at(template.path)
-    if isinstance(template, Computed):
+    if isinstance(template, ComputedNumber):
         return template.number.compute(given.number_at)
-    if isinstance(template, Built):
+    if isinstance(template, ContainerTemplate):
         return template.make([(build(key, output, given), build(item, output, given)) for key, item in template.items])
     return template

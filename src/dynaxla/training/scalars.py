@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 
-class Compared(Exception):
+class TracedNumberInspected(Exception):
     """Raised when Python looks at a traced number's value, as in `if lr > 0`."""
 
 
@@ -42,7 +42,7 @@ class TracedFloat(float):
 
     def _looked_at(self, *_: Any) -> Any:
         self.table.is_compared = True
-        raise Compared
+        raise TracedNumberInspected
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _looked_at
     __hash__ = float.__hash__

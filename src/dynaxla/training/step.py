@@ -28,7 +28,7 @@ from ..observe import events, metrics
 from ..runtime import by_torch
 from .observation import Refused
 from .torch_state import without_cached_casts
-from .watched import Situation, Watched
+from .watched import CallState, StepPrograms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +109,7 @@ class CompiledStep(Generic[P, R]):
         self._function = function
         self._options = options
         self._fullgraph = fullgraph
-        self._watched = Watched(function, options)
+        self._watched = StepPrograms(function, options)
         # The number of next calls that are not watched, and the length of the next rest.
         self._resting, self._rest = 0, _FIRST_REST
         # Calls since a program has last run: those that did something that no program does, and those in situations not seen before.
@@ -175,7 +175,7 @@ class CompiledStep(Generic[P, R]):
         self._shapes.clear()
         return self._watched.run_first(program, initial, args, kwargs)
 
-    def _run_watched(self, found: Situation | None, args: Any, kwargs: Any) -> Any:
+    def _run_watched(self, found: CallState | None, args: Any, kwargs: Any) -> Any:
         """Run in eager mode, and note whether a program would have done the same."""
         metrics.add("eager_steps")
         is_first = not self._watched.has_seen_anything
@@ -212,7 +212,7 @@ class CompiledStep(Generic[P, R]):
     def _tell(self, reason: str) -> None:
         _log.warning("%s runs in eager mode: %s", self, reason)
         if events.is_heard():
-            events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
+            events.tell(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
         """Return a new compiled step of the same function, which has not been called, with other options if they are given."""

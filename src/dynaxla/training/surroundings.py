@@ -21,13 +21,13 @@ from ..runtime.private import storage_id
 from .arrays import tensor_of
 from .contents import NO_CONTENT, PLAIN, Values, content, restore_values, same
 from .holders import ABSENT, Holder
-from .names import Touched
+from .names import ExecutedCode
 from .scalars import Place
 from .torch_state import global_state
 from .visiting import Visitor
-from .watching import Identities, Watch
+from .watching import Identities, WalkSnapshot
 
-__all__ = ["ABSENT", "PLAIN", "Holder", "Touched", "Walk", "global_state", "meta", "storage_of", "walk"]
+__all__ = ["ABSENT", "PLAIN", "ExecutedCode", "Holder", "Walk", "global_state", "meta", "storage_of", "walk"]
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Walk:
     repeated: set[int] = field(default_factory=set)
     is_outdated: bool = False
     identities: Identities = field(init=False)
-    _watch: Watch | None = None
+    _watch: WalkSnapshot | None = None
     _shared: set[str] | None = None  # paths of tensors that share memory with others
 
     def path_of(self, value: Any) -> str | None:
@@ -117,7 +117,7 @@ class Walk:
         """Arrays and other objects with values that Python can read and write without torch, by path."""
         return {path: value for path, (value, _) in self.values.items()}
 
-    def unreached(self, touched: Touched) -> list[types.CodeType]:
+    def unreached(self, touched: ExecutedCode) -> list[types.CodeType]:
         """Returns untrusted code that has run, but belongs to no function that this walk or its base has found."""
         bases: Iterator[Walk] = self._chain()
         known = set().union(*(walked.codes for walked in bases))
@@ -138,7 +138,7 @@ class Walk:
         if self.is_outdated:
             return False
         if self._watch is None or self._watch.inputs != inputs or self._watch.arrays != arrays:
-            self._watch = Watch(self, inputs, arrays)
+            self._watch = WalkSnapshot(self, inputs, arrays)
         return self._watch.is_unchanged()
 
     def metas_now(self, paths: Iterable[str] | None = None) -> list[tuple[Any, ...]]:
@@ -329,7 +329,7 @@ def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
 
 
-def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: Touched | None = None, most: int | None = None) -> Walk:
+def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: ExecutedCode | None = None, most: int | None = None) -> Walk:
     """Returns everything that can be reached from named roots, and not from `base`.
 
     Args:

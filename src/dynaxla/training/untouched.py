@@ -16,7 +16,7 @@ from ..runtime.layout import ORDINARY
 from .surroundings import storage_of
 
 
-class Untouched:
+class MetadataSnapshot:
     """A snapshot of tensors and other objects, by path, before a recording."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], objects: Mapping[str, Any]) -> None:

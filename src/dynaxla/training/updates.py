@@ -31,7 +31,7 @@ _MAKERS = {aten.empty_like.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
-class Update:
+class InplaceUpdate:
     """A call of a torch op that writes in place, or that makes a tensor for a later update to write to.
 
     Attributes:
@@ -127,7 +127,7 @@ def written(node: Node) -> list[Node]:
     return found
 
 
-def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
+def take_updates(graph: Graph, outputs: Collection[Node]) -> list[InplaceUpdate]:
     """Removes from a recorded graph the updates that can run after it, and returns them in their order.
 
     Args:
@@ -161,31 +161,31 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
     return updates
 
 
-def _together(updates: Iterable[Update]) -> list[Update]:
+def _together(updates: Iterable[InplaceUpdate]) -> list[InplaceUpdate]:
     """Merges consecutive updates that add the same number to counts, as batch norms do, into one call."""
-    found: list[Update] = []
+    found: list[InplaceUpdate] = []
     for update in updates:
         if found and _increment(update) is not None and _increment(update) == _increment(found[-1]):
             written = [*found[-1].written, *update.written]
             if len(_storages(written)) == len(written):
                 number = update.args[1]
-                found[-1] = Update(update.node, aten._foreach_add_.Scalar.overloadpacket, (written, number), {}, {}, written)
+                found[-1] = InplaceUpdate(update.node, aten._foreach_add_.Scalar.overloadpacket, (written, number), {}, {}, written)
                 continue
         found.append(update)
     return found
 
 
-def _increment(update: Update) -> Any:
+def _increment(update: InplaceUpdate) -> Any:
     """Returns the number that an update adds to a count, and the count's dtype and device; None for other updates."""
     if update.node.target is not aten.add_.Tensor or update.kwargs or isinstance(number := update.args[1], Node):
         return None
     return type(number), number, update.written[0].meta["val"].dtype, update.written[0].meta["val"].device
 
 
-def _update(node: Node) -> Update:
+def _update(node: Node) -> InplaceUpdate:
     read = node.all_input_nodes if isinstance(node.target, Fused) else []
     strides = {item: item.meta["val"].stride() for item in read if not is_number(item)}
-    return Update(node, _op(node).overloadpacket, node.args, node.kwargs, strides, written(node))
+    return InplaceUpdate(node, _op(node).overloadpacket, node.args, node.kwargs, strides, written(node))
 
 
 def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

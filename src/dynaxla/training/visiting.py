@@ -21,7 +21,7 @@ from ..errors import CaptureError
 from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
 from .dispatch import has_own_dispatch
 from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
-from .names import Touched, codes, names_of
+from .names import ExecutedCode, codes, names_of
 from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Visitor:
         reads_by_name: True if the walk has met an object that reads attributes which no code names, such as an attrgetter.
     """
 
-    def __init__(self, found: Walk, touched: Touched | None, most: int | None = None) -> None:
+    def __init__(self, found: Walk, touched: ExecutedCode | None, most: int | None = None) -> None:
         self._found = found
         self._touched = touched
         self._most = most
@@ -313,7 +313,7 @@ class Visitor:
 
     # Modules.
 
-    def _touched_namespaces(self, touched: Touched) -> None:
+    def _touched_namespaces(self, touched: ExecutedCode) -> None:
         for values, read, names in touched.namespaces:
             if not str(values.get("__name__")).startswith("dynaxla."):
                 self._globals(values, values.get("__builtins__", {}), read, names)

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from ..config import Options
-from ..engine.held_back import HeldBack, first_program
+from ..engine.held_back import DryRun, first_program
 from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
@@ -25,7 +25,7 @@ from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Question
 from . import parallel_modules
-from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
+from .arrays import TrackedArrays, ValuesRead, could_read_unseen, inputs_of
 from .eager_collectives import HANDLERS as collectives_handlers
 from .eager_collectives import as_in_programs
 from .looks import HANDLERS as looks_handlers
@@ -34,12 +34,12 @@ from .observation import observe
 from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
 from .recorder import Recorder, handlers
-from .recordings import Known, Recording, build, known_of, outputs_of
-from .scalars import Compared, Place, TracedFloat
+from .recordings import KnownObject, Recording, build, known_of, outputs_of
+from .scalars import Place, TracedFloat, TracedNumberInspected
 from .shadows import as_written, compiling, other_groups
-from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
+from .surroundings import ABSENT, ExecutedCode, Holder, Walk, global_state, walk
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
-from .untouched import Untouched
+from .untouched import MetadataSnapshot
 
 # The most values that a step may reach. To record a step that reaches 150,000 floats takes 9 s, and each later call 2.7 ms (Intel Xeon with
 # AVX-512, not idle otherwise, 2026-11-28).
@@ -52,7 +52,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class _State:
+class _StepState:
     """The surroundings of a step.
 
     Attributes:
@@ -69,7 +69,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class Situation:
+class CallState:
     """The state that a call finds.
 
     Attributes:
@@ -83,19 +83,19 @@ class Situation:
     key: Any
 
 
-class Watched:
+class StepPrograms:
     """The programs of a function, one for each situation, that is, for each combination of surroundings, arguments and torch's settings."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function = function
         self._options = options
-        self._programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(options.executables)
+        self._programs: LeastRecentlyUsed[_RecordedProgram] = LeastRecentlyUsed(options.executables)
         self._baked: set[Place] = set()
-        self._known: _State | None = None
+        self._known: _StepState | None = None
         self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(options.executables)
         # The code that has run, with the globals that it ran in, and the names that it uses.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
-        self._touched: Touched | None = None
+        self._touched: ExecutedCode | None = None
         # The paths of arrays whose values Python has read; True if it may read other arrays unnoticed.
         self._read: set[str] = set()
         self._reads_unseen = False
@@ -108,13 +108,13 @@ class Watched:
         # The modules that the last recording has found.
         self._modules = ParallelModules()
 
-    def situation(self, args: Any, kwargs: Any) -> Situation:
+    def situation(self, args: Any, kwargs: Any) -> CallState:
         """Returns the situation of a call. Raises: CaptureError for state that cannot be watched."""
         self._modules.prepare()
         self._modules.refuse()
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
-        return Situation(around, given, self._key(around, given))
+        return CallState(around, given, self._key(around, given))
 
     def _walk(self, roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
         """Returns a walk from these roots. Raises: CaptureError for objects that the step has read, but that cannot be compared."""
@@ -137,11 +137,11 @@ class Watched:
         """True if the function has run, so that the state that it can read is known."""
         return self._touched is not None
 
-    def has_seen(self, found: Situation) -> bool:
+    def has_seen(self, found: CallState) -> bool:
         """True if a call in this situation has run in eager mode, and has done nothing that a program would not do."""
         return self._seen.get(found.key) is not None
 
-    def observe(self, found: Situation | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
+    def observe(self, found: CallState | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
         """Runs the function in eager mode, and watches it.
 
         Args:
@@ -178,12 +178,12 @@ class Watched:
         else:
             yield
 
-    def run(self, found: Situation) -> tuple[bool, Any]:
+    def run(self, found: CallState) -> tuple[bool, Any]:
         """Runs the program for the situation. Returns: True and its result; False and None if there is no program."""
         program = self._programs.get(found.key)
         return (False, None) if program is None else (True, program.run(found.around, found.given))
 
-    def capture(self, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+    def capture(self, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Records and compiles the step for the current situation.
 
         Returns:
@@ -201,11 +201,11 @@ class Watched:
                 self._check_reached(around, given)
                 try:
                     return self._settled(around, given, args, kwargs)
-                except Compared:
+                except TracedNumberInspected:
                     self._bake(around)
                 except ValuesRead as error:
                     self._read |= error.paths
-                except _Wider:
+                except _NewCode:
                     continue
         raise CaptureError("the step runs different Python code in each recording")
 
@@ -231,7 +231,7 @@ class Watched:
             return ParallelModules()
         return ParallelModules.among(walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values())
 
-    def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
+    def run_first(self, program: _RecordedProgram, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
         """Runs a program from `capture`, after putting its initial state in place."""
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
@@ -246,7 +246,7 @@ class Watched:
             given.restore()
             raise
 
-    def held_back(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[HeldBack | None, T]:
+    def held_back(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[DryRun | None, T]:
         """Prepares the program that calls will run after a first call, without running it. All state is as before afterwards.
 
         Returns: the program, held back, and the result of `look` for the surroundings after a first call.
@@ -272,7 +272,7 @@ class Watched:
         if self._known is None or not self._known.around.is_unchanged(self._known.inputs, self._known.arrays):
             found = self._walk({"step": self._function})
             inputs, arrays = self._inputs(found), self._arrays(found)
-            self._known = _State(found, frozenset(inputs), arrays, self._number_of(found, inputs, arrays))
+            self._known = _StepState(found, frozenset(inputs), arrays, self._number_of(found, inputs, arrays))
         return self._known.around
 
     def _number_of(self, around: Walk, inputs: Collection[Place], arrays: Collection[str]) -> int:
@@ -315,7 +315,7 @@ class Watched:
         self._baked.update(self._inputs(around))
         self._known = None
 
-    def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+    def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Returns the program for this state, and the state that must be put in place before it runs."""
         own, self._first = self._key(around, given), None
         first = self._record(around, given, args, kwargs)
@@ -327,14 +327,14 @@ class Watched:
             second = self._record(later, later_given, args, kwargs)
             self._check_settled(later, later_given, second)
             if first.is_like(second, initial):
-                program = _Program(second, later, later_given)
+                program = _RecordedProgram(second, later, later_given)
                 program.compile(self._options, later, later_given)
                 self._programs.put(self._key(later, later_given), program)
                 if not first.changes.keys() - second.changes.keys():
                     self._programs.put(own, program)
                     return program, {}
                 return program, {place: value for place, value in first.left(given, initial).items() if place not in second.changes}
-            following, following_key = _Program(second, later, later_given), self._key(later, later_given)
+            following, following_key = _RecordedProgram(second, later, later_given), self._key(later, later_given)
             following.describe(later, later_given)
         finally:
             around.restore()
@@ -342,12 +342,12 @@ class Watched:
         again = self._record(around, given, args, kwargs)
         if not first.is_like(again, {}):
             if self._inputs(around):
-                raise Compared
+                raise TracedNumberInspected
             hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
                 "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
-        program, self._first = _Program(again, around, given), again
+        program, self._first = _RecordedProgram(again, around, given), again
         program.compile(self._options, around, given)
         self._programs.put(own, program)
         if following.share(program):
@@ -375,11 +375,11 @@ class Watched:
         refuse_sources(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()
-        stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
+        stand_ins = TrackedArrays(self._arrays(around) | self._arrays(given), around, given)
         recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
-        untouched = Untouched(everything.tensors, everything.objects)
+        untouched = MetadataSnapshot(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
-        groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
+        groups = _ParamGroups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
         try:
             with compiling(), other_groups(groups.shadows), modules.in_a_step():
                 result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
@@ -416,7 +416,7 @@ class Watched:
             )
         refuse_comparing_classes(observation.codes)
         if self._widen(observation.codes, questions):
-            raise _Wider
+            raise _NewCode
         return result
 
     def _widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Question]) -> bool:
@@ -429,7 +429,7 @@ class Watched:
             known += added
             is_new = is_new or bool(added)
         if is_new:
-            self._touched = Touched.of(self._executed)
+            self._touched = ExecutedCode.of(self._executed)
             self._reads_unseen = could_read_unseen(self._executed)
             self._programs = LeastRecentlyUsed(self._options.executables)
             self._seen = LeastRecentlyUsed(self._options.executables)
@@ -437,11 +437,11 @@ class Watched:
         return is_new
 
 
-class _Wider(Exception):
+class _NewCode(Exception):
     """Raised when a recording has run code that no earlier call had run."""
 
 
-class _Groups:
+class _ParamGroups:
     """Optimizers' parameter groups as a recording sees them.
 
     Attributes:
@@ -501,7 +501,7 @@ def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, b
 
 def _put(around: Walk, given: Walk, values: Mapping[Place, Any]) -> None:
     for (path, key), value in values.items():
-        _holder(around, given, path).put(given.object_at(key.path) if isinstance(key, Known) else key, value)
+        _holder(around, given, path).put(given.object_at(key.path) if isinstance(key, KnownObject) else key, value)
 
 
 def _holder(around: Walk, given: Walk, path: str) -> Holder:
@@ -534,7 +534,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ""
 
 
-class _Program:
+class _RecordedProgram:
     """A recording as an executable: an XLA program, the updates that torch does after it, and the changes to Python state."""
 
     def __init__(self, recording: Recording, around: Walk, given: Walk) -> None:
@@ -563,7 +563,7 @@ class _Program:
         """Notes metadata and aliasing of the program's inputs, for `share`."""
         self._graph.describe(self._values(around, given))
 
-    def share(self, other: _Program) -> bool:
+    def share(self, other: _RecordedProgram) -> bool:
         """Uses the other program's executable if the XLA programs are equal. Returns: True if they are."""
         return self._graph.share(other._graph)
 
@@ -574,7 +574,7 @@ class _Program:
             values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.input_at(item)
         return values
 
-    def held_back(self, around: Walk, given: Walk) -> HeldBack | None:
+    def held_back(self, around: Walk, given: Walk) -> DryRun | None:
         """Returns the XLA program that a call would run, without running it; None if there is none."""
         return first_program(lambda: self._graph.run(self._values(around, given)))
 

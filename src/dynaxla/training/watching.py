@@ -78,7 +78,7 @@ def _holds_itself(value: Any) -> bool:
     return isinstance(value, (dict, list, set, deque))
 
 
-class Watch:
+class WalkSnapshot:
     """A snapshot of a walk, in a form that can be compared quickly.
 
     Args:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from dynaxla.config import Options
 from dynaxla.lowering.forms import Operand
 from dynaxla.lowering.ops import attention_forms
-from dynaxla.lowering.ops.attention_forms import Problem
+from dynaxla.lowering.ops.attention_forms import AttentionProblem
 
 ATTENTION = F.scaled_dot_product_attention
 FORCED = {"attention": "torch", "attention_gradient": "torch"}
@@ -140,7 +140,7 @@ def test_where_they_are_taken(change: dict[str, Any], taken: bool, kernels: list
 
 
 WHOLE = Operand((2, 8, 1024, 64), np.dtype(np.float32))
-PLAIN = Problem(WHOLE, WHOLE, WHOLE, None, False, 0.125, False, False, "cpu")
+PLAIN = AttentionProblem(WHOLE, WHOLE, WHOLE, None, False, 0.125, False, False, "cpu")
 
 
 @pytest.mark.parametrize(

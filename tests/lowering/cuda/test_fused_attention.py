@@ -15,7 +15,7 @@ from cudnn_double import attention_kernel
 from jax import Array
 
 from dynaxla.lowering.cuda import fused_attention
-from dynaxla.lowering.cuda.fused_attention import Settings, backward, forward
+from dynaxla.lowering.cuda.fused_attention import AttentionSettings, backward, forward
 from dynaxla.runtime import private
 
 BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
@@ -58,7 +58,7 @@ def test_calls_are_as_jax_writes_them(
     shapes = [(2, 4, 16, 64), *[(2, key_heads, columns, 64)] * 2]
     args = [jax.ShapeDtypeStruct([shape[dim] for dim in order], dtype) for shape in shapes]
     bias = jax.ShapeDtypeStruct((2, 1, 16, columns), dtype)
-    settings = Settings(0.125, is_causal, heads_inside)
+    settings = AttentionSettings(0.125, is_causal, heads_inside)
     theirs = pytest.importorskip(JAX)
 
     def of_jax(query: Array, key: Array, value: Array, bias: Array | None = None) -> Any:
@@ -84,7 +84,7 @@ def test_calls_are_as_jax_writes_them(
     assert len(calls(ours_backward, *args)) == 2
 
 
-def reference(query: Array, key: Array, value: Array, mask: Array | None, settings: Settings) -> tuple[Array, Array]:
+def reference(query: Array, key: Array, value: Array, mask: Array | None, settings: AttentionSettings) -> tuple[Array, Array]:
     """By definition. A row in which everything is hidden gives zeros."""
     groups = query.shape[1] // key.shape[1]
     scores = jnp.einsum("bhrs,bhcs->bhrc", query, jnp.repeat(key, groups, 1)) * settings.scale
@@ -132,7 +132,7 @@ def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_he
         mask = MASKS[mask_name](dtype)
         shapes = [(2, 4, 6, 8), (2, key_heads, 8, 8), (2, key_heads, 8, 8), (2, 4, 6, 8)]
         *operands, grad = (jnp.asarray(generator.standard_normal(shape), dtype) for shape in shapes)
-        settings = Settings(0.3, False, heads_inside)
+        settings = AttentionSettings(0.3, False, heads_inside)
         wide = [x.astype(np.float64) for x in operands]
         wide_mask = None if mask is None else mask if mask.dtype == bool else mask.astype(np.float64)
         (expected, expected_logsumexp), pull = jax.vjp(jax.jit(lambda *args: reference(*args, wide_mask, settings)), *wide)
@@ -152,7 +152,7 @@ def test_causal_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_attention, "_call", attention_kernel)
     with jax.enable_x64(True):
         query, key, value = (jnp.asarray(np.random.default_rng(seed).standard_normal((1, 2, 5, 8)), F16) for seed in range(3))
-        settings = Settings(0.5, True, True)
+        settings = AttentionSettings(0.5, True, True)
         found, expected = forward(query, key, value, None, settings), reference(query, key, value, None, settings)
         for mine, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-2)

@@ -20,7 +20,7 @@ from dynaxla.lowering.cuda import fused_attention
 from dynaxla.lowering.forms import Choice, Form, Forms, Operand, expected, generic
 from dynaxla.lowering.function import Function
 from dynaxla.lowering.ops import attention_forms
-from dynaxla.lowering.ops.attention_forms import ATTENTION, ATTENTION_GRADIENT, Problem
+from dynaxla.lowering.ops.attention_forms import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -172,7 +172,7 @@ def test_other_names() -> None:
 @pytest.mark.parametrize(("platform", "names"), [("cpu", ["torch", "xla"]), ("rocm", ["xla"]), ("tpu", ["xla"])])
 def test_other_platforms_have_other_forms(platform: str, names: list[str]) -> None:
     x = Operand((2, 4, 16, 64), np.dtype(jax.numpy.bfloat16))
-    problem = Problem(x, x, x, None, True, 0.125, False, False, "cuda")
+    problem = AttentionProblem(x, x, x, None, True, 0.125, False, False, "cuda")
     for forms in (ATTENTION, ATTENTION_GRADIENT):
         assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "blocks", "xla"]
         assert [form.name for form in forms.fitting(replace(problem, platform=platform), {})] == names
@@ -228,10 +228,10 @@ def operand(*shape: int, dtype: str = "bfloat16") -> Operand:
 
 
 LARGE = operand(8, 12, 1024, 64)
-DROPPED = Problem(LARGE, LARGE, LARGE, None, False, 0.125, True, False, "cuda")
+DROPPED = AttentionProblem(LARGE, LARGE, LARGE, None, False, 0.125, True, False, "cuda")
 
 
-def chosen(problem: Problem) -> str:
+def chosen(problem: AttentionProblem) -> str:
     names = {forms.choose(problem, {}).name for forms in (ATTENTION, ATTENTION_GRADIENT)}
     assert len(names) == 1
     return names.pop()

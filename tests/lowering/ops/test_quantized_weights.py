@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynaxla.lowering.ops import matmul, quantized_weights
-from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, Problem
+from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, QuantizedProductProblem
 
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}, "forms": {"quantized_product": "blocks"}}
 ROWS, COLUMNS, SIZE = 3, 11, 32
@@ -80,4 +80,4 @@ def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_which_pay(rows: int, shape: tuple[int, int], dtype: str, read_bytes: int, platform: str, name: str) -> None:
-    assert QUANTIZED_PRODUCT.choose(Problem(rows, shape, np.dtype(dtype), read_bytes, platform), {}).name == name
+    assert QUANTIZED_PRODUCT.choose(QuantizedProductProblem(rows, shape, np.dtype(dtype), read_bytes, platform), {}).name == name

@@ -28,7 +28,7 @@ _VIEWS = {aten.select_scatter.default: aten.select.int, aten.slice_scatter.defau
 
 
 @dataclass(frozen=True)
-class Update:
+class SliceWrite:
     """An update of a slice of a tensor by one op.
 
     Attributes:
@@ -49,7 +49,7 @@ class Update:
         return [self.base, *(node for node in self.changed.all_input_nodes if node is not self.view)]
 
 
-def update_of(node: Node) -> Update | None:
+def update_of(node: Node) -> SliceWrite | None:
     """Returns the update of which `node` writes back the slice; None if there is none, or if other nodes read the old tensor or a slice."""
     if node.target not in _VIEWS:
         return None
@@ -62,7 +62,7 @@ def update_of(node: Node) -> Update | None:
     are_alone = set(base.users) == {view, node} and list(view.users) == [changed] and list(changed.users) == [node]
     is_same_place = _with_defaults(place) == _with_defaults(view.args[1:]) and not node.kwargs and not view.kwargs
     if are_alone and is_same_place and are_alike(base, node) and _are_of_a_kind(view, changed):
-        return Update(base, view, changed, in_place)
+        return SliceWrite(base, view, changed, in_place)
     return None
 
 

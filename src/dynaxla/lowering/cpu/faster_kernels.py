@@ -28,7 +28,7 @@ _WORTHWHILE = 50_000
 
 
 @dataclass(frozen=True)
-class Problem:
+class KernelCall:
     """A call of an op, without the values of its tensors.
 
     Attributes:
@@ -156,7 +156,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
 }
 
 
-def _is_costly_power(problem: Problem) -> bool:
+def _is_costly_power(problem: KernelCall) -> bool:
     """False for exponents that XLA computes by multiplications (small integers) or square roots (half-integers, but slowly in float64)."""
     exponent = dict(problem.settings).get("exponent")
     if problem.dtype == torch.float64 and isinstance(exponent, (int, float)) and exponent % 1:
@@ -164,32 +164,32 @@ def _is_costly_power(problem: Problem) -> bool:
     return not isinstance(exponent, (int, float)) or abs(exponent) > 4 or (2 * exponent) % 1 != 0
 
 
-def _is_of_smallest(problem: Problem) -> bool:
+def _is_of_smallest(problem: KernelCall) -> bool:
     """True unless topk is that of the largest floats, for which XLA has a fast implementation."""
     return dict(problem.settings).get("largest") is False or not problem.dtype.is_floating_point
 
 
-def _floors(problem: Problem) -> bool:
+def _floors(problem: KernelCall) -> bool:
     return dict(problem.settings).get("rounding_mode") == "floor"
 
 
-def _is_of_columns(problem: Problem) -> bool:
+def _is_of_columns(problem: KernelCall) -> bool:
     """True unless the op selects along the first dimension: XLA copies whole rows as fast."""
     return dict(problem.settings).get("dim") not in (0, None)
 
 
-def _is_along_rows(problem: Problem) -> bool:
+def _is_along_rows(problem: KernelCall) -> bool:
     """True if `dim` is the last dimension. For others, XLA vectorizes over the contiguous inner dimensions."""
     dim = dict(problem.settings).get("dim")
     return dim in (-1, len(problem.shape) - 1)
 
 
-def _is_of_large_matrices(problem: Problem) -> bool:
+def _is_of_large_matrices(problem: KernelCall) -> bool:
     """True for matrices of 128 columns or more. XLA computes all powers of a small matrix before torch has chosen how many it needs."""
     return problem.shape[-1] >= 128
 
 
-def _has_many_smooth_rows(problem: Problem) -> bool:
+def _has_many_smooth_rows(problem: KernelCall) -> bool:
     """True for 16 or more transforms of smooth lengths: MKL is slow for large prime factors, and no faster than XLA for one transform."""
     settings, numbers = dict(problem.settings), math.prod(problem.shape)
     lengths = [problem.shape[dim] for dim in settings["dim"]]
@@ -207,7 +207,7 @@ def _is_smooth(length: int) -> bool:
 _SCATTERS = (aten.scatter.src, aten.scatter_add.default)
 
 # By op, a predicate for the calls to which its saving applies; without an entry, all calls.
-_WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
+_WHERE: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
     aten._fft_c2c.default: _has_many_smooth_rows,
     aten._fft_c2r.default: _has_many_smooth_rows,
     aten._fft_r2c.default: _has_many_smooth_rows,
@@ -221,30 +221,30 @@ _WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
 }
 
 
-def _fits(problem: Problem) -> bool:
+def _fits(problem: KernelCall) -> bool:
     return problem.op in _SAVINGS
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: KernelCall) -> bool:
     saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.numbers
     return saving > _WORTHWHILE and _WHERE.get(problem.op, lambda _: True)(problem)
 
 
-KERNEL: Forms[Problem] = Forms("kernel")
+KERNEL: Forms[KernelCall] = Forms("kernel")
 Compute = Callable[[], Any]
 
 
 @KERNEL.form("torch", platforms=["cpu"], fits=_fits, suits=_suits)
-def _by_torch(problem: Problem, kernel: Compute, lowering: Compute) -> Any:
+def _by_torch(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
     return kernel()
 
 
 @KERNEL.form("xla")
-def _by_xla(problem: Problem, kernel: Compute, lowering: Compute) -> Any:
+def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
     return lowering()
 
 
-def problem_of(node: Node, ctx: Context) -> Problem | None:
+def problem_of(node: Node, ctx: Context) -> KernelCall | None:
     """Returns the current node's problem; None for an op without a faster kernel."""
     if node.target not in _SAVINGS or ctx.platform != "cpu":
         return None
@@ -257,7 +257,7 @@ def problem_of(node: Node, ctx: Context) -> Problem | None:
         return None
     settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
     numbers = max(math.prod(spec.shape) for spec in (*tensors, *results))
-    return Problem(op, tensors[0].dtype, tensors[0].shape, numbers, settings, ctx.platform)
+    return KernelCall(op, tensors[0].dtype, tensors[0].shape, numbers, settings, ctx.platform)
 
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:

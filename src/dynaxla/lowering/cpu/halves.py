@@ -22,7 +22,7 @@ from .in_memory import in_memory
 
 def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
     """Returns the same function for one platform, with fewer roundings. It must be traced, by `jax.jit` for example."""
-    return _Evaluation(platform).of(program)
+    return _RoundingEvaluation(platform).of(program)
 
 
 class _Half:
@@ -70,7 +70,7 @@ def _full(x: Array, value: int) -> Array:
     return lax.full(x.shape, value, np.uint32)
 
 
-class _Evaluation(Evaluation[Any]):
+class _RoundingEvaluation(Evaluation[Any]):
     """The pass. Its values are arrays or _Half."""
 
     def lift(self, array: Any) -> Any:

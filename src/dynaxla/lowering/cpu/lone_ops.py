@@ -199,7 +199,7 @@ _FASTER_BY_TORCH_IN_HALVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Op:
+class UnfusableOp:
     """An op of a graph in which it can be fused with no other op.
 
     Attributes:
@@ -220,7 +220,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Problem:
+class UnfusableGraph:
     """A graph without anything to fuse.
 
     Attributes:
@@ -229,7 +229,7 @@ class Problem:
         platform: JAX's name of the platform.
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[UnfusableOp, ...]
     kernels: int
     platform: str
 
@@ -237,10 +237,10 @@ class Problem:
         return "nothing to fuse: " + (", ".join(f"{op.op} of {op.numbers} numbers" for op in self.ops) or "torch's kernels alone")
 
 
-GRAPH: Forms[Problem] = Forms("graph")
+GRAPH: Forms[UnfusableGraph] = Forms("graph")
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: UnfusableGraph) -> bool:
     """True if torch is expected to run the graph faster.
 
     Each small op costs torch microseconds, so small ops must not outnumber the large ones and the calls of torch's kernels.
@@ -250,7 +250,7 @@ def _suits(problem: Problem) -> bool:
     return len(large) + problem.kernels >= small and all(op.dense and not _is_faster_by_xla(op) for op in large)
 
 
-def _is_faster_by_xla(op: Op) -> bool:
+def _is_faster_by_xla(op: UnfusableOp) -> bool:
     """True if XLA's loops for the op are faster than torch's kernel: not for small matrices, whose batches XLA computes one by one."""
     are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
     in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
@@ -270,7 +270,7 @@ def _by_xla() -> bool:
 
 def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
     """True if torch's kernels should compute these nodes of a graph, given in their order. `ctx` supplies sizes and the choice of forms."""
-    alone: dict[Node, Op] = {}
+    alone: dict[Node, UnfusableOp] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
     updates = {node: update for node in computed if (update := update_of(node)) is not None}
     changed = {update.changed for update in updates.values()}
@@ -292,7 +292,7 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
                 return False
             alone[node] = _described(node.target, operands, ctx)
-    return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), kernels, ctx.platform)).run()
+    return bool(computed) and ctx.choose(GRAPH, UnfusableGraph(tuple(alone.values()), kernels, ctx.platform)).run()
 
 
 def _is_free(node: Node) -> bool:
@@ -314,7 +314,7 @@ def _origin(node: Node) -> Node:
     return node
 
 
-def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> Op:
+def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> UnfusableOp:
     operands = [spec for spec in map(ctx.spec, given) if isinstance(spec, TensorSpec)]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
@@ -328,7 +328,7 @@ def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -
     matrix = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
     used = sum(is_wanted(ctx.node, place) for place in range(len(results)))
-    return Op(op, numbers, dense or is_copied, matrix, first.dtype, used)
+    return UnfusableOp(op, numbers, dense or is_copied, matrix, first.dtype, used)
 
 
 def _is_in_runs(spec: TensorSpec) -> bool:

@@ -103,11 +103,11 @@ def without_transposes(program: Callable[..., Any], platform: str, free: Collect
     Args:
         free: indices of the results that may have their dimensions in any order.
     """
-    evaluation = _Evaluation(platform, free)
+    evaluation = _TransposeEvaluation(platform, free)
     return evaluation.of(program), evaluation.orders
 
 
-class _Evaluation(Evaluation[Value]):
+class _TransposeEvaluation(Evaluation[Value]):
     def __init__(self, platform: str, free: Collection[int]) -> None:
         super().__init__(platform)
         self._free = free

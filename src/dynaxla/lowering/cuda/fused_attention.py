@@ -55,7 +55,7 @@ def takes(dtype: DType, size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AttentionSettings:
     """The settings of an attention call.
 
     Attributes:
@@ -73,7 +73,7 @@ class Settings:
         return HEADS_INSIDE if self.heads_inside else _HEADS_OUTSIDE
 
 
-def forward(query: Array, key: Array, value: Array, mask: Array | None, settings: Settings) -> tuple[Array, Array]:
+def forward(query: Array, key: Array, value: Array, mask: Array | None, settings: AttentionSettings) -> tuple[Array, Array]:
     """Returns the attention output, and the log-sum-exp of each row of scores. Both are zero in a row that the mask hides completely.
 
     Shape:  query (batch, heads, rows, size), key and value (batch, key heads, columns, size), where heads is a multiple of key heads; mask
@@ -94,7 +94,7 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 
 
 def backward(
-    grad: Array, query: Array, key: Array, value: Array, mask: Array | None, out: Array, logsumexp: Array, settings: Settings
+    grad: Array, query: Array, key: Array, value: Array, mask: Array | None, out: Array, logsumexp: Array, settings: AttentionSettings
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of query, key and value, each of its operand's shape and dtype.
 
@@ -183,7 +183,7 @@ _BACKWARD_PRODUCTS = {
 }
 
 
-def _config(query: Array, key: Array, settings: Settings, products: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
+def _config(query: Array, key: Array, settings: AttentionSettings, products: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
     def packed(letters: str) -> str:
         return letters if letters == _SCORES else "".join(letters[dim] for dim in settings.order)
 
@@ -216,7 +216,11 @@ def _config(query: Array, key: Array, settings: Settings, products: dict[str, tu
 
 
 def _call(
-    target: str, config: dict[str, Any], operands: Sequence[Array], results: Sequence[Array | jax.ShapeDtypeStruct], settings: Settings
+    target: str,
+    config: dict[str, Any],
+    operands: Sequence[Array],
+    results: Sequence[Array | jax.ShapeDtypeStruct],
+    settings: AttentionSettings,
 ) -> Sequence[Array]:
     """Returns the results with the shapes and dtypes of `results`, (batch, heads, ...), in the settings' memory order.
 

@@ -26,7 +26,7 @@ Gradients = tuple[Array, Array, Array, Array | None]
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """The shapes, dtypes and settings of an attention or its gradient, by which a form is chosen.
 
     It has no `operands`, so the tuner does not measure it: some forms exist to save memory, and the tuner would measure time alone.
@@ -52,13 +52,13 @@ class Problem:
     platform: str
 
     @property
-    def fused(self) -> fused_attention.Settings:
+    def fused(self) -> fused_attention.AttentionSettings:
         """Settings of cuDNN's kernels. The key's layout decides that of all operands: a key in a KV cache is the most expensive to copy."""
-        return fused_attention.Settings(self.scale, self.is_causal, self.key.order == fused_attention.HEADS_INSIDE)
+        return fused_attention.AttentionSettings(self.scale, self.is_causal, self.key.order == fused_attention.HEADS_INSIDE)
 
 
 @dataclass(frozen=True)
-class Place:
+class RowBlock:
     """The position of a block of rows in a larger attention.
 
     Attributes:
@@ -95,13 +95,13 @@ class Attention:
     is_causal: bool
     scale: float | None
     ctx: Context
-    place: Place | None = None
+    place: RowBlock | None = None
 
-    def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> Problem:
+    def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> AttentionProblem:
         """Returns the description by which a form is chosen."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self._distinct_sizes(2), self.mask.dtype)
-        return Problem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
+        return AttentionProblem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
 
     def _distinct_sizes(self, count: int) -> tuple[int, ...]:
         """The mask's shape, with size 1 for each of the first `count` dimensions that is expanded (stride 0) in eager mode."""
@@ -188,7 +188,7 @@ class Attention:
         if mask is not None and mask.shape[2] > 1:
             mask = lax.dynamic_slice_in_dim(mask, first, count, 2)
         query = lax.dynamic_slice_in_dim(self.query, first, count, 2)
-        return replace(self, query=query, mask=mask, place=Place(first, self.query.shape[2]))
+        return replace(self, query=query, mask=mask, place=RowBlock(first, self.query.shape[2]))
 
 
 def _spread(x: Array, shape: Sequence[int]) -> Array:
@@ -198,8 +198,8 @@ def _spread(x: Array, shape: Sequence[int]) -> Array:
 
 Results = tuple[Array, ...]
 
-ATTENTION: Forms[Problem] = Forms("attention")
-ATTENTION_GRADIENT: Forms[Problem] = Forms("attention_gradient")
+ATTENTION: Forms[AttentionProblem] = Forms("attention")
+ATTENTION_GRADIENT: Forms[AttentionProblem] = Forms("attention_gradient")
 
 
 def attend(attention: Attention, dropout_p: float = 0.0, key: Array | None = None) -> tuple[Array, Array]:
@@ -227,7 +227,7 @@ def gradients(
     return found
 
 
-def _fits_cudnn(problem: Problem) -> bool:
+def _fits_cudnn(problem: AttentionProblem) -> bool:
     """True if cuDNN computes this with the same result as the other forms. Dropout is excluded: its seed is a constant of the program, and
     XLA counts its offset for each program separately, so the backward could not drop the same weights."""
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
@@ -260,13 +260,13 @@ def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
     )
 
 
-def _suits_cudnn(problem: Problem) -> bool:
+def _suits_cudnn(problem: AttentionProblem) -> bool:
     """True for more than one row. The scores of a single row take no more memory than the keys."""
     return problem.query.shape[2] > 1
 
 
 @ATTENTION.form("cudnn", platforms=["cuda"], fits=_fits_cudnn, suits=_suits_cudnn, is_refusable=True)
-def _by_cudnn(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(2)
     return fused_attention.forward(*operands, problem.fused)
 
@@ -278,29 +278,29 @@ _BLOCK_BYTES = 16 << 20
 _FEWEST_ROWS = 16
 
 
-def _fits_blocks(problem: Problem) -> bool:
+def _fits_blocks(problem: AttentionProblem) -> bool:
     mask = problem.mask
     return 0 not in problem.query.shape + problem.key.shape and not problem.wants_mask_gradient and (mask is None or len(mask.shape) == 4)
 
 
-def _suits_blocks(problem: Problem) -> bool:
+def _suits_blocks(problem: AttentionProblem) -> bool:
     """True for a large attention with dropout, which the form "cudnn" excludes."""
     rows = problem.query.shape[2]
     return problem.has_dropout and rows * _row_bytes(problem) > _MANY_BYTES and rows > _FEWEST_ROWS
 
 
-def _row_bytes(problem: Problem) -> int:
+def _row_bytes(problem: AttentionProblem) -> int:
     """Bytes of the scores of one row, over all batches and heads."""
     return math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
 
 
-def _block_rows(problem: Problem) -> int:
+def _block_rows(problem: AttentionProblem) -> int:
     """Number of rows in a block: a power of two, or all rows."""
     fitting = max(_BLOCK_BYTES // _row_bytes(problem), _FEWEST_ROWS)
     return min(1 << fitting.bit_length() - 1, problem.query.shape[2])
 
 
-def _in_blocks(problem: Problem, step: Callable[[Results, Array, int], Results], results: Results) -> Results:
+def _in_blocks(problem: AttentionProblem, step: Callable[[Results, Array, int], Results], results: Results) -> Results:
     """Applies `step` to all blocks of rows, one after the other, and returns the final results.
 
     Args:
@@ -314,7 +314,7 @@ def _in_blocks(problem: Problem, step: Callable[[Results, Array, int], Results],
 
 
 @ATTENTION.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
-def _by_blocks(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     attention = replace(attention, mask=attention.distinct_mask(4))
 
     def step(results: Results, first: Array, count: int) -> Results:
@@ -333,7 +333,7 @@ _UNCACHED_BYTES = 8 << 20
 _MANY_COLUMNS = 160
 
 
-def _fits_torch(problem: Problem) -> bool:
+def _fits_torch(problem: AttentionProblem) -> bool:
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         query.dtype == key.dtype == value.dtype
@@ -347,7 +347,7 @@ def _fits_torch(problem: Problem) -> bool:
     )
 
 
-def _suits_torch(problem: Problem) -> bool:
+def _suits_torch(problem: AttentionProblem) -> bool:
     """True for a large attention in float32. With AVX2, torch's forward took 0.53 to 0.97 of the time of the form "xla", its gradient 0.7
     to 1.1. For half types its gradient took up to seven times as long."""
     many = problem.query.shape[2] * _row_bytes(problem) >= _UNCACHED_BYTES and problem.key.shape[2] >= _MANY_COLUMNS
@@ -355,13 +355,13 @@ def _suits_torch(problem: Problem) -> bool:
 
 
 @ATTENTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
-def _by_torch(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_torch(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(4)
     return flash_attention.forward(*operands, (problem.query, problem.key, problem.value), problem.is_causal, problem.scale)
 
 
 @ATTENTION.form("xla")
-def _by_xla(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     scores = attention.scores()
     largest = reduce_max(scores, (3,))
     nothing = lax.eq(largest, lax.full_like(largest, -math.inf))
@@ -378,7 +378,7 @@ def _by_xla(problem: Problem, attention: Attention, dropout_p: float, key: Array
 
 @ATTENTION_GRADIENT.form("cudnn", platforms=["cuda"], fits=_fits_cudnn, suits=_suits_cudnn, is_refusable=True)
 def _gradients_by_cudnn(
-    problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(2)
     return *fused_attention.backward(grad, *operands, out, logsumexp, problem.fused), None
@@ -386,7 +386,7 @@ def _gradients_by_cudnn(
 
 @ATTENTION_GRADIENT.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
 def _gradients_by_blocks(
-    problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value
     shared = _shared(grad, out)
@@ -408,7 +408,7 @@ def _gradients_by_blocks(
 
 @ATTENTION_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _gradients_by_torch(
-    problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(4)
     held = problem.query, problem.key, problem.value
@@ -417,7 +417,7 @@ def _gradients_by_torch(
 
 @ATTENTION_GRADIENT.form("xla")
 def _gradients_by_xla(
-    problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
     *found, grad_scores = _wide_gradients(attention, grad, _shared(grad, out), logsumexp, dropout_p, key)
     grad_query, grad_key, grad_value = (

@@ -26,7 +26,7 @@ _WORTHWHILE = 1 << 19
 
 
 @dataclass(frozen=True)
-class Problem:
+class CircularPaddingProblem:
     """The shape, dtype and padding of a circular padding.
 
     Attributes:
@@ -50,17 +50,17 @@ class Problem:
         return f"{self.dtype}{list(self.shape)} to {list(self.out)}"
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: CircularPaddingProblem) -> bool:
     """True for a large result whose last dimension is padded. Without padding there XLA copies whole rows, and is as fast."""
     return any(problem.sides[-1]) and math.prod(problem.out) * problem.dtype.itemsize >= _WORTHWHILE
 
 
-CIRCULAR: Forms[Problem] = Forms("circular padding")
+CIRCULAR: Forms[CircularPaddingProblem] = Forms("circular padding")
 Join = Callable[[], Array]
 
 
 @CIRCULAR.form("torch", platforms=["cpu"], suits=_suits)
-def _by_torch(problem: Problem, x: Array, join: Join) -> Array:
+def _by_torch(problem: CircularPaddingProblem, x: Array, join: Join) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         inside = results[0]
         for dim, (size, (before, _)) in enumerate(zip(problem.shape, problem.sides, strict=True)):
@@ -78,7 +78,7 @@ def _by_torch(problem: Problem, x: Array, join: Join) -> Array:
 
 
 @CIRCULAR.form("xla")
-def _by_xla(problem: Problem, x: Array, join: Join) -> Array:
+def _by_xla(problem: CircularPaddingProblem, x: Array, join: Join) -> Array:
     return join()
 
 
@@ -95,7 +95,7 @@ def padded(ctx: Context, join: Join) -> Array:
     if not found or not Layout.of(ctx.spec(node).shape, ctx.spec(node).stride).is_row_major:
         return join()
     x = ctx.values[node]
-    problem = Problem(x.shape, x.dtype, tuple(found.get(dim, (0, 0)) for dim in range(x.ndim)), ctx.platform)
+    problem = CircularPaddingProblem(x.shape, x.dtype, tuple(found.get(dim, (0, 0)) for dim in range(x.ndim)), ctx.platform)
     return ctx.choose(CIRCULAR, problem).run(problem, x, join)
 
 

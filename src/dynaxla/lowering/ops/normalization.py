@@ -199,7 +199,7 @@ def native_group_norm(
     Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
-    groups = _Groups(batch, channels, group, x.shape, ctx)
+    groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     mean = groups.mean(groups.sums(wide))
     centered = lax.sub(wide, groups.spread(mean))
     inverse = reciprocal_root(groups.mean(groups.sums(lax.square(centered))), eps)
@@ -208,7 +208,7 @@ def native_group_norm(
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _GroupMeans:
     """Means over groups of channels. Arrays of the size of x are not reshaped, so any memory layout of them is kept.
 
     Attributes:
@@ -262,7 +262,7 @@ def native_group_norm_backward(
             the weight, or of x without a weight.
     """
     dtype = dtypes.accumulator(x.dtype)
-    groups = _Groups(batch, channels, group, x.shape, ctx)
+    groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     wide = convert(grad, dtype)
     inverse = groups.spread(convert(rstd, dtype))
     normalized = lax.mul(lax.sub(convert(x, dtype), groups.spread(convert(mean, dtype))), inverse)

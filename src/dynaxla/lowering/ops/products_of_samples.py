@@ -19,7 +19,7 @@ from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
-from ..updated import Reading, Update, chosen_by
+from ..updated import SliceUpdate, UpdatedOperand, chosen_by
 from .indexing import Picks, take_along
 from .scattering import fit, write_slices
 
@@ -45,7 +45,7 @@ class Samples:
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(found: Reading, written: Sequence[tuple[Array, dict[int, Array]]]) -> Samples:
+    def of(found: UpdatedOperand, written: Sequence[tuple[Array, dict[int, Array]]]) -> Samples:
         """Builds the slices of all updates of an operand. written: for each update, the result of `samples`."""
         dtype, shape = dtypes.to_jax(found.dtype), found.shape
         rest = [size for dim, size in enumerate(shape) if dim not in found.dims]
@@ -111,8 +111,8 @@ def _into(labels: Labels, dims: Sequence[int]) -> lax.ScatterDimensionNumbers:
     return lax.ScatterDimensionNumbers(tuple(range(1, 1 + len(labels) - len(dims))), tuple(sorted(axes)), axes)
 
 
-def _unravelled(found: Reading, at: dict[int, Array]) -> Array:
-    """Converts indices in the dimensions of a tensor to indices in the dimensions they are split into (`Reading.parts`).
+def _unravelled(found: UpdatedOperand, at: dict[int, Array]) -> Array:
+    """Converts indices in the dimensions of a tensor to indices in the dimensions they are split into (`UpdatedOperand.parts`).
 
     Dimensions of size 1 are left out. Indices out of range are clamped to -1 or the size.
 
@@ -130,7 +130,7 @@ def _unravelled(found: Reading, at: dict[int, Array]) -> Array:
     return lax.concatenate([lax.expand_dims(column, [1]) for column in columns], 1)
 
 
-def samples(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
+def samples(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]:
     """Returns the slices that an index_put with several indices, or a scatter, writes, and their indices.
 
     The slices have shape (slices, *the tensor's dimensions without index). The indices are one vector for each indexed dimension.

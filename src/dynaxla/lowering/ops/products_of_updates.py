@@ -24,14 +24,14 @@ from ..cpu.in_memory import in_memory
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
-from ..updated import Factor, Reading, Update, reading, sliced
+from ..updated import Factor, SliceUpdate, UpdatedOperand, reading, sliced
 from .indexing import from_front, take_along
 from .products_of_samples import Samples, of_samples, samples
 from .scattering import fit, write_slices
 
 
 @dataclass(frozen=True)
-class Problem:
+class UpdatedProductProblem:
     """A product with an updated tensor, as a problem for forms: everything but the operands' values.
 
     Attributes:
@@ -58,7 +58,7 @@ class Problem:
     platform: str
 
 
-PRODUCT_OF_UPDATE: Forms[Problem] = Forms("product_of_update")
+PRODUCT_OF_UPDATE: Forms[UpdatedProductProblem] = Forms("product_of_update")
 
 # For a tensor of at most this many elements, a copy costs less than avoiding it.
 _FEW_NUMBERS = 20_000
@@ -87,14 +87,14 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
     if found is None:
         return None
     dtype = dtypes.to_jax(found.dtype)
-    problem = Problem(
+    problem = UpdatedProductProblem(
         found.shape, dtype, found.count, found.places, found.rows, found.sums_slices, found.is_moved, found.has_strides, ctx.platform
     )
     result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, other, over, batch)
     return result
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: UpdatedProductProblem) -> bool:
     """True if avoiding the copy is expected to be faster.
 
     A tensor whose batch dimensions are not first has to be transposed for several rows, which is a copy too, unless it has a half type or
@@ -105,7 +105,7 @@ def _suits(problem: Problem) -> bool:
     return math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _PARTS <= problem.size
 
 
-def _reads_strides(problem: Problem) -> bool:
+def _reads_strides(problem: UpdatedProductProblem) -> bool:
     """True if oneDNN multiplies the tensor with its strides, without a copy. It would convert half types first."""
     return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.takes(problem.dtype)
 
@@ -127,7 +127,7 @@ class _Other:
     rows: tuple[str, ...]
 
     @staticmethod
-    def of(found: Reading, array: Array, over: Sequence[int], batch: Sequence[int]) -> _Other:
+    def of(found: UpdatedOperand, array: Array, over: Sequence[int], batch: Sequence[int]) -> _Other:
         theirs = {**dict(zip(over, found.roles.over, strict=True)), **dict(zip(batch, found.roles.batch, strict=True))}
         labels: list[int | str] = []
         shape: list[int] = []
@@ -143,7 +143,9 @@ class _Other:
 
 
 @PRODUCT_OF_UPDATE.form("parts", platforms=["cpu"], suits=_suits)
-def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, outer: Sequence[int], kept: Sequence[int]) -> Array:
+def _by_parts(
+    problem: UpdatedProductProblem, ctx: Context, found: UpdatedOperand, array: Array, outer: Sequence[int], kept: Sequence[int]
+) -> Array:
     other = _Other.of(found, array, outer, kept)
     old = lax.reshape(ctx.values[found.updates[0].base], found.shape)
     long = [dim for dim, size in enumerate(found.shape) if size > 1]
@@ -211,7 +213,9 @@ def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequenc
 
 
 @PRODUCT_OF_UPDATE.form("whole")
-def _by_whole(problem: Problem, ctx: Context, found: Reading, other: Array, over: Sequence[int], batch: Sequence[int]) -> None:
+def _by_whole(
+    problem: UpdatedProductProblem, ctx: Context, found: UpdatedOperand, other: Array, over: Sequence[int], batch: Sequence[int]
+) -> None:
     """Returns None: the caller multiplies with the updated tensor."""
 
 
@@ -232,7 +236,7 @@ class _Slices:
     size: int
 
     @staticmethod
-    def of(ctx: Context, found: Reading) -> _Slices:
+    def of(ctx: Context, found: UpdatedOperand) -> _Slices:
         (dim,) = found.dims
         pairs = [_slices(ctx, update) for update in found.updates]
         dtype, size = dtypes.to_jax(found.dtype), found.shape[dim]
@@ -293,7 +297,7 @@ class _Slices:
         return lax.select(self.along(self.counts, axis, found.shape), found, lax.full_like(found, 0))
 
 
-def _written(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
+def _written(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]:
     """Returns the slices that an update writes, as the first dimension, and their indices by dimension: see `samples`."""
     if _has_several_indices(update.node):
         return samples(ctx, update)
@@ -307,7 +311,7 @@ def _has_several_indices(node: torch.fx.Node) -> bool:
     return node.target is aten.scatter.src or (is_put and sum(index is not None for index in node.args[1]) > 1)
 
 
-def _slices(ctx: Context, update: Update) -> tuple[Array, Array]:
+def _slices(ctx: Context, update: SliceUpdate) -> tuple[Array, Array]:
     """Returns the slices that an update in one dimension writes, concatenated along that dimension, and their indices in it."""
     node, dim, shape = update.node, update.dims[0], ctx.values[update.base].shape
     if _has_several_indices(node):

@@ -28,7 +28,7 @@ Rows = Callable[[Array, int], Array]
 
 
 @dataclass(frozen=True)
-class Problem:
+class QuantizedProductProblem:
     """The product of x and the transpose of a dequantized weight.
 
     Attributes:
@@ -46,7 +46,7 @@ class Problem:
     platform: str
 
 
-QUANTIZED_PRODUCT: Forms[Problem] = Forms("quantized_product")
+QUANTIZED_PRODUCT: Forms[QuantizedProductProblem] = Forms("quantized_product")
 
 # With more rows than this, dequantizing is a small part of the time. (Half types: only one row, since XLA rounds them slowly and oneDNN
 # is fast from two rows on.)
@@ -87,7 +87,7 @@ def multiply(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_b
         block: computes consecutive rows of the weight.
         read_bytes: size in bytes of the values from which the weight is computed.
     """
-    problem = Problem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
+    problem = QuantizedProductProblem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
     result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, block)
     return result
 
@@ -96,13 +96,13 @@ def _is_eight_bits(dtype: torch.dtype) -> bool:
     return dtype in (torch.int8, torch.uint8)
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: QuantizedProductProblem) -> bool:
     numbers, rows = math.prod(problem.shape), _MANY_ROWS if problem.dtype.itemsize > 2 else 1
     return 0 < problem.rows <= rows and numbers >= _FEW_NUMBERS and problem.read_bytes * 2 <= numbers * problem.dtype.itemsize
 
 
 @QUANTIZED_PRODUCT.form("blocks", platforms=["cpu"], fits=lambda problem: 0 not in problem.shape, suits=_suits)
-def _by_blocks(problem: Problem, ctx: Context, x: Array, block: Rows) -> Array:
+def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> Array:
     (columns, count), wide = problem.shape, dtypes.accumulator(problem.dtype)
     size = max(1, min(columns, _BLOCK_BYTES // (count * wide.itemsize)))
     x = convert(x, wide)
@@ -118,7 +118,7 @@ def _by_blocks(problem: Problem, ctx: Context, x: Array, block: Rows) -> Array:
 
 
 @QUANTIZED_PRODUCT.form("whole")
-def _by_whole(problem: Problem, ctx: Context, x: Array, block: Rows) -> None:
+def _by_whole(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> None:
     """Returns None: the caller multiplies by the whole weight."""
 
 

@@ -381,7 +381,7 @@ def check_bad_meshes() -> None:
     one = Mesh((1,), ("a",), ("jax:0",))
     x = torch.ones(3).to("jax")
     assert mark_sharding(x, one, ("a",)) is x
-    with pytest.raises(ArgumentError, match="another device"):
+    with pytest.raises(ArgumentError, match="does not have the device of a tensor"):
         mark_sharding(x, Mesh((1,), ("a",), (1,)), ())
 
 

@@ -89,7 +89,7 @@ def check_that_it_is_said() -> None:
         sharding.report(torch.compile(lambda x: x * 2, backend="dynaxla"), x)
     with pytest.raises(ArgumentError, match=r"(?s)is virtual, and was given the devices \[0, 1\].*leave devices out"):
         Mesh((2,), ("a",), (0, 1), virtual=True)
-    with pytest.raises(ArgumentError, match=r"size 6, which 64 devices .*Mesh|size 6, which 64 devices"):
+    with pytest.raises(ArgumentError, match=r"size 6, not a multiple of the 64 devices"):
         mark_sharding(torch.ones(6, device="jax"), MESH, ("data",))
     assert repr(MESH) == "Mesh(data=64, model=4; virtual)"
     assert sharding.sharding_of(x) is None

@@ -148,3 +148,11 @@ def test_random_leaky_relu() -> None:
     assert 0.0999 < slopes.min() < 0.11
     assert 0.49 < slopes.max() < 0.5001
     assert abs(slopes.mean() - 0.3) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("limit", [0.1, 0.3, 0.5])
+def test_limits_that_a_half_type_rounds(limit: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([limit, -limit, 2 * limit, 0.0], dtype=dtype)
+    check(lambda x: F.threshold(x, limit, 9.0), x)
+    check(lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, limit), x)

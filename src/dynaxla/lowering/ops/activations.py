@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...torch_ops import aten
+from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp_nonpositive
+from ..open_numbers import is_open
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
+from ..symbolic_numbers import is_symbolic
 from .comparison import at_least, at_most, held_bound
 
 
@@ -194,14 +197,29 @@ def threshold(x: Array, limit: Any, value: Any) -> Array:
     return lax.select(lax.le(x, number(limit, x.dtype)), full_like(x, value), x)
 
 
+@lowers(aten.threshold.default, platforms=["cpu"])
+def threshold_on_cpu(x: Array, limit: Any, value: Any) -> Array:
+    """As `threshold`, except that `limit` is not rounded to a half type."""
+    return lax.select(_at_most(x, limit), full_like(x, value), x)
+
+
 @lowers(aten.threshold_backward.default)
 def threshold_backward(grad: Array, x: Array, limit: Any) -> Array:
     """grad where x > limit or x is nan, else 0."""
+    return elementwise(lambda grad, x: _zeros_where(lax.le(x, number(limit, x.dtype)), grad), (grad, x), Promotion.NO_OPMATH)
 
-    def function(grad: Array, x: Array) -> Array:
-        return _zeros_where(lax.le(x, number(limit, x.dtype)), grad)
 
-    return elementwise(function, (grad, x), Promotion.NO_OPMATH)
+@lowers(aten.threshold_backward.default, platforms=["cpu"])
+def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
+    """As `threshold_backward`, except that `limit` is not rounded to a half type."""
+    return elementwise(lambda grad, x: _zeros_where(_at_most(x, limit), grad), (grad, x), Promotion.NO_OPMATH)
+
+
+def _at_most(x: Array, limit: Any) -> Array:
+    """x <= limit, in float32 for half types: ATen's kernel for the CPU compares them so. Source: ATen native/cpu/Activation.cpp"""
+    is_exact = not is_open(limit) and not is_symbolic(limit) and float(x.dtype.type(limit)) == limit
+    wide = x if is_exact else lax.convert_element_type(x, dtypes.accumulator(x.dtype))
+    return lax.le(wide, number(limit, wide.dtype))
 
 
 @lowers(aten.leaky_relu.default)

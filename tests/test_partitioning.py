@@ -81,9 +81,9 @@ def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
     ("options", "match"),
     [
         ({"partition": "shardy"}, "partition is 'torch' or 'xla'"),
-        ({"partition": "xla", "collectives": "torch"}, "beside collectives='torch'"),
-        ({"partition": "xla", "freeze": True}, "beside freeze=True"),
-        ({"partition": "xla", "compile": "background"}, "beside compile='background'"),
+        ({"partition": "xla", "collectives": "torch"}, "together with collectives='torch'"),
+        ({"partition": "xla", "freeze": True}, "together with freeze=True"),
+        ({"partition": "xla", "compile": "background"}, "together with compile='background'"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], match: str) -> None:

@@ -45,7 +45,7 @@ def test_the_fallback_refuses(op: Any) -> None:
         "cpu",
     )
     ctx.node = build.call(op, build.input(3), build.input(3))
-    with pytest.raises(dynaxla.UnsupportedOp, match="background, or writes"):
+    with pytest.raises(dynaxla.UnsupportedOp, match="in the background or writes"):
         call_kernel(ctx, (), {})
 
 

@@ -364,5 +364,5 @@ def test_nothing_is_tried_again_where_torch_keeps_no_memory_unused(device: Devic
 def test_a_call_while_torch_records_a_cuda_graph_raises(device: Device) -> None:
     streams.check_not_captured()
     device.is_capturing = True
-    with pytest.raises(UnsupportedOp, match=r"outside of torch\.cuda\.graph"):
+    with pytest.raises(UnsupportedOp, match=r"outside torch\.cuda\.graph"):
         streams.check_not_captured()

@@ -132,8 +132,13 @@ def apply(row: Op, sample: tuple[Any, ...]) -> Any:
     return row.op(*sample)
 
 
+# Eager mode's kernels read the memory of these operands as if they were contiguous, beyond its end, and crash.
+_CRASH_IN_EAGER_MODE = {"aten.adaptive_max_pool3d_backward.default, expanded"}
+
+
 def cases() -> Iterator[LayoutCase]:
-    return (LayoutCase(row, layout) for layout in LAYOUTS for row in ROWS)
+    every = (LayoutCase(row, layout) for layout in LAYOUTS for row in ROWS)
+    return (case for case in every if str(case) not in _CRASH_IN_EAGER_MODE)
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ def test_this_environment_works() -> None:
     assert values["x * 2 + 1 on cpu"] == "compiled, and the result is right"
     assert values["zero-copy on cpu"] == "the input was shared with XLA"
     assert any(finding.topic == "fast paths" for finding in findings)
-    assert all(finding.mend for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN))
+    assert all(finding.fix for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_a_missing_entry_point() -> None:
     assert states(doctor.examine_backends(["inductor"], [])) == [Status.BROKEN] * 3
     uninstalled = doctor.examine_backends(["inductor", "dynaxla_auto", "dynaxla_retrace"], ["dynaxla_retrace"])
     assert states(uninstalled) == [Status.BROKEN, Status.GOOD, Status.GOOD]
-    assert "pip install" in uninstalled[0].mend
-    assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].mend
+    assert "pip install" in uninstalled[0].fix
+    assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].fix
 
 
 def test_a_lost_fast_path() -> None:
     findings = doctor.examine_fast_paths({"import": "missing", "alias": "gated: TypeError", "export": "live"}, ["torch._C._gone"])
     assert states(findings) == [Status.BROKEN, Status.DOUBT, Status.DOUBT, Status.GOOD]
-    assert f"torch 2.11 to {doctor.TESTED['torch']}" in findings[0].mend
+    assert f"torch 2.11 to {doctor.TESTED['torch']}" in findings[0].fix
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,14 @@ class Finding:
         what: the object of the check, e.g. a package or a variable.
         value: the result. For a feature: "live", "gated: REASON" (available but not used), "missing", or "off" (by a setting).
         state: the meaning of the value.
-        mend: how to fix it, or "".
+        fix: how to fix it, or "".
     """
 
     topic: str
     what: str
     value: str
     state: Status = Status.NOTE
-    mend: str = ""
+    fix: str = ""
 
 
 def examine(gpu: bool = False) -> list[Finding]:
@@ -115,8 +115,8 @@ def examine_versions() -> list[Finding]:
 
 def judge_python(version: tuple[int, ...]) -> Finding:
     if version < OLDEST_PYTHON:
-        mend = f"too old: create an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
-        return Finding("versions", "python", ".".join(map(str, version)), Status.BROKEN, mend)
+        fix = f"too old: create an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        return Finding("versions", "python", ".".join(map(str, version)), Status.BROKEN, fix)
     return Finding("versions", "python", platform.python_version(), Status.GOOD)
 
 
@@ -126,8 +126,8 @@ def judge_version(name: str, version: str | None) -> Finding:
     if private.release(version) < private.release(OLDEST[name]):
         return Finding("versions", name, version, Status.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
     if private.release(version) > private.release(TESTED[name]):
-        mend = f"newer than {name} {TESTED[name]}, the newest tested release; if something fails: pip install '{name}=={TESTED[name]}.*'"
-        return Finding("versions", name, version, Status.DOUBT, mend)
+        fix = f"newer than {name} {TESTED[name]}, the newest tested release; if something fails: pip install '{name}=={TESTED[name]}.*'"
+        return Finding("versions", name, version, Status.DOUBT, fix)
     return Finding("versions", name, version, Status.GOOD)
 
 
@@ -167,11 +167,11 @@ def examine_gpu() -> list[Finding]:
     if torch.cuda.is_available():
         return []
     if not torch.version.cuda:
-        mend = "install a CUDA build of torch: https://pytorch.org/get-started"
-        found = [Finding("devices", "torch and a GPU", "not a CUDA build", Status.BROKEN, mend)]
+        fix = "install a CUDA build of torch: https://pytorch.org/get-started"
+        found = [Finding("devices", "torch and a GPU", "not a CUDA build", Status.BROKEN, fix)]
     else:
-        mend = "check that nvidia-smi shows a GPU, that its driver supports this CUDA, and that CUDA_VISIBLE_DEVICES does not hide it"
-        found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", Status.BROKEN, mend)]
+        fix = "check that nvidia-smi shows a GPU, that its driver supports this CUDA, and that CUDA_VISIBLE_DEVICES does not hide it"
+        found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", Status.BROKEN, fix)]
     return [*found, _jax_platform("cuda")]
 
 
@@ -182,12 +182,12 @@ def _jax_platform(name: str) -> Finding:
         found = jax.local_devices(backend=name)
     except Exception as error:
         if name == "cpu":
-            mend = "unset JAX_PLATFORMS, or add cpu to it" if os.environ.get("JAX_PLATFORMS") else "pip install --upgrade jax jaxlib"
+            fix = "unset JAX_PLATFORMS, or add cpu to it" if os.environ.get("JAX_PLATFORMS") else "pip install --upgrade jax jaxlib"
         else:
             cuda_major = (torch.version.cuda or "13").partition(".")[0]
             plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
-            mend = f"JAX does not see a GPU: pip install '{plugin}'"
-        return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], Status.BROKEN, mend)
+            fix = f"JAX does not see a GPU: pip install '{plugin}'"
+        return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], Status.BROKEN, fix)
     return Finding("devices", f"jax sees {name}", ", ".join(map(str, found)), Status.GOOD)
 
 
@@ -208,11 +208,11 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
         if name in listed:
             findings.append(Finding("backends", name, f'found by torch.compile(model, backend="{name}")', Status.GOOD))
         elif name in entry_points:
-            mend = "torch looked for backends before dynaxla was installed: restart the process"
-            findings.append(Finding("backends", name, "installed, but torch does not list it", Status.BROKEN, mend))
+            fix = "torch looked for backends before dynaxla was installed: restart the process"
+            findings.append(Finding("backends", name, "installed, but torch does not list it", Status.BROKEN, fix))
         else:
-            mend = "a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
-            findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", Status.BROKEN, mend))
+            fix = "a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
+            findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", Status.BROKEN, fix))
     return findings
 
 
@@ -248,8 +248,8 @@ def examine_caches() -> list[Finding]:
     except OptionError as error:
         return [Finding("caches", "programs and traced graphs", f"broken: {error.message}", Status.BROKEN, error.hint)]
     if store is None:
-        mend = "the warning above has the reason; set DYNAXLA_CACHE to another directory"
-        return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", Status.DOUBT, mend)]
+        fix = "the warning above has the reason; set DYNAXLA_CACHE to another directory"
+        return [Finding("caches", "programs and traced graphs", "off: the user has no cache directory", Status.DOUBT, fix)]
     found = [Finding("caches", "programs", f"live: {store.folder.parent}", Status.GOOD)]
     if others := foreign_kernels():
         value = f"gated: {', '.join(others[:3])} registered from Python by a package other than torch"
@@ -261,8 +261,8 @@ def examine_caches() -> list[Finding]:
 
 def examine_kernels() -> list[Finding]:
     if reason := onednn_support.why_not():
-        mend = "nothing to do if this machine is not x86-64; without oneDNN, XLA's own kernels run, and most of them are slower"
-        return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", Status.DOUBT, mend)]
+        fix = "nothing to do if this machine is not x86-64; without oneDNN, XLA's own kernels run, and most of them are slower"
+        return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", Status.DOUBT, fix)]
     found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", Status.GOOD)]
     if not onednn_support.takes_packed():
         value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED))}"
@@ -281,8 +281,8 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
     cuda = torch.cuda.is_available() if cuda is None else cuda
     findings = []
 
-    def found(name: str, state: Status, mend: str = "") -> None:
-        findings.append(Finding("environment", name, variables[name], state, mend))
+    def found(name: str, state: Status, fix: str = "") -> None:
+        findings.append(Finding("environment", name, variables[name], state, fix))
 
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         if variables.get(name, "0") == "1":
@@ -327,11 +327,11 @@ def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Fin
         tensors = [torch.empty(size) for size in (1, 3, 17, 100, 1000, 4099, 100_003, 1_000_001)]
     misaligned = sum(not is_aligned(tensor) for tensor in tensors)
     if misaligned:
-        mend = (
+        fix = (
             f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: "
             "remove the allocator that replaces torch's (LD_PRELOAD)"
         )
-        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(tensors)} tensors misaligned", Status.DOUBT, mend)]
+        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(tensors)} tensors misaligned", Status.DOUBT, fix)]
     return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", Status.GOOD)]
 
 
@@ -346,16 +346,16 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
         try:
             right, copies = _run_program(torch.device(name), backend or dynaxla)
         except Exception as error:
-            mend = "fix the devices above and the steps below that do not work; if all of them work, report this"
-            findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN, mend))
+            fix = "fix the devices above and the steps below that do not work; if all of them work, report this"
+            findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN, fix))
             findings += examine_steps(torch.device(name))
             continue
         value = "compiled, and the result is right" if right else "compiled, and the result is wrong"
-        mend = "" if right else "do not use this installation; report it with the versions above"
-        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, Status.GOOD if right else Status.BROKEN, mend))
+        fix = "" if right else "do not use this installation; report it with the versions above"
+        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, Status.GOOD if right else Status.BROKEN, fix))
         shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
-        mend = "" if not copies else "calls work but take longer: see the fast paths and the allocator above"
-        findings.append(Finding("check", f"zero-copy on {name}", shared, Status.DOUBT if copies else Status.GOOD, mend))
+        fix = "" if not copies else "calls work but take longer: see the fast paths and the allocator above"
+        findings.append(Finding("check", f"zero-copy on {name}", shared, Status.DOUBT if copies else Status.GOOD, fix))
     return findings
 
 
@@ -386,8 +386,8 @@ def examine_steps(device: torch.device) -> list[Finding]:
         else:
             is_right = total == numbers.sum()
             value, state = ("works", Status.GOOD) if is_right else (f"gives {total} instead of {numbers.sum()}", Status.BROKEN)
-        mend = "" if state is Status.GOOD else "this step fails: report it with the versions above"
-        findings.append(Finding("check", f"{name} ({device})", value, state, mend))
+        fix = "" if state is Status.GOOD else "this step fails: report it with the versions above"
+        findings.append(Finding("check", f"{name} ({device})", value, state, fix))
     return findings
 
 
@@ -428,4 +428,4 @@ def show(findings: Iterable[Finding], console: Console) -> None:
         console.print("Nothing is wrong.", style="bold green")
     for finding in mendable:
         console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
-        console.print(Text(f"        {finding.mend}"))
+        console.print(Text(f"        {finding.fix}"))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynaxla
+from dynaxla.capture.hoisting import hoist
 from dynaxla.errors import OptionError
 
 OPTIONS = {"exact_rng": True}
@@ -97,3 +98,13 @@ def test_step() -> None:
 def test_wrong_option() -> None:
     with pytest.raises(OptionError, match="exact_rng is True or False"):
         torch.compile(torch.exp, backend="dynaxla", options={"exact_rng": 1})(torch.ones(1))
+
+
+def test_the_copy_keeps_what_is_written_to_inputs() -> None:
+    """`written_inputs` reads it from the output node; without it, no program on a GPU guards these writes."""
+    graph = torch.fx.Graph()
+    graph.output((graph.placeholder("x"),)).meta["desc"] = ("a description",)
+    copied, drawn = hoist(torch.fx.GraphModule({}, graph))
+    assert copied.graph is not graph
+    assert copied.graph.output_node().meta["desc"] == ("a description",)
+    assert not drawn

@@ -11,7 +11,7 @@ from dynaxla.doctor import Status
 
 @pytest.mark.parametrize("state", Status)
 def test_only_what_is_broken_is_an_error(state: Status, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = doctor.Finding("topic", "what was found", "its value", state, "how to mend it")
+    finding = doctor.Finding("topic", "what was found", "its value", state, "how to fix it")
     good = doctor.Finding("topic", "something else", "works", Status.GOOD)
     asked: list[bool] = []
     monkeypatch.setattr(doctor, "examine", lambda gpu: asked.append(gpu) or [finding, good])
@@ -20,7 +20,7 @@ def test_only_what_is_broken_is_an_error(state: Status, monkeypatch: pytest.Monk
     assert asked == [False, True]
     assert result.exit_code == (1 if state is Status.BROKEN else 0)
     assert "what was found" in result.output
-    assert ("how to mend it" in result.output) == (state in (Status.DOUBT, Status.BROKEN))
+    assert ("how to fix it" in result.output) == (state in (Status.DOUBT, Status.BROKEN))
     assert "something else" in result.output
 
 

@@ -123,7 +123,7 @@ def check_interruptions() -> None:
 
 
 def check_torch_notices_signals_where_it_asks_the_guard() -> None:
-    """A known limit, not ours to mend: pybind11 calls PyObject_Str, which looks at signals, before it asks us anything. C++ allows no
+    """A known limit, not in our code: pybind11 calls PyObject_Str, which looks at signals, before it asks us anything. C++ allows no
     exception in most places where it asks. Once this fails, torch is mended: docs/device.md, "Traps", is to be changed."""
 
     def interrupt(*_: Any) -> None:

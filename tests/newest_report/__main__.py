@@ -1,4 +1,4 @@
-"""`make newest`: facts about the installed releases, then the quick set of tests, as a report that says what to mend.
+"""`make newest`: facts about the installed releases, then the quick set of tests, as a report that says what to fix.
 
 The exit status is 1 if a test fails. A missing name alone is no failure: another way may be there.
 """

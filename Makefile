@@ -142,7 +142,7 @@ gpu:
 # docs/benchmarks/gpu.md: the rows that people ask for most come first. Each call continues where the last one stopped, also on another day,
 # and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32, or ARGS="--minutes 4.5"
 gpu-table:
-	PYTHONPATH=src $(GPU_PYTHON) -c 'from dynaxla.cli import main; main()' bench-gpu $(PART) --output docs/benchmarks $(ARGS)
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks gpu $(PART) --output docs/benchmarks $(ARGS)
 
 # The documentation site, in .site/: open .site/index.html, no server is needed. Any warning (a dead link, a page in no part of mkdocs.yml's
 # nav) is an error. Its environment has neither torch nor JAX.

@@ -29,9 +29,11 @@ import zoo
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from benchmarks import suites, tables
+from benchmarks.cells import Cells
 from dynaxla.backend import dynaxla, dynaxla_auto
-from dynaxla.bench import report, suites, tables
-from dynaxla.bench.cells import Cells
+from dynaxla.bench import report
+from dynaxla.bench.suites import make_model
 from dynaxla.observe.verdicts import verdicts
 from dynaxla.runtime import machine
 
@@ -64,7 +66,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     torch.manual_seed(0)
     for case in (*suites.MODELS, *suites.SMALL):
         if case.name == name:
-            model = suites.make_model(case, 0, torch.float32, torch.device("cpu"))
+            model = make_model(case, 0, torch.float32, torch.device("cpu"))
             return model, case.inputs(1, torch.Generator().manual_seed(0)), {}
     model, (args, keywords) = zoo.timm_model(name) if name in TIMM else zoo.transformers_model(name)
     first = functools.partial(pytree.tree_map_only, torch.Tensor, lambda tensor: tensor[:1])

@@ -11,7 +11,6 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 ELSEWHERE = {
     # A class without a body, and types alone, which mypy compares.
     "bench/test_requests.py": "bench/benchmark_error",
-    "bench/test_single_ops.py": "bench/single_op_cases bench/single_ops_left_out",
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol engine/stages",
     # What torch runs, what is found, and what waits.

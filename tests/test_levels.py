@@ -50,8 +50,8 @@ def test_sixty_faults_of_all_kinds_are_drawn() -> None:
         == planted_faults.drawn()
         != random.Random(planted_faults.SEED + 1).sample(sorted(planted_faults.faults()), planted_faults.COUNT)
     )
-    for source in planted_faults.SOURCES:
+    for source in planted_faults.FOLDERS:
         assert set(drawn) & set(planted_faults.faults_of(source)), source
-    assert len(planted_faults.faults()) == sum(len(planted_faults.faults_of(source)) for source in planted_faults.SOURCES), (
+    assert len(planted_faults.faults()) == sum(len(planted_faults.faults_of(source)) for source in planted_faults.FOLDERS), (
         "two faults have one name"
     )

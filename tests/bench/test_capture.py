@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from tiny_bench import Tiny, tiny_inputs
 
-from dynaxla.bench import capture, suites
+from benchmarks import suites
+from dynaxla.bench import capture
 
 
 def test_capture_counts_graphs_and_ops() -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from benchmarks.engines import ENGINES
 from dynaxla.bench import engines
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.engines import ENGINES, Engine
+from dynaxla.bench.engines import Engine
 
 
 def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:

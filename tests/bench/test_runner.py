@@ -1,4 +1,4 @@
-"""Another process measures what this one would, and errors come down to one line."""
+"""A runner times calls alone, and errors come down to one line."""
 
 from __future__ import annotations
 
@@ -9,31 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.bench import suites
 from dynaxla.bench.engines import Engine
-from dynaxla.bench.runner import Local, Placement, Remote, RemoteError, empty_caches, first_line
-
-
-@pytest.mark.thorough
-def test_another_process_gives_the_same_results_and_its_memory() -> None:
-    case = suites.choose("breaks", ["branch"])[0]
-    placement = Placement()
-    inputs = placement.inputs(case, torch.Generator().manual_seed(3))
-    remote = Remote("eager", case, placement)
-    try:
-        with torch.no_grad():
-            assert torch.equal(remote.call(inputs), placement.model(case)(*inputs))
-        assert remote.time([inputs] * 2).wall_seconds > 0
-        large = (torch.randn(100_000, 256),)
-        memory = remote.memory([large])
-        assert memory.peak_bytes > 2 * large[0].nbytes
-        assert memory.kept_bytes < memory.peak_bytes
-        with pytest.raises(RemoteError) as caught:
-            remote.call((torch.randn(8, 3),))
-        assert first_line(caught.value).startswith("RuntimeError: Given normalized_shape")
-        assert torch.equal(remote.call(inputs), remote.call(inputs))
-    finally:
-        remote.close()
+from dynaxla.bench.runner import Local, Placement, empty_caches, first_line
 
 
 def test_the_first_line_is_of_the_real_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_bench import FAST, TINY, invoke, wrapped
 
-from dynaxla.bench import engines
+from benchmarks import engines
 from dynaxla.bench.measure import Settings, measure
 from dynaxla.bench.runner import Placement
 from dynaxla.bench.training import Training

@@ -11,7 +11,8 @@ from newer import not_in_oldest
 from scripts import run_script
 from tiny_bench import TINY, fail, invoke, wrapped
 
-from dynaxla.bench import engines, report, suites
+from benchmarks import engines, suites
+from dynaxla.bench import report
 from dynaxla.bench.measure import Settings
 from dynaxla.cli.bench import QUICK_SECONDS
 
@@ -80,7 +81,7 @@ def test_the_device_jax(tmp_path: Path) -> None:
 _ON_THE_DEVICE = """
 import sys
 from tiny_bench import TINY, invoke, wrapped
-from dynaxla.bench import engines, suites
+from benchmarks import engines, suites
 suites.SUITES["tiny"] = [TINY]
 for arguments, known in [
     (("--engines", "inductor"), "no engine 'inductor' on the device jax; there are: eager, lazy, dynamo, dynamo_aot, dynaxla"),

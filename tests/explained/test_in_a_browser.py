@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.bench import breaks, suites
+from benchmarks import breaks
+from dynaxla.bench import suites
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 

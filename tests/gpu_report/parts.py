@@ -451,7 +451,7 @@ def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
 
 def profile_step() -> None:
     """Profiles a training step on the host and on the device: BERT's, or in a rehearsal one block of GPT-2."""
-    from dynaxla.bench import suites
+    from benchmarks import suites
     from dynaxla.bench.runner import Placement
 
     name = "bert_base" if ON_GPU else "gpt_block"

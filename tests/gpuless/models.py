@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dynaxla.bench.suites import MODELS, Bert, Case, GptBlock, activations, tokens
+from benchmarks.suites import GptBlock, activations
+from dynaxla.bench.suites import MODELS, Bert, Case, tokens
 
 BATCH = 8
 DTYPES = ("float32", "bfloat16")

@@ -1,6 +1,7 @@
 """`python -m planted_faults`: run a suite of tests once for each drawn fault, until its first failure; print which faults it finds.
 
-It goes on where it was stopped: results are kept in .planted_faults/, by suite and commit.
+It continues where it was stopped: results are kept in .planted_faults/, by suite and commit. The tests that are most likely to find a fault
+run first.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import COUNT, drawn
+from . import COUNT, FOLDERS, drawn, faults_of
 
 # The arguments of pytest that make the suite.
 SUITES = {"quick": ["--quick"], "usual": ["-m", "not slow and not gpu"], "everything": ["--everything", "-m", "not gpu"]}
-# pytest's exit status when tests failed.
-TESTS_FAILED = 1
+TESTS = Path(__file__).parents[1]
+# pytest's exit statuses: all tests passed, some failed.
+PASSED, FAILED = 0, 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,31 +31,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = Path(".planted_faults") / f"{options.suite}-{commit}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     known = {line["fault"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
-    for name in names:
-        if name not in known:
-            known[name] = found = result_of(name, [*SUITES[options.suite], *options.tests])
+    lacking = [name for name in names if name not in known]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for found in pool.map(lambda name: result_of(name, options.suite, options.tests), lacking):
+            known[str(found["fault"])] = found
             with kept.open("a") as file:
                 file.write(json.dumps(found) + "\n")
-            print(f"{name}: {found['by'] or 'missed'} ({found['seconds']:.0f} s)", flush=True)
+            print(f"{found['fault']}: {found['by'] or 'missed'} ({found['seconds']:.0f} s)", flush=True)
     missed = [name for name in names if not known[name]["by"]]
     print(f"{len(names) - len(missed)} of {len(names)} found" + "".join(f"\nmissed: {name}" for name in missed))
     return int(len(missed) > len(names) * 0.2)
 
 
-def result_of(name: str, arguments: Sequence[str]) -> dict[str, object]:
+def result_of(name: str, suite: str, tests: Sequence[str]) -> dict[str, object]:
     """The fault; the first test that fails with it, or "" ; the seconds until then. Raises RuntimeError if pytest did not run its tests."""
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-x", "-q", "-p", "no:cacheprovider", "--planted", name]
+    files = tests or files_of(suite, next(folder for source, folder in FOLDERS.items() if name in faults_of(source)))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--planted", name, *SUITES[suite], *files]
     start = time.monotonic()
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode not in (0, TESTS_FAILED):
-        raise RuntimeError(f"pytest with {name} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     failed = [line.split(" ", 2)[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode not in (PASSED, FAILED) or bool(failed) != bool(done.returncode):
+        raise RuntimeError(f"pytest with {name} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return {"fault": name, "by": failed[0] if failed else "", "seconds": time.monotonic() - start}
+
+
+def files_of(suite: str, folder: str) -> list[str]:
+    """A suite's files, those of a folder first."""
+    files = [path.relative_to(TESTS) for path in sorted(TESTS.rglob("test_*.py"))]
+    if suite == "quick":
+        files = [path for path in files if "pytest.mark.quick" in (TESTS / path).read_text()]
+    return [str(TESTS / path) for path in sorted(files, key=lambda path: (path.parts[0] != folder, len(path.parts)))]
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m planted_faults", description="Exits with 1 if more than a fifth is missed.")
     made.add_argument("--suite", choices=list(SUITES), default="quick")
+    made.add_argument("--jobs", type=int, default=2, help="faults that are tried at once")
     made.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
     made.add_argument("names", nargs="*", help=f"faults, instead of the {COUNT} drawn ones")
     return made

@@ -27,11 +27,9 @@ from ..ensemble.agreement import NumericalAgreement, compare, in_float64, moved,
 from ..observe import metrics
 from . import capture
 from .engines import Engine
-from .runner import Local, Memory, Placement, Remote, Runner, empty_caches, first_line, measure_memory, release
+from .runner import Inputs, Local, Memory, Placement, Runner, empty_caches, first_line, release
 from .suites import Case
 from .training import Training
-
-Inputs = tuple[torch.Tensor, ...]
 
 MINIMUM_ROUNDS = 3
 MAXIMUM_ROUNDS = 100
@@ -50,7 +48,7 @@ class Settings:
         baseline: the engine whose speedup is 1.00.
         rounds: the number of rounds; None to use `seconds`.
         seconds: about how long each engine of a model is timed.
-        memory: True to measure memory, too.
+        memory: measures an engine's memory with these inputs; None: memory is not measured.
         traceback: True to print the tracebacks of failures.
         amortized: also time this many calls with one synchronization at their end; 0: do not.
         before_rounds: called after the first calls, before the timing.
@@ -62,7 +60,7 @@ class Settings:
     baseline: str = "eager"
     rounds: int | None = None
     seconds: float = 3.0
-    memory: bool = False
+    memory: Callable[[Engine, Case, Placement, Sequence[Inputs]], Memory] | None = None
     traceback: bool = False
     amortized: int = 0
     before_rounds: Callable[[], None] = lambda: None
@@ -219,13 +217,12 @@ class _Measurement:
                 result.capture_failure = self._reason(error)
             torch._dynamo.reset()
 
-        if self.settings.memory:
+        if self.settings.memory is not None:
             for engine in engines:
                 self.progress.step(f"{engine.name}: memory")
                 with self._failure_in(rows[engine.name]):
-                    rows[engine.name].memory = measure_memory(
-                        engine.name, self.case, self.settings.placement, [self.inputs[0], *(self._fresh() for _ in range(3))]
-                    )
+                    batches = [self.inputs[0], *(self._fresh() for _ in range(3))]
+                    rows[engine.name].memory = self.settings.memory(engine, self.case, self.settings.placement, batches)
         runners: dict[str, Runner] = {}
         try:
             for engine in engines:
@@ -258,8 +255,8 @@ class _Measurement:
         runner: Runner | None = None
         with self._failure_in(row):
             # A separate process builds the model before the clock starts, so that its first call measures only the engine.
-            if engine.isolated:
-                runner = Remote(engine.name, self.case, placement)
+            if engine.process is not None:
+                runner = engine.process(engine, self.case, placement)
             before = metrics.seconds()
             start = time.perf_counter()
             runner = runner or Local(engine, self.judge if engine.native else self.model, self.inputs[0], placement)
@@ -368,7 +365,7 @@ def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
     will show in the rows.
     """
     for engine in engines:
-        if not engine.isolated:
+        if engine.process is None:
             device = placement.judge.device if engine.native else placement.device
             model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device, placement.dtype).requires_grad_(False).eval()
             model = Training(model, placement.training) if placement.training else model

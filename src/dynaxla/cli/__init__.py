@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .bench import bench, bench_cpu, bench_device, bench_gpu, overhead
+from .bench import bench, table_command
 from .examination import doctor
 from .explaining import WithScript, explain
 from .exporting import export
@@ -16,10 +16,10 @@ from .tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
-app.command("bench-cpu")(bench_cpu)
-app.command("bench-gpu")(bench_gpu)
-app.command("bench-device")(bench_device)
-app.command("overhead")(overhead)
+for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
+    app.command(_name, add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+        table_command(_name, _part)
+    )
 app.command("doctor")(doctor)
 app.command("explain", cls=WithScript)(explain)
 app.command("export")(export)

@@ -1,9 +1,9 @@
-"""The arguments of `dynaxla bench`, `bench-cpu`, `bench-gpu`, `bench-device` and `overhead`. The measurements are in dynaxla.bench."""
+"""`dynaxla bench`, whose measurements are in dynaxla.bench, and the commands that are in the source tree alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from ..bench import choices as known
+from ..bench import from_source_tree
 from ..bench.benchmark_error import BenchmarkError
 
 QUICK_SECONDS = 2.0
+SOURCE_TREE = "git clone dynaxla, and run the command there (pip install -e '.[bench]')"
 
 
 def _list(text: str, *names: str) -> Any:
@@ -21,9 +23,7 @@ def _list(text: str, *names: str) -> Any:
 
 
 _MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
-_ENGINES = _list(
-    f"By comma or repeated: {', '.join(known.ENGINES)}. Default: all that work here, without tuned, frozen, step, and the last two."
-)
+_ENGINES = _list(f"By comma or repeated: {', '.join(known.ENGINES)}. Default: most that work here. The source tree has more.")
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
 Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(known.DTYPES)}.")]
@@ -31,7 +31,7 @@ Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
 _DEVICE = typer.Option(help="A torch device: cpu, cuda, cuda:1, jax, jax:1. On jax, results are compared with eager mode on the CPU.")
 _AMORTIZED = typer.Option(min=0, help="Also time this many calls with one wait at their end. Default: 0, on jax 10.", show_default=False)
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")]
-_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in its own process: takes twice as long.")
+_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in its own process (needs the source tree).")
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def bad_requests_shown(*kinds: type[Exception]) -> Iterator[None]:
 
 def bench(
     models: Annotated[list[str] | None, _MODELS] = None,
-    suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(known.SUITES)} (the last ones break graphs).")] = "models",
+    suite: Annotated[str, typer.Option(help="Which models: models; in the source tree also others.")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
     training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
     optimizer: Annotated[
@@ -78,8 +78,9 @@ def bench(
 
     The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
     """
-    from ..bench import engines as engine_table
-    from ..bench import report, suites
+    from ..bench import engines as ten_engines
+    from ..bench import report
+    from ..bench import suites as ten_models
     from ..bench.measure import Settings
     from ..bench.requests import check_device, check_dtype, check_writable, split, with_more
     from ..bench.runner import Placement
@@ -88,7 +89,11 @@ def bench(
     from ..tuning.table import show
 
     console = Console()
+    engine_table, suites = from_source_tree("engines") or ten_engines, from_source_tree("suites") or ten_models
+    processes = from_source_tree("processes") if memory else None
     with bad_requests_shown():
+        if memory and processes is None:
+            raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
         if optimizer not in known.OPTIMIZERS:
             raise BenchmarkError(f"there is no optimizer {optimizer!r}; the optimizers are: {', '.join(known.OPTIMIZERS)}")
         batch = batch or (4 if training else 1)
@@ -104,7 +109,8 @@ def bench(
         chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more), kind)
         several = amortized if amortized is not None else 10 if kind == "jax" else 0
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
-        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback, several)
+        measure_memory = None if processes is None else processes.measure_memory
+        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, measure_memory, traceback, several)
         if output is not None:
             check_writable(output)
         result = run(cases, chosen, settings, suite, notes)
@@ -119,100 +125,15 @@ def bench(
         raise typer.Exit(1)
 
 
-_PARTS = typer.Argument(help=f"Of: {', '.join(known.PARTS)}. Default: all.", show_default=False)
+def table_command(name: str, part: str) -> Callable[[typer.Context], None]:
+    """Returns the command `dynaxla NAME`, which is `python -m benchmarks PART` where dynaxla runs from its source tree."""
 
+    def command(context: typer.Context) -> None:
+        tables = from_source_tree("__main__")
+        with bad_requests_shown():
+            if tables is None:
+                raise BenchmarkError(f"the tables of {name} are part of the source tree alone: {SOURCE_TREE}")
+        typer.main.get_command(tables.app)([part, *context.args], prog_name="python -m benchmarks")
 
-def bench_cpu(
-    parts: Annotated[list[str] | None, _PARTS] = None,
-    output: Annotated[
-        Path, typer.Option(help="The directory of cpu.md, cpu.json and ops.md. Parts that are there already are kept.")
-    ] = Path("."),
-    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
-) -> None:
-    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md, and those of single ops as ops.md.
-
-    All parts together take more than three hours.
-
-    The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
-    """
-    from ..bench import cpu
-    from ..bench.requests import split
-
-    with bad_requests_shown():
-        good = cpu.write(split(parts), output, split(models), seconds)
-    asked = set(split(parts) or known.PARTS)
-    for page in [*(["cpu.md"] if asked - {known.OPS} else []), *(["ops.md"] if known.OPS in asked else [])]:
-        Console().print((output / page).read_text(), markup=False, highlight=False)
-    if not good:
-        raise typer.Exit(1)
-
-
-_GPU_PARTS = typer.Argument(
-    help="PRECISION-batchN, behind it -training, -autotuned or both: PRECISION is float32, tf32 or bfloat16, N 1 or 32. Default: all.",
-    show_default=False,
-)
-
-
-def bench_gpu(
-    parts: Annotated[list[str] | None, _GPU_PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of gpu.md and gpu.json. What is in them already is kept.")] = Path("."),
-    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="When to stop. The same command goes on where it stopped.")] = 9.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Models that compile at once. They are timed one after the other.")] = 6,
-    device: Device = "cuda",
-) -> None:
-    """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All parts together take hours.
-
-    The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
-    """
-    from ..bench import gpu
-    from ..bench.requests import split
-
-    with bad_requests_shown():
-        good = gpu.write(split(parts), output, split(models), seconds, minutes, device, jobs)
-    Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
-    if not good:
-        raise typer.Exit(1)
-
-
-_DEVICE_PARTS = typer.Argument(help=f"Of: {', '.join(known.DEVICE_PARTS)}. Default: all.", show_default=False)
-
-
-def bench_device(
-    parts: Annotated[list[str] | None, _DEVICE_PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of device.md and device.json. What is in them already is kept.")] = Path("."),
-    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 1.0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="When no further model is begun. The same command goes on there.")] = 7.0,
-    device: Annotated[str, typer.Option(help="jax, or jax:N.")] = "jax",
-) -> None:
-    """Compare graphs traced once with lazy and eager mode on the device "jax", and with CPU tensors, and write the tables as device.md.
-
-    The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
-    """
-    from ..bench import device_jax
-    from ..bench.requests import split
-
-    with bad_requests_shown():
-        good = device_jax.write(split(parts), output, split(models), seconds, minutes, device)
-    Console().print((output / "device.md").read_text(), markup=False, highlight=False, soft_wrap=True)
-    if not good:
-        raise typer.Exit(1)
-
-
-def overhead(
-    layers: Annotated[list[int] | None, typer.Option(help="Layers of the perceptron; repeat for several. Default: 2 and 50.")] = None,
-    width: Annotated[int, typer.Option(min=1, help="Its width.")] = 32,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 100 calls.")] = 60,
-) -> None:
-    """Measure the overhead of a call beyond XLA's own execution, on one thread.
-
-    The exit code is 1 if dynaxla adds more to the bare executable than 30 µs plus 0.6 µs for each input.
-    """
-    from ..bench.overhead import show
-
-    if not show(layers or (2, 50), width, batch, rounds):
-        raise typer.Exit(1)
+    command.__doc__ = f"Run `python -m benchmarks {part}` (needs the source tree)."
+    return command

@@ -1,0 +1,60 @@
+"""Functions of `to_jax` beside JAX by hand: both compute the same, and a table says how long they take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+import quick
+from jax import numpy as jnp
+from scripts import run_script
+from typer.testing import CliRunner
+
+from benchmarks import beside_jax
+from benchmarks.beside_jax import CASES, Measured
+from dynaxla.cli import app
+
+
+def test_names() -> None:
+    assert list(CASES) == ["mlp", "resnet18", "gpt_block"]
+
+
+# In a process in which XLA compiles quickly: the code that it makes is not the subject.
+SCRIPT = """
+import json, sys
+from benchmarks import beside_jax
+beside_jax._ROUNDS = 1
+for name in sys.argv[1:]:
+    case = beside_jax.CASES[name]
+    shape = (1, 3, 64, 64) if name == "resnet18" else (2, *case.shape[1:])
+    print(json.dumps([name, beside_jax.measure(beside_jax.Case(case.build, case.by_hand, shape), seconds=0)]))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", [["mlp", "gpt_block"], pytest.param(["resnet18"], marks=pytest.mark.slow)], ids=" ".join)
+def test_by_hand_is_the_same(names: list[str]) -> None:
+    """The large one: `pytest -m slow tests/bench/test_beside_jax.py`."""
+    found = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick.flags()).splitlines()))
+    assert list(found) == names
+    assert beside_jax.is_good(found)
+    for kinds in found.values():
+        assert kinds.keys() == {"inference", "gradient"}
+        assert all(item["ratio"] > 0 for item in kinds.values())
+
+
+def test_another_result_is_seen() -> None:
+    wrong = beside_jax._compared(jax.jit(lambda x: x), jax.jit(lambda x: 1.1 * x), (jnp.ones(3),), 0)
+    assert wrong.distance == pytest.approx(0.1, rel=1e-3)
+    assert not beside_jax.is_good({"wrong": {"inference": vars(wrong)}})
+
+
+def test_the_command_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = vars(Measured(2.0, 2.08, 1.04, 1e-6))
+    monkeypatch.setattr(beside_jax, "measure", lambda *_: {"inference": item})
+    done = CliRunner().invoke(app, ["bench-cpu", "interop", "--models", "mlp", "--output", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "2.080" in (tmp_path / "cpu.md").read_text()
+    assert CliRunner().invoke(app, ["bench-cpu", "interop", "--models", "absent", "--output", str(tmp_path)]).exit_code == 2

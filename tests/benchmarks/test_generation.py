@@ -1,0 +1,48 @@
+"""One step of generation, as it is measured."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tiny_bench import check_case
+
+from benchmarks import generation, suites
+from dynaxla.bench.suites import Case
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("row", partial(generation.Row, 6), generation.rows),
+        Case("layer", partial(generation.Attention, 6), generation.tokens),
+        Case("decoder", partial(generation.decoder, 6, 2, layers=1), partial(generation.tokens, sequences=2)),
+    ],
+    ids=lambda case: case.name,
+)
+def test_calls_can_be_compared(case: Case) -> None:
+    check_case(case)
+
+
+def test_the_suite_has_the_lengths_that_it_names() -> None:
+    """And as many sequences."""
+    lengths = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer") and "16384" not in case.name}
+    assert len(lengths) == 6
+    for name, layer in lengths.items():
+        sequences, length = len(layer.keys), int(layer.position) + 1
+        assert name == f"layer_{f'{sequences}x' * (sequences > 1)}{length}"
+        assert layer.values.shape == (sequences, generation.CACHED_HEADS, length, generation.HEAD)
+
+
+def test_a_token_is_written_and_attended_to() -> None:
+    layer = generation.Attention(5).requires_grad_(False)
+    keys, x = layer.keys.clone(), torch.randn(1, 1, generation.WIDTH)
+    layer(x)
+    new = layer.key(x).view(1, generation.CACHED_HEADS, 1, generation.HEAD)
+    torch.testing.assert_close(layer.keys, torch.cat([keys[:, :, :-1], new], 2))
+
+
+def test_reading_takes_longer_the_more_there_is() -> None:
+    one, three = (generation.reading_ms(torch.nn.Linear(count * 1024, 1024), rounds=3) for count in (1, 64))
+    assert 0 < one < three

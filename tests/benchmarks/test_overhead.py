@@ -1,0 +1,37 @@
+"""The overhead measurement: every way is timed, and the bare executable is the cheapest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import overhead
+from benchmarks.overhead import Overhead, measure
+from dynaxla import cli
+
+
+def test_every_way_of_calling_is_measured() -> None:
+    result = measure(layers=3, rounds=3, calls=10)
+    assert set(result.median) == {"eager", "inductor", "dynaxla", "capture", "program", "executable"}
+    assert result.inputs == 7, "three weights, three biases, the activation"
+    assert all(0 < result.minimum[name] <= result.median[name] for name in result.median)
+    assert result.allowed == 30 + 0.6 * 7
+
+
+@pytest.mark.parametrize(("microseconds", "code"), [(31.2, 0), (31.3, 1)])
+def test_more_than_is_allowed_beyond_the_executable_is_an_error(microseconds: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the medians, and in any of the perceptrons."""
+
+    def measured(layers: int, *_: int) -> Overhead:
+        median = {"inductor": 5.0, "dynaxla": 5.0, "program": microseconds if layers == 3 else 0.0, "executable": 0.0}
+        return Overhead(layers, 2, dict.fromkeys(median, 1.0), median)
+
+    monkeypatch.setattr(overhead, "measure", measured)
+    threads = torch.get_num_threads()
+    try:
+        result = CliRunner().invoke(cli.app, ["overhead", "--layers", "3", "--layers", "4"])
+    finally:
+        torch.set_num_threads(threads)
+    assert result.exit_code == code
+    assert "31, allowed 31" in result.output

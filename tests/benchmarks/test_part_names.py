@@ -1,0 +1,12 @@
+"""The names of parts, which the help of `python -m benchmarks` lists, are those of the tables."""
+
+from __future__ import annotations
+
+from benchmarks import choices, cpu, device_jax
+
+
+def test_parts_are_those_of_the_tables() -> None:
+    others = [choices.FIRST_CALL, choices.STARTS, choices.LAYERS, choices.MEMORY, choices.LENGTHS, choices.INTEROP]
+    others += [choices.PROCESSES, choices.OPS]
+    assert list(choices.PARTS) == [*cpu.PARTS, *others]
+    assert list(choices.DEVICE_PARTS) == list(device_jax.PARTS)

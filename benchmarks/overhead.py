@@ -23,8 +23,8 @@ from rich.table import Table
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.capture.decompositions import decompositions
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 

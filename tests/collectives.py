@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dynaxla
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.compositions import engine_for
 

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dynaxla.capture.aten_graph import AtenGraph, goes_along, graph_device
+from dynaxla.capture.graph import AtenGraph, goes_along, graph_device
 from dynaxla.config import Options
 from dynaxla.engine.compositions import Split, SplitProgram
 from dynaxla.engine.xla import Xla

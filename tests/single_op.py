@@ -12,7 +12,7 @@ from compare import assert_equal
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 

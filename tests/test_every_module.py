@@ -23,7 +23,7 @@ ELSEWHERE = {
     # What several lowerings are made of is tested with them.
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
-    "capture/test_packing.py": "lowering/ops/packed",
+    "passes/aten/test_weight_packing.py": "lowering/ops/packed",
     "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
@@ -42,7 +42,7 @@ ELSEWHERE = {
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
     "test_among_processes.py": "lowering/by_xla runtime/connections runtime/networks runtime/private_processes",
-    "test_partitioning.py": "capture/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
+    "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",

@@ -24,14 +24,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .buffers.lost_writes import LostWrite, LostWrites, unwatched
 from .buffers.overlaps import Overlaps, folded, guarded, overlooked
-from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
+from .capture.graph import AtenGraph, Phase
+from .capture.graph_cache import KeptGraph, key_of
 from .capture.inputs import Sizes, check_tensor
-from .capture.kept import KeptGraph, key_of
-from .capture.partition import LateOutput, partition
-from .capture.regions import inline_writing_regions
-from .capture.whole import kept_whole
-from .capture.wrapper import around, remade, writes_alone
+from .capture.runtime_wrapper import around, remade, writes_alone
 from .config import Options
 from .engine import artifact
 from .engine.compositions import engine_for
@@ -42,6 +39,9 @@ from .lowering import registry
 from .lowering.forms import check_forced
 from .observe import coverage, dump, events, metrics
 from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
+from .passes.dynamo.composites import kept_whole
+from .passes.dynamo.nested_regions import inline_writing_regions
+from .passes.joint.partition import LateOutput, partition
 from .runtime import capture_lock, devices, guards, machine, private
 
 _graph_numbers = itertools.count()

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from .backend import dynaxla
 from .buffers.addresses import is_aligned
-from .capture.kept import foreign_kernels
+from .capture.graph_cache import foreign_kernels
 from .config import Options
 from .errors import OptionError
 from .lowering.cpu import onednn_support

@@ -16,15 +16,15 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
-from .capture.global_view import BoundaryTensor, GlobalView, NotPartitioned, has_distributed
-from .capture.partition import partition
+from .capture.graph import AtenGraph, Phase
 from .config import Options
 from .engine.partitioned import Partitioned
 from .errors import CaptureError, UnsupportedOp
 from .lowering import Interpreter, registry
 from .observe import dump, events, metrics
+from .passes.aten.global_view import BoundaryTensor, GlobalView, NotPartitioned, has_distributed
+from .passes.joint.partition import partition
 from .runtime import capture_lock
 
 if torch.distributed.is_available():

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.buffers.arguments import Arguments, Parameter
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 from dynaxla.errors import DynaxlaError, UnsupportedTensor

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.buffers.native import GraphDevice, NativeBuffers
 from dynaxla.buffers.plan import FromBuffer
-from dynaxla.capture.aten_graph import OpenLayouts, Phase
+from dynaxla.capture.graph import OpenLayouts, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients
 

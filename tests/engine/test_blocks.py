@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture import repeats
-from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import blocks, making, stages
 from dynaxla.engine import options as engine_options
 from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
+from dynaxla.passes.aten import repeated_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
     options_for = engine_options.options_for
     monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
-    monkeypatch.setattr(repeats, "LARGE", 1)
+    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
 
 
 def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:

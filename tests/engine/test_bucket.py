@@ -14,7 +14,7 @@ from rounded_sizes import SIZES, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.capture.round_up import rounded
+from dynaxla.passes.padding.round_up import rounded
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 

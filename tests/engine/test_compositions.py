@@ -11,14 +11,14 @@ import torch
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.aten_graph import AtenGraph, Phase, written_inputs
-from dynaxla.capture.split import split
+from dynaxla.capture.graph import AtenGraph, Phase, written_inputs
 from dynaxla.config import Options
 from dynaxla.engine.compositions import Count, CountingProgram, Freeze, Late, PackedProgram, Split, SplitProgram, engine_for
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.xla import Program
 from dynaxla.lowering.cpu import weight_orders
 from dynaxla.observe import coverage
+from dynaxla.passes.aten.split import split
 
 
 class ByTorch:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import dynaxla
-from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import making
 from dynaxla.engine.pending import EagerExecutable

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import making
 from dynaxla.engine.xla import Program, Xla

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.retrace import Retrace, RetracedProgram
 from dynaxla.observe import metrics

@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla import forks
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.retrace import Retrace
 from dynaxla.engine.xla import Program, Xla

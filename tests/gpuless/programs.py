@@ -20,14 +20,14 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dynaxla.buffers.native import NativeBuffers
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import compositions
-from dynaxla.engine.layouts import check_closed
 from dynaxla.engine.options import options_for, with_tiles
 from dynaxla.engine.stages import Specialised
 from dynaxla.engine.xla import Program
 from dynaxla.lowering import Settings
+from dynaxla.passes.jaxpr.open_layouts import check_closed
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout
 

@@ -14,7 +14,7 @@ from gradients import differentiable
 from torch.utils import _pytree as pytree
 
 import dynaxla.backend
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.engine import options as engine_options
 from dynaxla.engine import stages
 

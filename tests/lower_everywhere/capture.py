@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.bench.suites import MODELS
 from dynaxla.capture.decompositions import decompositions
-from dynaxla.capture.partition import partition
+from dynaxla.passes.joint.partition import partition
 
 from .cases import Case
 

@@ -19,7 +19,7 @@ CHECKS: dict[str, list[str]] = {
     "the tests of make quick": ["pytest", "-n", "2", "--quick"],
     "ops by name": ["pytest", "test_torch_ops.py"],
     "private entry points": ["pytest", "runtime/test_private.py", "runtime/test_self_tests.py"],
-    "traced graphs are kept": ["pytest", "capture/test_kept.py"],
+    "traced graphs are kept": ["pytest", "capture/test_graph_cache.py"],
     "a training step": ["pytest", "training/test_objects_in_turns.py", "training/test_autocast_around_steps.py"],
     "the device": ["pytest", "device/test_registration.py", "device/test_modes.py"],
     "to_jax and export": ["pytest", "interop/test_torch_in_jax.py", "interop/test_export.py"],

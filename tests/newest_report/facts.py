@@ -13,7 +13,7 @@ import test_sources
 import torch
 
 from dynaxla import torch_ops
-from dynaxla.capture.kept import foreign_kernels
+from dynaxla.capture.graph_cache import foreign_kernels
 from dynaxla.lowering.cpu import onednn_support
 from dynaxla.lowering.registry import registry
 from dynaxla.runtime import clients, private, private_fsdp

@@ -18,7 +18,7 @@ from torch._guards import TracingContext
 from dynaxla import backend
 from dynaxla.buffers import native
 from dynaxla.buffers.arguments import Arguments
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.capture.inputs import Sizes
 from dynaxla.engine.compositions import Split
 from dynaxla.lowering import dtypes, promotion, registry

@@ -12,9 +12,9 @@ import quick
 import rounded_sizes
 
 from dynaxla import backend
-from dynaxla.capture import round_up
-from dynaxla.capture.padded_graph import Padded
 from dynaxla.engine import bucket, stages
+from dynaxla.passes.padding import round_up
+from dynaxla.passes.padding.padded_graph import Padded
 
 # Of a graph with sizes that change: a program for rounded ones serves it.
 ROUNDED = "rounded"

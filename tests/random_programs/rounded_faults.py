@@ -15,12 +15,12 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.capture import extents, masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up
-from dynaxla.capture.extents import Extent
-from dynaxla.capture.masks import Masks
 from dynaxla.engine import bucket, stages
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
+from dynaxla.passes.padding import masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
+from dynaxla.passes.padding.masks import Masks
+from dynaxla.passes.padding.valid_sizes import Extent
 
 aten = torch.ops.aten
 Fault = Callable[[], AbstractContextManager[Any]]
@@ -158,7 +158,7 @@ def tensors_follow_padding() -> AbstractContextManager[Any]:
 
 @fault
 def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
-    right = extents.reshaped
+    right = valid_sizes.reshaped
 
     def wrong(before: Any, sizes: Any, symbols: Any) -> Any:
         return tuple(Extent.of(math.prod(extent.factors)) for extent in right(before, sizes, symbols))

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..capture.aten_graph import goes_along
+from ..capture.graph import goes_along
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import events, metrics
 from ..runtime import guards, private, transfer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..capture.aten_graph import Phase
+from ..capture.graph import Phase
 from ..lowering import Interpreter, SymbolValues
 from .native import GraphDevice
 from .plan import Storages

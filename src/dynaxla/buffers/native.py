@@ -15,7 +15,7 @@ import torch
 from jax import lax
 from torch.fx import Graph, Node
 
-from ..capture.aten_graph import OpenLayouts, Phase, written_inputs
+from ..capture.graph import OpenLayouts, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import clients, late_checks, private, seeds, streams, transfer

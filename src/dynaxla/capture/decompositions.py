@@ -17,7 +17,7 @@ from ..lowering import refusals
 from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
 from ..torch_ops import aten, present, prims
-from . import floats
+from . import symbolic_floats
 
 
 def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
@@ -34,7 +34,7 @@ def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> to
 def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
     """Gives a contiguous result for any strides of the exponent, as eager mode does."""
     if isinstance(base, torch.SymFloat):
-        return floats.DECOMPOSITIONS[aten.pow.Scalar](base, exponent.contiguous())
+        return symbolic_floats.DECOMPOSITIONS[aten.pow.Scalar](base, exponent.contiguous())
     return NotImplemented if exponent.is_contiguous() else torch.pow(base, exponent.contiguous())
 
 
@@ -212,7 +212,7 @@ def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """Returns the cached table for a platform. registered: the number of lowerings, so that a new lowering invalidates the cache."""
     core = {op: refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
-    return core | floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
+    return core | symbolic_floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
 
 
 @functools.cache

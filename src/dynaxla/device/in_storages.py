@@ -26,7 +26,7 @@ from ..buffers.device_kinds import LayoutMismatch, Request
 from ..buffers.native import assembler
 from ..buffers.plan import Constant, FromInput, Output, plan_outputs
 from ..buffers.protocol import Plain
-from ..capture.aten_graph import written_inputs
+from ..capture.graph import written_inputs
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..lowering import SymbolValues, TensorSpec, dtypes
 from ..lowering.ops.sharding_constraints import shardings_in

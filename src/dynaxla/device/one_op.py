@@ -25,12 +25,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.decompositions import decompositions
 from ..engine.executable import UnboundProgram, compilation_error, execution_error, is_exhausted
-from ..engine.layouts import sharded_as
 from ..engine.options import options_for
 from ..errors import UnsupportedOp
 from ..lowering import dtypes, refusals
 from ..lowering.checks import Check
-from ..lowering.cpu.partitionable import partitionable
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
 from ..lowering.open_numbers import NumberTrace, Variant
@@ -38,6 +36,8 @@ from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
+from ..passes.jaxpr.open_layouts import sharded_as
+from ..passes.jaxpr.partitionable import partitionable
 from ..runtime import meshes, programs
 from ..runtime.layout import Layout, row_major, storage_extent
 from . import memory

@@ -14,11 +14,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from ..engine.executable import execution_error, is_watched
-from ..lowering.cpu.partitionable import partitionable
 from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
+from ..passes.jaxpr.partitionable import partitionable
 from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent

@@ -23,7 +23,7 @@ import torch
 from torch._inductor.output_code import OutputCode
 
 from ..buffers.overlaps import Overlaps
-from ..capture.aten_graph import AtenGraph, written_inputs
+from ..capture.graph import AtenGraph, written_inputs
 from ..capture.graph_json import Unwritable, decoded, encoded
 from ..config import Options
 from ..errors import ArtifactError, OptionError, UnsupportedTensor

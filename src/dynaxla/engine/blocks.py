@@ -1,8 +1,9 @@
 """Compiles a graph with repeated equal blocks as several programs that run in turn: all equal blocks share one program.
 
 XLA cannot compile a function once and call it twice in a program: it clones the function for each call. So the graph is cut into stretches
-(`capture/repeats.py`), and each form of stretch is traced, lowered and compiled once. To callers the parts look like one program: tensors
-are converted to arrays once before the first part, arrays to tensors once after the last, and the parts pass arrays to each other.
+(`passes/aten/repeated_blocks.py`), and each form of stretch is traced, lowered and compiled once. To callers the parts look like one
+program: tensors are converted to arrays once before the first part, arrays to tensors once after the last, and the parts pass arrays to
+each other.
 
 The numbering of checks and of random keys continues from part to part. The code that a part receives says whether all earlier checks have
 held, and a seed yields the same random numbers as in a single program.
@@ -26,9 +27,9 @@ from torch.fx import Node
 
 from ..buffers.native import key_of
 from ..buffers.protocol import Buffers
-from ..capture.repeats import Stretch, stretches
 from ..lowering import Check, Interpreter, SymbolValues, dtypes
 from ..lowering.function import Function
+from ..passes.aten.repeated_blocks import Stretch, stretches
 from ..runtime import transfer
 from ..runtime.layout import Layout
 from ..runtime.programs import XlaProgram

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from ..buffers.overlaps import shares_with_itself
-from ..capture.aten_graph import AtenGraph, graph_device
-from ..capture.extents import Extents
+from ..capture.graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes
-from ..capture.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput, pad
 from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
+from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput, pad
+from ..passes.padding.valid_sizes import Extents
 from ..runtime import background, by_torch, late_checks, private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major

@@ -20,26 +20,26 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, OpenLayouts, Phase, copy_graph, graph_devices, tensors_of, written_inputs
-from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
-from ..capture.counters import Counters, take_apart
-from ..capture.crossings import COPY, arrange, has_several, remove_detours
-from ..capture.freeze import Frozen, copy_weights, freeze
-from ..capture.hoisting import hoist
-from ..capture.late_writes import LateWrites, take_late_writes
-from ..capture.packing import pack_weights
-from ..capture.split import GraphPart, split
+from ..capture.graph import AtenGraph, OpenLayouts, Phase, copy_graph, graph_devices, tensors_of, written_inputs
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering.cpu import weight_orders
 from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
+from ..passes.aten.device_transfers import COPY, arrange, has_several, remove_detours
+from ..passes.aten.freeze import Frozen, copy_weights, freeze
+from ..passes.aten.late_writes import LateWrites, take_late_writes
+from ..passes.aten.python_counters import Counters, take_apart
+from ..passes.aten.random_hoisting import hoist
+from ..passes.aten.split import GraphPart, split
+from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, between_programs, last_writes
+from ..passes.aten.weight_packing import pack_weights
+from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import by_torch, devices
 from ..runtime.programs import Orders
 from . import held_back
 from .bucket import Bucket
 from .executable import Executable
-from .layouts import opens_layouts
 from .protocol import Engine, Runner
 from .retrace import Retrace
 from .xla import Xla

@@ -16,8 +16,8 @@ import torch
 
 from ..buffers.native import NativeBuffers
 from ..buffers.protocol import Buffers
-from ..capture.aten_graph import written_inputs
 from ..capture.fingerprint import fingerprint
+from ..capture.graph import written_inputs
 from ..errors import CompilationError
 from ..lowering import Settings, dtypes
 from ..lowering.by_xla import calls_in
@@ -26,12 +26,13 @@ from ..lowering.cpu import lone_ops
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, events, metrics
+from ..passes.jaxpr import prechecks
+from ..passes.jaxpr.open_layouts import sharded_as
 from ..runtime import heap, networks, programs
-from . import early_checks, records
+from . import records
 from .blocks import in_parts
 from .executable import Executable
 from .facts import Facts
-from .layouts import sharded_as
 from .pending import EagerExecutable, Kernels
 from .stages import Specialised, Stages
 
@@ -181,7 +182,7 @@ class ExecutableBuilder(Stages):
 
     def _split_checks(self, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
         with metrics.timed("trace"), jax.default_device(self.jax_device):
-            return early_checks.split(traced, self.name, buffers.avals(), buffers.donated)
+            return prechecks.split(traced, self.name, buffers.avals(), buffers.donated)
 
     # Records of earlier traces
 

@@ -16,22 +16,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 from torch.fx import Node
 
 from .. import forks
-from ..capture.aten_graph import AtenGraph
+from ..capture.graph import AtenGraph
 from ..config import Options
 from ..errors import CompilationError
 from ..lowering import Check, Interpreter, Settings, SymbolValues, registry
-from ..lowering.cpu.partitionable import partitionable
 from ..lowering.function import Function
 from ..lowering.graphs import user_line
 from ..lowering.ops.process_values import partition_spec
 from ..observe import dump, events, metrics
+from ..passes.jaxpr.open_layouts import sharded_as
+from ..passes.jaxpr.partitionable import partitionable
 from ..runtime import late_checks, networks, private, programs, transfer
 from ..runtime.process_meshes import ProcessMesh
 from ..runtime.replica_groups import all_groups_in
 from ..runtime.same_collectives import Collective
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
-from .layouts import sharded_as
 from .options import options_for
 
 # The sharding of a tensor: the mesh axis for each dimension.

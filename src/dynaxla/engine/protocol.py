@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..capture.aten_graph import AtenGraph
+from ..capture.graph import AtenGraph
 from .executable import Executable
 
 

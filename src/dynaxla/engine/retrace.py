@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..capture.aten_graph import AtenGraph
+from ..capture.graph import AtenGraph
 from ..config import Options
 from ..errors import CompilationError
 from ..observe import metrics
+from ..passes.jaxpr.open_layouts import sharded_as
 from ..runtime import by_torch, programs
-from .layouts import sharded_as
 from .xla import Program
 
 

@@ -17,25 +17,25 @@ from ..buffers.device_kinds import Request, kind_of
 from ..buffers.native import GraphDevice, NativeBuffers
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
-from ..capture.aten_graph import AtenGraph, graph_device
+from ..capture.graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..errors import OptionError, UnsupportedTensor
 from ..lowering import Check, Interpreter, Settings, SymbolValues, registry
 from ..lowering.asynchronous import groups_in
-from ..lowering.cpu.halves import with_few_roundings
-from ..lowering.cpu.partitionable import partitionable
-from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import dump, metrics
+from ..passes.jaxpr.bfloat16_rounding import with_few_roundings
+from ..passes.jaxpr.open_layouts import check_closed, opens_layouts, with_open_layouts
+from ..passes.jaxpr.partitionable import partitionable
+from ..passes.jaxpr.transposes import Orders, without_transposes
 from ..runtime import devices, meshes, networks, private, programs, streams
 from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
-from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, quick_options, with_tiles
 
 # Returns the store for a folder name, where later processes find entries; None if nothing is stored.

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import forks
 from ..buffers.device_kinds import DeviceKind, LayoutMismatch, Request
 from ..buffers.native import GraphDevice
-from ..capture.aten_graph import AtenGraph
+from ..capture.graph import AtenGraph
 from ..config import Options
 from ..errors import DynaxlaError
 from ..lowering import Settings, dtypes

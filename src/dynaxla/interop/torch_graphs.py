@@ -30,13 +30,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
-from ..capture.partition import partition
 from ..errors import CaptureError, DynaxlaError
 from ..lowering import dtypes
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import constant_value, draws_random
+from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
 from ..training.readings import state_of

@@ -1,7 +1,7 @@
 """Fallback for ops without a lowering: the program calls torch's own kernel on its buffers, through XLA's foreign function interface.
 
-Two kinds of op run between programs instead (`dynaxla.capture.between`): asynchronous ops (see `asynchronous.py`), because their result
-would be read before it has arrived, and ops that write to an operand, because they would write to a buffer of the program.
+Two kinds of op run between programs instead (`dynaxla.passes.aten.unsupported_nodes`): asynchronous ops (see `asynchronous.py`), because
+their result would be read before it has arrived, and ops that write to an operand, because they would write to a buffer of the program.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 from dynaxla.errors import UnsupportedOp

@@ -30,7 +30,7 @@ ELSEWHERE: dict[str, str] = {
         aten.randint_like.default aten.randint_like.generator aten.randint_like.low_dtype aten.randint_like.low_generator_dtype
         aten.random.default aten.random.from aten.random.to aten.randperm.default aten.randperm.generator""",
     # An op of programs alone, which checkpointed regions draw with.
-    "capture/test_checkpointing.py": "dynaxla.random_key.default",
+    "passes/joint/test_checkpointing.py": "dynaxla.random_key.default",
     # Ops of programs for rounded sizes alone.
     "lowering/ops/test_masking.py": """
         dynaxla.cat_parts.default dynaxla.continued.default dynaxla.continued_backward.default dynaxla.last_repeated.default

@@ -104,5 +104,5 @@ ELSEWHERE: dict[str, str] = {
     # It has a kernel for GPUs alone.
     "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
     # Our own: a weight in the order that oneDNN reads.
-    "capture/test_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
+    "passes/aten/test_weight_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
 }

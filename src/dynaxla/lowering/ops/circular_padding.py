@@ -1,5 +1,5 @@
 """Circular padding. No ATen op expresses it, so it is recognized as a pattern: a tensor concatenated with slices of its own ends, along one
-dimension after another. `capture/whole.py` writes `F.pad` in this way, and users write it by hand.
+dimension after another. `passes/dynamo/composites.py` writes `F.pad` in this way, and users write it by hand.
 """
 
 from __future__ import annotations

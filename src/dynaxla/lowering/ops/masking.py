@@ -1,4 +1,4 @@
-"""Ops, and their lowerings, that apply the true sizes in a program compiled for rounded sizes (see capture/padded_rules.py).
+"""Ops, and their lowerings, that apply the true sizes in a program compiled for rounded sizes (see passes/padding/padded_rules.py).
 
 The true sizes are an input of the program: `lengths`, an int64 vector. A `place` is an index into it; -1 stands for a size or position that
 needs no true size. Elements up to a true size are valid, those behind it are padding with arbitrary values.

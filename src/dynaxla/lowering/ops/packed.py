@@ -1,4 +1,4 @@
-"""Lowerings of the ops with packed weights, which capture/packing.py puts into graphs with frozen weights. See cpu/weight_orders.py."""
+"""Lowerings of the ops with packed weights, which passes/aten/weight_packing.py puts into graphs. See cpu/weight_orders.py."""
 
 from __future__ import annotations
 

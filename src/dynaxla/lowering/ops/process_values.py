@@ -1,4 +1,4 @@
-"""Ops, and their lowerings, for tensors of several processes in one program that XLA's partitioner splits (see capture/global_view.py).
+"""Ops, and their lowerings, for tensors of several processes in one program that XLA's partitioner splits (see passes/aten/global_view.py).
 
 A global tensor, which may be sharded over the processes, has its own dimensions. A tensor of which each process has a local value, equal or
 not, has one more dimension for each axis of the mesh, and is sharded along it.

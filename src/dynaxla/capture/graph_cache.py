@@ -1,0 +1,144 @@
+"""A persistent cache of inference graphs, as JSON, so that a later process with the same captured graph skips AOTAutograd's trace.
+
+A graph is cached if AOTAutograd's wrapper does nothing around it, or only writes the first results to inputs (runtime_wrapper.py). The key
+covers everything that determines AOTAutograd's graph: the captured graph and its inputs, the options, the versions, the sources of dynaxla,
+and torch's settings. Graphs that cannot be written as text and as JSON are not cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch._decomp import global_decomposition_table
+from torch.fx import GraphModule
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from ..lowering import registry
+from ..lowering.interpreter import find_rule, is_plain_python
+from ..runtime import machine, private
+from ..runtime.store import Store
+from .fingerprint import captured_text, fingerprint
+from .graph import AtenGraph, written_inputs
+from .graph_json import Unwritable, decoded, encoded
+from .runtime_wrapper import around
+
+_AUTOCAST = ("cpu", "cuda")
+# The most bytes of a constant. A graph with a larger one is not cached.
+_MOST = 1 << 16
+
+
+def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[Any]) -> str | None:
+    """Returns the cache key of a TorchDynamo graph, or None if the graph must not be cached.
+
+    facts: plain data that the cached graph also depends on.
+    """
+    sources, text, lowerings = machine.sources(), captured_text(module, example_inputs), registry.places()
+    if sources is None or text is None or lowerings is None:
+        return None
+    if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None:
+        return None
+    if any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()):
+        return None
+    overridden = sorted(filter(_may_change_traces, private.implemented_in_python()))
+    if foreign_kernels():
+        return None
+    decompositions = [function.__module__ for table in global_decomposition_table.values() for function in table.values()]
+    if any(name.partition(".")[0] != "torch" for name in decompositions):
+        return None
+    settings = (
+        torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST],
+        torch.is_autocast_cache_enabled(), torch.is_anomaly_enabled(), private.is_forward_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory, [ask() for ask in private.BACKEND_SETTINGS],
+        [private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS], torch.backends.cpu.get_cpu_capability(),
+        torch._functorch.config.get_hash(), torch.fx.experimental._config.get_hash(),
+    )  # fmt: skip
+    told = machine.versions(), sources, tuple(facts), lowerings, overridden, len(decompositions), settings, text
+    return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+
+
+def foreign_kernels() -> list[str]:
+    """Returns the kernels of ATen's ops, as op/key, that a package other than torch has registered from Python.
+
+    If there is one, no traced graph is cached: torch's own kernels are identified by name and torch's version, those of other packages are
+    not.
+    """
+    names = filter(_may_change_traces, private.implemented_in_python())
+    return sorted(name for name in names if not name.startswith("prims/") and not private.is_registered_by_torch(name))
+
+
+def _may_change_traces(kernel: str) -> bool:
+    """True if a kernel registered from Python, given as op/key, can affect AOTAutograd's trace on a CPU."""
+    return kernel.startswith(("aten/", "prims/")) and not kernel.endswith(("Meta", "CUDA", "MPS", "XPU"))
+
+
+@dataclass(frozen=True)
+class KeptGraph:
+    """An inference graph in the cache, with the writes that its wrapper does.
+
+    Attributes:
+        nodes: the graph as JSON data (graph_json.py).
+        static: the positions of parameters and buffers among the inputs.
+        written: the positions of the inputs that the first results are written to.
+        is_lowered: True if every op has a lowering.
+    """
+
+    nodes: list[Any]
+    static: tuple[int, ...]
+    written: tuple[int, ...]
+    is_lowered: bool = False
+
+    @staticmethod
+    def of(graph: AtenGraph, written: Sequence[int]) -> KeptGraph | None:
+        """Returns a graph's cache entry, or None if the graph must not be cached.
+
+        None, for example, if JSON does not reproduce the graph. Lowerings are looked up for the CPU.
+        """
+        text = fingerprint(graph.module)
+        if text is None or graph.remade or graph.phase != "inference" or graph.waits:
+            return None
+        if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
+            return None
+        try:
+            called = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+            is_lowered = all(is_plain_python(node) or find_rule(node, "cpu") is not None for node in called)
+            kept = KeptGraph(encoded(graph.module, _MOST), graph.static, tuple(written), is_lowered)
+        except Unwritable:
+            return None
+        again = KeptGraph.read(kept.text())
+        return again if fingerprint(again.module()) == text else None
+
+    def text(self) -> bytes:
+        """Returns the entry as the JSON text that `read` parses."""
+        return json.dumps(vars(self), separators=(",", ":")).encode()
+
+    @staticmethod
+    def read(text: bytes) -> KeptGraph:
+        found = json.loads(text)
+        return KeptGraph(found["nodes"], tuple(found["static"]), tuple(found["written"]), found["is_lowered"])
+
+    @staticmethod
+    def find(store: Store, key: str) -> KeptGraph | None:
+        """Returns the entry that a store has under a key, or None."""
+        text = store.get(key)
+        return KeptGraph.read(text) if text is not None else None
+
+    def graph(self, name: str) -> AtenGraph:
+        """Returns the graph as AOTAutograd would."""
+        return AtenGraph(name, self.module(), self.static, is_lowered=self.is_lowered)
+
+    def module(self) -> GraphModule:
+        """Returns the graph's module, with fake tensors of the current capture's fake mode."""
+        return decoded(self.nodes)
+
+    def around(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
+        """Wraps a program as TorchDynamo calls it, with the writes that AOTAutograd's wrapper would do."""
+        return around(program, self.written)

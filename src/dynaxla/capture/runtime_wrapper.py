@@ -1,0 +1,106 @@
+"""Detects inference graphs that do not need AOTAutograd's runtime wrapper, and replaces it.
+
+In general, the wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and leaves gradient mode.
+Most inference graphs need none of that, yet it takes two to three microseconds at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .graph import written_inputs
+
+
+def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """Returns the positions of the inputs that the wrapper writes the first results to, or None if it does anything else.
+
+    If there are no such inputs, a program for this graph needs no wrapper: it takes TorchDynamo's arguments and returns the final results.
+
+    Args:
+        metadata: AOTAutograd's ViewAndMutationMeta, which describes the inner tensors of subclasses, not the subclasses.
+        module: the inference graph.
+        captured: TorchDynamo's graph, which has the subclasses.
+        example_inputs: its inputs.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    plain = (
+        len(placeholders) == len(example_inputs)
+        and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
+        and not any(map(is_traceable_wrapper_subclass, example_inputs))
+        and _returns_plain_tensors(captured)
+        and all(map(_is_written_at_most, metadata.input_info))
+        and all(_is_plain(info) for info in metadata.output_info)
+        and not metadata.num_intermediate_bases
+        and not metadata.tokens
+        and not metadata.is_rng_op_functionalized
+    )
+    written = tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data)
+    return written if plain and list(written_inputs(module.graph).items()) == list(enumerate(written)) else None
+
+
+def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
+    """Wraps a program as TorchDynamo calls it, and writes the first results to inputs as AOTAutograd's wrapper would.
+
+    A result that is the input itself has been written there already.
+
+    Args:
+        program: takes a list of arguments, which it may clear.
+        written: the positions of the inputs that the first results are written to, from `writes_alone`.
+    """
+    if not written:
+        return lambda *args: program(list(args))
+    count = len(written)
+
+    def call(*args: Any) -> Sequence[Any]:
+        results = program(list(args))
+        for position, value in zip(written, results, strict=False):  # the further results are the graph's own
+            if value is not args[position]:
+                args[position].copy_(value)
+        return results[count:]
+
+    return call
+
+
+def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
+    """Returns the indices of the outputs that the wrapper derives again from an input: an input itself, or a view of one.
+
+    metadata: AOTAutograd's ViewAndMutationMeta, or None if it is not available.
+    """
+    descriptions = module.graph.output_node().meta.get("desc") or ()
+    infos = metadata.output_info if metadata is not None else ()
+    return frozenset(
+        index
+        for index, item in enumerate(descriptions)
+        if isinstance(item, PlainAOTOutput)
+        and item.idx < len(infos)
+        and infos[item.idx].output_type in (OutputType.is_input, OutputType.alias_of_input)
+    )
+
+
+def _returns_plain_tensors(captured: GraphModule) -> bool:
+    """True if all outputs of TorchDynamo's graph are known to be tensors that are no wrapper subclasses."""
+    outputs = pytree.tree_leaves(captured.graph.output_node().args)
+    values = [output.meta.get("example_value", output.meta.get("val")) for output in outputs if isinstance(output, torch.fx.Node)]
+    return len(values) == len(outputs) and all(
+        isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) for value in values
+    )
+
+
+def _is_written_at_most(info: Any) -> bool:
+    """True if an input is unchanged, or is only written with `copy_` and does not require grad."""
+    untouched = not info.mutates_metadata and not info.mutates_storage_metadata and not info.mutation_inductor_storage_resize
+    return untouched and (not info.mutates_data or (not info.requires_grad and info.mutation_type is MutationType.MUTATED_OUT_GRAPH))
+
+
+def _is_plain(info: Any) -> bool:
+    """True if an output is a tensor with memory of its own and a static shape, and does not require grad."""
+    plain = info.output_type is OutputType.non_alias and issubclass(info.raw_type, torch.Tensor)
+    return plain and not info.dynamic_dims and not info.requires_grad

@@ -1,0 +1,493 @@
+"""Turns a graph with DTensors into a function of whole tensors, for which XLA's partitioner chooses the collectives.
+
+TorchDynamo's graph contains DTensors as the user's code does. Run with the whole tensors in their place, it computes the same values. Where
+the graph takes a process's local part (`to_local`), the parts of all processes become one tensor with an extra dimension, and each further
+op is applied to every part (`torch.vmap`) until the graph makes a DTensor of them again (`from_local`). So the ops on local tensors need no
+sharding rules of ours, and their values are not assumed to be equal on all processes.
+
+A graph that cannot be expressed this way, or not with eager mode's results, raises `NotPartitioned`. It is then compiled on local tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...errors import DynaxlaError
+from ...lowering.graphs import user_line
+from ...lowering.ops import process_values
+from ...runtime import private
+from ...runtime.process_meshes import ProcessMesh
+
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+
+class NotPartitioned(DynaxlaError):
+    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message says why."""
+
+
+Spec = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BoundaryTensor:
+    """An input or output tensor of the graph.
+
+    Attributes:
+        spec: the mesh axes that shard each dimension in the program: their names, with commas between them, or "".
+        placements: those of a DTensor; None for a local tensor and for a tensor that is equal on all processes.
+        is_own: True for a local tensor, which has an extra first dimension for the processes.
+    """
+
+    spec: Spec
+    placements: tuple[Any, ...] | None = None
+    is_own: bool = False
+
+
+@dataclass(frozen=True)
+class LocalTensors:
+    """The local tensors of all processes as one tensor, with the processes along its first dimension."""
+
+    tensor: torch.Tensor
+
+
+def has_distributed(module: GraphModule) -> bool:
+    """True if a TorchDynamo graph has DTensors."""
+    return torch.distributed.is_available() and any(
+        isinstance(value, DTensor) for node in module.graph.nodes for value in pytree.tree_leaves(node.meta.get("example_value"))
+    )
+
+
+class GlobalView:
+    """TorchDynamo's graph as a function of whole tensors.
+
+    Attributes:
+        mesh: the mesh of all DTensors.
+        inputs: the inputs that are tensors, by position in TorchDynamo's graph.
+        outputs: the outputs, with None for one that is no tensor. They are known once `module` has run.
+        constants: the value of each output that is no tensor, else None.
+        examples: fake whole tensors like the inputs.
+        module: the function from the inputs to the outputs that are tensors.
+
+    Raises: NotPartitioned.
+    """
+
+    def __init__(self, captured: GraphModule, example_inputs: Sequence[Any]) -> None:
+        self._captured = captured
+        self.mesh = _mesh_of(captured)
+        self.inputs: dict[int, BoundaryTensor] = {}
+        self.outputs: list[BoundaryTensor | None] = []
+        self.constants: list[Any] = []
+        self.examples: list[torch.Tensor] = []
+        for position, (node, given) in enumerate(zip(captured.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
+            if isinstance(given, torch.Tensor):
+                self.inputs[position] = self._input(node)
+            elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
+                raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
+        _check_apart(captured)
+        self.module = _Whole(self)
+
+    def _input(self, node: Node) -> BoundaryTensor:
+        value = node.meta["example_value"]
+        if isinstance(value, DTensor):
+            border = self.border(value, node)
+            if any(placement.is_partial() for placement in value.placements):
+                raise NotPartitioned(
+                    f"an input has the placements {value.placements}", where=user_line(node), hint="redistribute it before"
+                )
+            shape = tuple(value.shape)
+        elif is_traceable_wrapper_subclass(value):
+            raise NotPartitioned(f"an input is a {type(value).__name__}, a tensor subclass", where=user_line(node))
+        else:
+            border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
+        if any(not isinstance(size, int) for size in shape):
+            raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
+        local = private.local_part(value) if isinstance(value, DTensor) else value
+        if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
+            raise NotPartitioned(f"an input on {local.device} is not a plain CPU tensor", where=user_line(node))
+        with local.fake_mode:
+            made = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
+        self.examples.append(made)
+        return border
+
+    def own(self, ndim: int) -> BoundaryTensor:
+        """Returns the border of a local tensor with `ndim` dimensions."""
+        return BoundaryTensor((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
+
+    def border(self, value: Any, node: Node) -> BoundaryTensor:
+        """Returns the border of a DTensor. Raises: NotPartitioned."""
+        return BoundaryTensor(self.spec(value.placements, value.shape, node), tuple(value.placements))
+
+    def spec(self, placements: Sequence[Any], shape: Sequence[int], node: Node) -> Spec:
+        """Returns the spec of a whole tensor with these placements; Partial counts as replicated. Raises: NotPartitioned."""
+        dims: list[list[str]] = [[] for _ in shape]
+        divided = list(shape)
+        for placement, axis, size in zip(placements, self.mesh.axes, self.mesh.sizes, strict=True):
+            if isinstance(placement, Shard) and type(placement) is Shard:
+                dim = placement.dim % len(shape)
+                if divided[dim] % size:
+                    raise NotPartitioned(
+                        f"dimension {dim} of {list(shape)} cannot be divided into {size} equal parts",
+                        where=user_line(node),
+                        hint="choose a size that is a multiple of the number of parts",
+                    )
+                divided[dim] //= size
+                dims[dim].append(axis)
+            elif not placement.is_replicate() and not _is_plain_partial(placement):
+                raise NotPartitioned(f"a tensor has the placement {placement}, which dynaxla does not support here", where=user_line(node))
+        return tuple(",".join(axes) for axes in dims)
+
+    # Between local tensors and whole tensors
+
+    def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> LocalTensors:
+        """Returns the local tensors of a whole tensor. backs: `back` of `process_values.each_has` for each mesh axis."""
+        for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, backs, strict=True)):
+            if placement.is_shard():
+                dim = placement.dim % (whole.ndim - index) + index
+                whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
+            else:
+                whole = process_values.EACH_HAS(whole, index, size, axis, back)
+        return LocalTensors(whole.flatten(0, len(self.mesh.sizes) - 1))
+
+    def make_whole(self, own: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
+        """Returns the whole tensor that these local tensors are parts of."""
+        whole = own.tensor.unflatten(0, self.mesh.sizes)
+        for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
+            if placement.is_shard():
+                dim = placement.dim % (whole.ndim - index - 1) + index
+                whole = whole.movedim(index, dim).flatten(dim, dim + 1)
+            elif placement.is_partial():
+                whole = whole.sum(index)
+            else:
+                whole = process_values.ALL_HAVE(whole, index, axis)
+        return whole
+
+
+class _Whole(torch.nn.Module):
+    """The module that runs the graph on whole tensors."""
+
+    def __init__(self, view: GlobalView) -> None:
+        super().__init__()
+        self._view = view
+        self._captured = [view._captured]  # in a list, so that it does not become a submodule
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        with torch.fx.traceback.preserve_node_meta(), private.without_vmap_loops():
+            return _Walk(self._captured[0], self._view).run(*tensors)
+
+
+class _Walk(torch.fx.Interpreter):
+    """Runs TorchDynamo's graph with whole tensors in place of DTensors and `LocalTensors` in place of local tensors."""
+
+    def __init__(self, captured: GraphModule, view: GlobalView) -> None:
+        super().__init__(captured)
+        self._view, self._placeholder = view, -1
+        self._given: Iterator[torch.Tensor] = iter(())
+
+    def run(self, *tensors: Any, **_: Any) -> Any:
+        self._given = iter(tensors)
+        self.env = {}
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                return self._outputs(node)
+            with torch.fx.traceback.set_current_meta(node):
+                self.env[node] = self._value(node)
+            for used in self.user_to_last_uses.get(node, ()):
+                del self.env[used]
+        raise AssertionError
+
+    def _value(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            self._placeholder += 1
+            border = self._view.inputs.get(self._placeholder)
+            if border is None:  # a mesh or group: the metadata of the nodes that use it is enough
+                return None
+            tensor = next(self._given)
+            return LocalTensors(tensor) if border.is_own else tensor
+        if node.op == "get_attr":
+            found = self.fetch_attr(node.target)
+            if isinstance(found, torch.nn.Module):
+                raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
+            return found
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
+        try:
+            value = self._called(node)
+        except DynaxlaError:
+            raise
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            first = str(error).partition("\n")[0]
+            raise NotPartitioned(
+                f"{_name(node)} cannot run on the tensors of all processes at once: {first}", where=user_line(node)
+            ) from error
+        _check(node, value)
+        return value
+
+    def _called(self, node: Node) -> Any:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: self.env[item])
+        first = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
+        if node.op == "call_function" and getattr(node.target, "__func__", node.target) in _FROM_LOCAL:
+            return self._from_local(node, *args, **kwargs)
+        if node.op == "call_method" and isinstance(first, DTensor) and node.target in ("redistribute", "to_local", "full_tensor"):
+            return getattr(self, f"_{node.target}")(node, first, *args, **kwargs)
+        function: Callable[..., Any] = self._method(node.target) if node.op == "call_method" else node.target
+        if node.op == "call_module":
+            raise NotPartitioned(f"it calls the module {node.target}", where=user_line(node))
+        if _has_distributed(node) or any(_has_distributed(item) for item in node.all_input_nodes):
+            return function(*self._all_whole(args, node), **self._all_whole(kwargs, node))
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        return _for_each(function, args, kwargs)
+
+    @staticmethod
+    def _method(name: Any) -> Callable[..., Any]:
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+
+    def _all_whole(self, args: Any, node: Node) -> Any:
+        """Returns the arguments of an op on DTensors as whole tensors.
+
+        A local tensor among them must have one element. Eager mode takes its value as equal on all processes.
+        """
+
+        def whole(value: Any) -> Any:
+            if not isinstance(value, LocalTensors):
+                return value
+            if value.tensor.numel() != self._view.mesh.size:
+                raise NotPartitioned(f"{_name(node)} takes DTensors together with other tensors", where=user_line(node))
+            return self._view.make_whole(value, [Replicate()] * len(self._view.mesh.sizes))
+
+        return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, LocalTensors))
+
+    # Conversions between DTensors and local tensors
+
+    def _from_local(
+        self,
+        node: Node,
+        local: Any,
+        device_mesh: Any = None,
+        placements: Any = None,
+        *,
+        run_check: bool = False,
+        shape: Any = None,
+        stride: Any = None,
+        grad_placements: Any = None,
+    ) -> torch.Tensor:
+        value = node.meta["example_value"]
+        if run_check or not (grad_placements is None or _same(grad_placements, _of_gradient(value.placements), value.ndim)):
+            raise NotPartitioned("from_local has run_check=True, or grad_placements that differ from the default", where=user_line(node))
+        if any(isinstance(item, Partial) and item.reduce_op != "sum" for item in value.placements):
+            raise NotPartitioned(f"from_local makes a tensor with the placements {value.placements}", where=user_line(node))
+        self._view.spec(value.placements, value.shape, node)
+        return self._view.make_whole(self._own(local), value.placements)
+
+    def _own(self, value: Any) -> LocalTensors:
+        if isinstance(value, LocalTensors):
+            return value
+        mesh = self._view.mesh
+        return LocalTensors(value.expand(mesh.size, *value.shape))  # the graph computed it from no local tensor, so gradients end here
+
+    def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
+        if any(placement.is_partial() for placement in value.placements):
+            raise NotPartitioned(
+                f"to_local of a tensor with the placements {value.placements}", where=user_line(node), hint="redistribute it before"
+            )
+        self._view.spec(value.placements, value.shape, node)
+        backs = []
+        for placement, back in zip(value.placements, grad_placements or value.placements, strict=True):
+            if placement.is_shard() and not _same([placement], [back], value.ndim):
+                raise NotPartitioned(
+                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                )
+            if isinstance(back, Partial) and back.reduce_op in ("sum", "avg"):
+                backs.append(back.reduce_op)
+            elif placement.is_shard() or back.is_replicate():
+                backs.append("same")
+            else:
+                raise NotPartitioned(
+                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                )
+        return self._view.take_own(whole, value.placements, backs)
+
+    def _redistribute(
+        self,
+        node: Node,
+        value: Any,
+        whole: torch.Tensor,
+        device_mesh: Any = None,
+        placements: Any = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: Any = None,
+        backward_dtype: Any = None,
+    ) -> torch.Tensor:
+        if forward_dtype is not None or backward_dtype is not None:
+            raise NotPartitioned("redistribute changes the dtype of a tensor", where=user_line(node))
+        return self._placed(node, value, whole, node.meta["example_value"].placements)
+
+    def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
+        if grad_placements is not None:
+            raise NotPartitioned("full_tensor has grad_placements", where=user_line(node))
+        everywhere = (Replicate(),) * len(value.placements)
+        whole = self._placed(node, value, whole, everywhere)
+        return self._view.take_own(whole, everywhere, ["same"] * len(everywhere))
+
+    def _placed(self, node: Node, value: Any, whole: torch.Tensor, placements: Sequence[Any]) -> torch.Tensor:
+        if tuple(placements) == tuple(value.placements):
+            return whole
+        if any(placement.is_partial() for placement in placements):
+            raise NotPartitioned(f"a tensor is redistributed to {placements}", where=user_line(node))
+        spec, before = (self._view.spec(item, value.shape, node) for item in (placements, value.placements))
+        return process_values.PLACED(whole, spec, before)
+
+    # Outputs
+
+    def _outputs(self, node: Node) -> list[torch.Tensor]:
+        view = self._view
+        view.outputs.clear()
+        view.constants.clear()
+        found = []
+        for item in node.args[0]:
+            value = self.env[item] if isinstance(item, Node) else item
+            example = item.meta.get("example_value") if isinstance(item, Node) else None
+            tensor = value.tensor if isinstance(value, LocalTensors) else value
+            if not isinstance(tensor, torch.Tensor):
+                view.outputs.append(None)
+                view.constants.append(value)
+                continue
+            if isinstance(example, DTensor):
+                border = view.border(example, node)
+            elif isinstance(value, LocalTensors):
+                border = view.own(value.tensor.ndim - 1)
+            else:
+                border = BoundaryTensor(("",) * tensor.ndim)
+            view.outputs.append(border)
+            view.constants.append(None)
+            found.append(process_values.PLACED(tensor, border.spec, border.spec))
+        return found
+
+
+_FROM_LOCAL = {DTensor.from_local} if torch.distributed.is_available() else set()
+
+
+def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a function on the local tensors of each process, with vmap; if there are none among the arguments, calls it once."""
+    leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, LocalTensors))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, LocalTensors)]
+    if not places:
+        return function(*args, **kwargs)
+
+    function = _FOR_EACH.get(function, function)
+
+    def one(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for index, tensor in zip(places, tensors, strict=True):
+            given[index] = tensor
+        own_args, own_kwargs = pytree.tree_unflatten(given, tree)
+        return function(*own_args, **own_kwargs)
+
+    found = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in places))
+    return pytree.tree_map(LocalTensors, found)
+
+
+def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+    return found
+
+
+def _set(target: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
+    target[place] = value
+    return target
+
+
+# Replacements of functions that torch.vmap does not accept: a CPU kernel without a batching rule, and a function that returns None.
+_FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: _attention, operator.setitem: _set}
+
+
+def _check(node: Node, value: Any) -> None:
+    """Raises NotPartitioned if a value differs from eager mode's in shape, dtype or kind."""
+    examples = pytree.tree_leaves(node.meta.get("example_value"))
+    values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, LocalTensors))
+    for found, example in zip(values, examples, strict=False):
+        if not isinstance(example, torch.Tensor):
+            continue
+        tensor = found.tensor[0] if isinstance(found, LocalTensors) else found
+        is_mixed = isinstance(example, DTensor) and isinstance(found, LocalTensors)
+        if is_mixed or tensor.shape != example.shape or tensor.dtype != example.dtype:
+            raise NotPartitioned(
+                f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)}, and eager mode gives {example.dtype} of "
+                f"{list(example.shape)}",
+                where=user_line(node),
+            )
+
+
+def _mesh_of(captured: GraphModule) -> ProcessMesh:
+    """Returns the one mesh of all DTensors. Raises: NotPartitioned."""
+    meshes = []
+    for node in captured.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("example_value")):
+            if isinstance(value, DTensor) and value.device_mesh not in meshes:
+                meshes.append(value.device_mesh)
+    if len(meshes) > 1:
+        raise NotPartitioned(f"its tensors are on {len(meshes)} device meshes: {meshes}", hint="use one mesh for all tensors")
+    try:
+        return ProcessMesh.of(meshes[0])
+    except ValueError as error:
+        raise NotPartitioned(str(error)) from error
+
+
+def _check_apart(captured: GraphModule) -> None:
+    """Raises NotPartitioned if outputs share memory with inputs or with each other, or are not contiguous."""
+    seen = {_storage(node) for node in captured.graph.find_nodes(op="placeholder")} - {None}
+    output = captured.graph.output_node()
+    for node in output.args[0]:
+        storage = _storage(node)
+        if storage in seen and storage is not None:
+            raise NotPartitioned("it returns an input, or two outputs share memory", where=user_line(output))
+        seen.add(storage)
+        local = _local(node)
+        if local is not None and not local.is_contiguous():
+            raise NotPartitioned("it returns a tensor that is not contiguous", hint="return x.contiguous()")
+
+
+def _local(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    value = private.local_part(value) if isinstance(value, DTensor) else value
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _storage(node: Any) -> Any:
+    local = _local(node)
+    return None if local is None or local.layout != torch.strided else private.identity_of(local.untyped_storage())
+
+
+def _has_distributed(node: Node) -> bool:
+    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(node.meta.get("example_value")))
+
+
+def _is_plain_partial(placement: Any) -> bool:
+    return type(placement) is Partial and placement.reduce_op in ("sum", "avg", "max", "min")
+
+
+def _of_gradient(placements: Sequence[Any]) -> list[Any]:
+    return [Replicate() if placement.is_partial() else placement for placement in placements]
+
+
+def _same(one: Sequence[Any], other: Sequence[Any], ndim: int) -> bool:
+    return [_plain(item, ndim) for item in one] == [_plain(item, ndim) for item in other]
+
+
+def _plain(placement: Placement, ndim: int) -> Placement:
+    return Shard(placement.dim % ndim) if type(placement) is Shard else placement
+
+
+def _name(node: Node) -> str:
+    return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

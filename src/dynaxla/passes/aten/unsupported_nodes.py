@@ -1,0 +1,89 @@
+"""Finds the nodes of a graph that no XLA program can hold. torch runs them on its own tensors, between programs.
+
+The reasons:
+
+ON_VALUES     The node introduces a symbol that no earlier node has, or its op carries `Tag.data_dependent_output`: the symbol of an
+              `.item()` may be known by then, but the number is still read from a tensor.
+ASYNCHRONOUS  The op works in the background or with handles: see `dynaxla.lowering.asynchronous`. A program can hold a collective that
+              returns its result, but a graph that a control-flow op calls cannot: nothing orders the collectives of two such graphs.
+WRITES        The op writes to an operand, which in a program would be a copy. Functionalization removes all such ops from a graph, except
+              for the writes of a backward pass to an input.
+NO_ARRAY      A tensor that the node takes or returns is sparse or quantized.
+DRAWS         The node draws random numbers and saves or restores the state of torch's generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ...capture.graph import is_array
+from ...lowering.asynchronous import in_program, is_asynchronous, leaves
+from ...lowering.fallback import writes
+from ...torch_ops import aten
+from ..joint.checkpointing import draws_by_state
+
+ON_VALUES = "a size or number that it returns depends on the values of a tensor"
+ASYNCHRONOUS = "it is a collective, or it works with handles or in the background"
+WRITES = "it writes to an operand"
+NO_ARRAY = "it takes or returns a tensor that is not a dense array"
+DRAWS = "it saves or restores the state of torch's generator"
+
+
+def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
+    """Returns the nodes of a graph that no program can hold, in the graph's order, each with the reason.
+
+    is_inner: True if a control-flow op calls the graph.
+    """
+    found: dict[Node, str] = {}
+    known: set[Any] = set()
+    for node in module.graph.nodes:
+        symbols = free_unbacked_symbols(node.meta.get("val"))
+        if node.op == "call_function":
+            if not symbols <= known or _has_tag(node, torch.Tag.data_dependent_output):
+                found[node] = ON_VALUES
+            elif is_asynchronous(node) and (is_inner or not in_program(node)):
+                found[node] = ASYNCHRONOUS
+            elif writes(node.target):
+                found[node] = WRITES
+            elif not all(is_array(leaf) for leaf in leaves(node) if isinstance(leaf, torch.Tensor)):
+                found[node] = NO_ARRAY
+            elif draws_by_state(node):
+                found[node] = DRAWS
+            elif reasons := {reason for inner in _inner(node) for reason in between_programs(inner, is_inner=True).values()} - {ON_VALUES}:
+                found[node] = min(reasons)
+        known |= symbols
+    return found
+
+
+def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:
+    """Returns the copies to inputs at the end of a backward graph: those among `found` that only such copies follow."""
+    last: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node.op == "output":
+            continue
+        if node.target is not aten.copy_.default or found.get(node) != WRITES or node.args[0].op != "placeholder":
+            break
+        last.add(node)
+    return last
+
+
+def _has_tag(node: Node, tag: torch.Tag) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
+
+
+def _inner(node: Node) -> list[GraphModule]:
+    """Returns the subgraphs that a node's op calls."""
+    owner = node.graph.owning_module
+    found = []
+    for source in node.all_input_nodes:
+        if source.op == "get_attr" and owner is not None:
+            value: Any = owner
+            for name in str(source.target).split("."):
+                value = getattr(value, name)
+            if isinstance(value, GraphModule):
+                found.append(value)
+    return found

@@ -1,0 +1,1 @@
+"""Rewrites of TorchDynamo's graph, before AOTAutograd sees it."""

@@ -1,0 +1,101 @@
+"""Inlines regions of `torch.compiler.nested_compile_region` that write to their operands.
+
+TorchDynamo captures such a region once, and the graph calls it with the op `invoke_subgraph`. For a region that writes to an operand, such
+as a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and it refuses the region
+if gradients are needed. Inlining keeps the meaning, so such regions are inlined before AOTAutograd sees the graph, and repeated blocks are
+found as in any other graph (repeated_blocks.py). A region that writes nothing stays a region.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+
+from ...lowering.interpreter import constant_value
+from ...runtime import private
+
+_CALL = torch.ops.higher_order.invoke_subgraph
+
+
+def inline_writing_regions(module: GraphModule) -> None:
+    """Inlines the regions that write to an operand, in a TorchDynamo graph and in the subgraphs of its ops, such as checkpointed code."""
+    if _inline_within(module, set()):
+        module.recompile()
+
+
+def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
+    """Changes a module's graph without recompiling its code. done: the visited modules. Returns: True if a region was inlined."""
+    for source in module.graph.find_nodes(op="get_attr"):
+        called = constant_value(module, source)
+        if isinstance(called, GraphModule) and called not in done:
+            done.add(called)
+            _inline_within(called, done)
+            called.recompile()  # always: TorchDynamo inlines a region with a single call without recompiling the code
+    writing: dict[GraphModule, bool] = {}
+    for call in module.graph.find_nodes(op="call_function", target=_CALL):
+        source = call.args[0]
+        region = constant_value(module, source)
+        if region not in writing:
+            writing[region] = _writes(region)
+        if writing[region]:
+            _inline(module, call, region)
+            if not source.users:
+                module.graph.erase_node(source)
+    return any(writing.values())
+
+
+def _writes(region: GraphModule) -> bool:
+    """True if a region writes to an operand: run on fake tensors, it increases their version counters. False if it cannot be run so."""
+    values = [node.meta.get("example_value") for node in region.graph.find_nodes(op="placeholder")]
+    fakes = [value for value in values if isinstance(value, FakeTensor)]
+    if not fakes:
+        return False
+    mode = fakes[0].fake_mode
+    symbols = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else contextlib.nullcontext()
+    with contextlib.suppress(Exception), torch.inference_mode(False), torch.no_grad(), mode, symbols:
+        # New fake tensors with their own memory, so that no other code changes their version counters.
+        given = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        before = list(map(private.version_of, tensors))
+        region(*given)
+        return list(map(private.version_of, tensors)) != before
+    return False
+
+
+def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
+    """Inserts a region's nodes in front of a call, and replaces the call's results by theirs."""
+    graph = module.graph
+    copies: dict[Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
+    with graph.inserting_before(call):
+        for node in region.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op in ("get_attr", "call_module"):
+                copies[node].target = _adopted(module, constant_value(region, node))
+    results: Any = torch.fx.node.map_arg(region.graph.output_node().args[0], copies.__getitem__)
+    for item in list(call.users):
+        assert item.target is operator.getitem
+        result = results[item.args[1]]
+        for user in list(item.users):
+            given = user.args, user.kwargs
+            user.args, user.kwargs = torch.fx.node.map_arg(given, lambda node, item=item, to=result: to if node is item else node)
+        graph.erase_node(item)
+    graph.erase_node(call)
+
+
+def _adopted(module: GraphModule, value: Any) -> str:
+    """Returns the name of an attribute of the module with this value, which it adds if there is none."""
+    for name, known in (*module.named_children(), *module.named_parameters(), *module.named_buffers(), *vars(module).items()):
+        if known is value:
+            return name
+    number = len(module.graph.nodes)
+    while hasattr(module, name := f"of_region_{number}"):
+        number += 1
+    setattr(module, name, value)
+    return name

@@ -1,0 +1,1 @@
+"""Rewrites of traced programs (jaxprs), before they are lowered to StableHLO."""

@@ -1,0 +1,105 @@
+"""The base class of passes that evaluate a traced program (jaxpr) once more, with values of another type instead of arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax import Array
+from jax.extend import core
+
+from ...lowering.cpu import in_memory
+from ...observe import events
+
+Value = TypeVar("Value")
+
+
+class Evaluation(ABC, Generic[Value]):
+    """A pass over a program for one platform. Nested `jit` and `custom_jvp` functions are inlined.
+
+    Attributes:
+        uses: while an equation is applied, the number of uses of each of its results.
+    """
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+        self.uses: Sequence[int] = ()
+
+    @abstractmethod
+    def lift(self, array: Any) -> Value:
+        """Returns an array or a literal as a value."""
+
+    @abstractmethod
+    def lower(self, value: Value) -> Any:
+        """Returns a value as an array."""
+
+    def give(self, index: int, value: Value) -> Any:
+        """Returns a value as an array, for the function's result with this index."""
+        return self.lower(value)
+
+    @abstractmethod
+    def in_memory(self, value: Value) -> Value:
+        """Returns the same value, with its array written to memory (see in_memory.py)."""
+
+    @abstractmethod
+    def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        """Returns the results of an equation of the program."""
+
+    def of(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the same function, evaluated by this pass. The result must be traced, by `jax.jit` for example."""
+
+        def run(*arrays: Array) -> Any:
+            closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
+            results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
+            return jax.tree.unflatten(jax.tree.structure(shapes), [self.give(index, value) for index, value in enumerate(results)])
+
+        run.__name__ = program.__name__
+        return run
+
+    def _run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(self.lift, constants), strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        read_by = Counter(var for equation in jaxpr.eqns for var in equation.invars if not isinstance(var, core.Literal))
+        read_by.update(var for var in jaxpr.outvars if not isinstance(var, core.Literal))
+
+        def read(var: Any) -> Value:
+            return self.lift(var.val) if isinstance(var, core.Literal) else values[var]
+
+        for equation in jaxpr.eqns:
+            operands = [read(var) for var in equation.invars]
+            self.uses = [read_by[var] for var in equation.outvars]
+            values.update(zip(equation.outvars, self._apply(equation, operands), strict=True))
+        return [read(var) for var in jaxpr.outvars]
+
+    def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        name = str(equation.source_info.name_stack) if events.is_heard() else ""
+        with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope may name the user's source line
+            return self._results(equation, operands)
+
+    def _results(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in ("jit", "pjit") and params["name"] == in_memory.NAME:
+            return [self.in_memory(operands[0])]
+        if name in ("jit", "pjit"):
+            return self._run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)
+        if name == "custom_jvp_call":
+            return self._run(params["call_jaxpr"].jaxpr, params["call_jaxpr"].consts, operands)
+        if name == "platform_index":
+            choices = enumerate(params["platforms"])
+            return [self.lift(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
+        if name == "cond" and isinstance(index := self.lower(operands[0]), np.integer):
+            branch = params["branches"][int(index)]
+            return self._run(branch.jaxpr, branch.consts, operands[1:])
+        return self.apply(equation, operands)
+
+
+def bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any] | None = None) -> Sequence[Any]:
+    """Returns the equation's results for these arrays. `params`, if given, replaces the equation's own parameters."""
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(equation.params if params is None else params))
+    return results if equation.primitive.multiple_results else [results]

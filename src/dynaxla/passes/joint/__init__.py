@@ -1,0 +1,1 @@
+"""Rewrites of AOTAutograd's joint graph, and its division into a forward and a backward graph."""

@@ -1,0 +1,62 @@
+"""Makes the backward graph all-gather sharded parameters again instead of saving the gathered ones, so that no process holds all of them
+at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ...torch_ops import aten
+
+_GATHERS = ("_c10d_functional::all_gather_into_tensor", "_c10d_functional::all_gather_into_tensor_coalesced")
+_WAIT = "_c10d_functional::wait_tensor"
+# Ops other than views that only move or convert elements.
+_MOVES = frozenset([aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default, operator.getitem])
+
+
+def gather_again(joint: GraphModule, parameters: Collection[int]) -> None:
+    """Tags the nodes that gather parameters for torch's partitioner: the backward graph must recompute them.
+
+    Cheap ops before and after the gathers, which move and convert elements, are tagged, too. Nodes that the user's policy
+    (`torch.utils.checkpoint`) has tagged keep their tag.
+
+    parameters: the positions of the parameters among AOTAutograd's inputs.
+    """
+    of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if _position(node) in parameters}
+    gathered: set[Node] = set()
+    for node in joint.graph.nodes:
+        sources = node.all_input_nodes
+        if node.op != "call_function" or not sources or not of_parameters.issuperset(sources) or not (_is_gather(node) or _is_cheap(node)):
+            continue
+        of_parameters.add(node)
+        if _is_gather(node) or not gathered.isdisjoint(sources):
+            gathered.add(node)
+    waiting = list(gathered)
+    while waiting:
+        node = waiting.pop()
+        if node.op != "placeholder":
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+            waiting += [source for source in node.all_input_nodes if source.meta.get("recompute") is None]
+
+
+def _position(placeholder: Node) -> int | None:
+    """Returns the position of the input that a placeholder is, or is a part of; None if the placeholder is no such input."""
+    description = placeholder.meta.get("desc")
+    while hasattr(description, "base"):  # a tensor that wraps others
+        description = description.base
+    return getattr(description, "idx", None)
+
+
+def _is_gather(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _GATHERS
+
+
+def _is_cheap(node: Node) -> bool:
+    op = node.target
+    if op in _MOVES:
+        return True
+    return isinstance(op, torch._ops.OpOverload) and (op._schema.name == _WAIT or op.is_view or torch.Tag.pointwise in op.tags)

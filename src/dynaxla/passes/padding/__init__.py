@@ -1,0 +1,1 @@
+"""Rewrites a graph with dynamic sizes so that one program with rounded sizes serves many sizes."""

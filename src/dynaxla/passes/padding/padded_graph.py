@@ -1,0 +1,406 @@
+"""Rewrites a graph with dynamic sizes to run with rounded sizes: its inputs are padded, and its results are cut to their true sizes.
+
+The graph runs as if the rounded sizes were its sizes. The rules of `padded_rules.py` and the other `padded_*` modules rewrite it op by op,
+so that the valid elements of each value (`valid_sizes.py`) are the same as with the true sizes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from ...capture.graph import AtenGraph, copy_graph, graph_device
+from ...capture.inputs import Sizes
+from ...lowering.graphs import storage_of, user_line, viewed
+from ...lowering.interpreter import draws_random, is_plain_python
+from ...runtime import private
+from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
+from .masks import Masks
+from .padded_rules import find_rule
+from .round_up import Rounding
+from .valid_sizes import Extent, Extents, NoPaddingRule, grows, quotient, size_of, sizes_of, symbols_in
+
+_RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_writes  # imported because they register rules
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """An output that is an input or a view of one.
+
+    Attributes:
+        position: the input's position.
+        fake: a fake tensor like the view; None for the input itself.
+        source: a fake tensor like the input.
+    """
+
+    position: int
+    fake: torch.Tensor | None
+    source: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ComputedOutput:
+    """An output that the program computes.
+
+    Attributes:
+        index: the index among the program's outputs.
+        extents: the valid positions of the output.
+        fake: a fake tensor with the true sizes.
+    """
+
+    index: int
+    extents: Extents
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ViewOutput:
+    """An output that is a view of a computed value, in whose memory other outputs lie, too.
+
+    Attributes:
+        base: the computed value.
+        fake: a fake tensor like the view.
+    """
+
+    base: ComputedOutput
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NumberOutput:
+    """An output that is a number, or None. value: the number or None, or the number's expression."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A graph rewritten for rounded sizes.
+
+    Attributes:
+        module: the rewritten graph. Its inputs are the original graph's and, after them, the vector of true sizes.
+        sizes: the expressions of the true sizes in that vector.
+        inputs: the extents of the inputs that are padded, or whose strides depend on rounded sizes, by position.
+        numbers: the expressions of the inputs that are sizes, by position.
+        outputs: the kinds of the original graph's outputs.
+        computed: the original graph's nodes whose values the rewritten graph returns, in the order of its outputs.
+        rounding: the rounding of the symbols.
+    """
+
+    module: GraphModule
+    sizes: list[Any]
+    inputs: dict[int, Extents]
+    numbers: dict[int, Any]
+    outputs: list[InputOutput | ComputedOutput | ViewOutput | NumberOutput]
+    computed: list[Node]
+    rounding: Rounding
+
+
+def pad(graph: AtenGraph) -> Padded | str | None:
+    """Returns the graph for rounded sizes, or a message that says why there is none; None if no size of the graph is symbolic."""
+    _settle_widths(graph)
+    products: dict[Any, tuple[Any, ...]] = {}
+    while True:
+        placeholders = graph.module.graph.find_nodes(op="placeholder")
+        found = [size for node in placeholders if _is_tensor(node) for size in sizes_of(node.meta["val"])]
+        rounded = {symbol for size in found for symbol in symbols_in(size)}
+        if not rounded:
+            return None
+        try:
+            return _pad(graph, rounded, products)
+        except NoPaddingRule as error:
+            if error.product is not None and error.product[0] in found and error.product[0] not in products:
+                products[error.product[0]] = error.product[1]
+            elif not _assume_same(graph, placeholders, error.same):
+                return str(error)
+
+
+def _settle_widths(graph: AtenGraph) -> None:
+    """Adds guards that the input of a fused transformer layer has the layer's width.
+
+    torch's fake implementation does not require it, so that the input's width could be symbolic and would be rounded.
+    """
+    for node in graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._transformer_encoder_layer_fwd.default):
+        bool(node.args[0].meta["val"].shape[2] == node.args[1])
+
+
+def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Adds guards that the two sizes of each pair are equal. Returns False, without a guard, if they differ or no guard can be added.
+
+    A size that has changed between calls has a symbol of its own in each tensor. Where scores and labels are flattened, torch only assumes
+    that both have the same number of elements, not that they have the same batch and length.
+    """
+    environment = _environment(placeholders)
+    # When a backward graph is compiled, the guards are already fixed.
+    if not pairs or graph.phase == "backward" or private.makes_no_guards(environment):
+        return False
+    asked = []
+    for first, second in pairs:
+        if first == second:
+            continue
+        if not symbols_in(first) or not symbols_in(second):
+            return False
+        question = sympy.Eq(first, second)
+        if not question.free_symbols:
+            return False  # never the same
+        same = environment.create_symboolnode(question)
+        if not same.node.has_hint() or not same.node.hint:
+            return False
+        asked.append(same)
+    return all(map(bool, asked)) and all(environment.replace(first) == environment.replace(second) for first, second in pairs)
+
+
+def _environment(placeholders: Sequence[Node]) -> ShapeEnv:
+    """Returns the shape environment of the inputs' symbols."""
+    return next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
+
+
+def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:
+    """Rewrites the graph with a given choice of factors.
+
+    Args:
+        graph: the graph, which is not changed.
+        rounded: the rounded symbols.
+        products: the factors of input dimensions that are no prefixes, by their size. A dimension of 4 * s has the factors (s, 4) for the
+            heads of a batch, and (4, s) where a forward graph has flattened a batch and a length. Two concatenated tensors are a prefix.
+
+    Raises: Unknown.
+    """
+    module = copy_graph(graph.module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
+        raise NoPaddingRule("a size depends on the values of a tensor")
+    sources = Sizes(placeholders).sources()
+    if not sources.keys() >= set(rounded):
+        raise NoPaddingRule("a size occurs only inside an expression of sizes")
+    environment = _environment(placeholders)
+    originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
+    outputs, returned = _outputs(graph, module)
+    masks = Masks(module, rounded, graph_device(module))
+    inputs: dict[int, Extents] = {}
+    numbers: dict[int, Any] = {}
+    orders = _orders(placeholders, rounded)
+    for position, node in enumerate(placeholders):
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            if masks.is_rounded(value):
+                if not isinstance(value, torch.SymInt):
+                    raise NoPaddingRule("an input is a number computed from sizes")
+                numbers[position] = size_of(value)
+            continue
+        extents = tuple(_in_order(extent, orders, products) for extent in masks.prefixes(value))
+        masks.extents[node] = extents
+        if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
+            inputs[position] = extents
+            masks.given[node] = value
+            node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # padded inputs are row-major, whatever the originals are
+    for node in list(module.graph.nodes):
+        if node.op in ("call_function", "get_attr"):
+            _apply(masks, node)
+        elif node.op not in ("placeholder", "output"):
+            raise NoPaddingRule(f"the graph has a node of the kind {node.op}")
+    found, computed = _results(module, masks, outputs, returned)
+    masks.done()
+    module.recompile()
+    return Padded(module, masks.sizes, inputs, numbers, found, [originals[node] for node in computed], Rounding(environment, rounded))
+
+
+def _apply(masks: Masks, node: Node) -> None:
+    """Applies the rule of a node's op, and records the extents of the result. Raises: Unknown, naming the op."""
+    masks.node = node
+    val = node.meta.get("val")
+    several = isinstance(val, (tuple, list))
+    if node.op == "get_attr":
+        masks.extents[node] = masks.prefixes(val) if isinstance(val, torch.Tensor) else ()
+        return
+    if is_plain_python(node):
+        source = node.args[0]
+        if several or isinstance(val, torch.Tensor):
+            found = masks.extents[source]
+            masks.extents[node] = found[node.args[1]] if isinstance(found, list) else found
+        return
+    if not masks.is_concerned(node):
+        leaves = [item for item in (val if several else [val]) if item is not None]
+        if not all(isinstance(item, torch.Tensor) for item in leaves):
+            return
+        nothing = [masks.prefixes(item) if item is not None else () for item in (val if several else [val])]
+        masks.extents[node] = nothing if several else nothing[0]
+        return
+    if node.target in _NUMBERS:
+        return
+    if draws_random(node):
+        raise NoPaddingRule(f"it draws random numbers ({node.target}, {user_line(node)})")
+    rule = find_rule(node.target)
+    if rule is None:
+        raise NoPaddingRule(f"there is no rule for {node.target} ({user_line(node)})")
+    op, before = node.target, node.args
+    shared = _shared_storages(node)
+    try:
+        extents = rule(masks, node)
+    except NoPaddingRule as error:
+        raise NoPaddingRule(f"{op}: {error} ({user_line(node)})", error.product, error.same) from None
+    masks.extents[node] = extents
+    if (node.target, node.args) != (op, before):
+        masks.moved |= shared
+    for item, own in zip(val, extents, strict=True) if several else [(val, extents)]:
+        _check(masks, op, item, own)
+
+
+_NUMBERS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+def _shared_storages(node: Node) -> set[int]:
+    """Returns the storages of a node's operands that its results share."""
+    results = [node, *(user for user in node.users if user.target is operator.getitem)]
+    own = {storage_of(result) for result in results if _is_tensor(result)}
+    return own & {storage_of(read) for read in node.all_input_nodes if _is_tensor(read)}
+
+
+def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
+    """Raises Unknown if the extents that a rule returned do not match the result's sizes."""
+    if not isinstance(fake, torch.Tensor):
+        return
+    if len(extents) != fake.dim():
+        raise NoPaddingRule(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
+    for extent, size in zip(extents, sizes_of(fake), strict=True):
+        rest = size
+        for factor in extent.factors:
+            rest = quotient(rest, factor)
+            if rest is None or not grows(factor):
+                raise NoPaddingRule(f"{op}: {factor} as a part of {size}")
+        if rest != 1:
+            raise NoPaddingRule(f"{op}: {extent.factors} are not {size}")
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _symbolic(value: Any) -> list[torch.SymInt]:
+    """Returns the symbolic ones among a tensor's sizes, strides and storage offset."""
+    numbers = [*value.shape, *value.stride(), value.storage_offset()] if isinstance(value, torch.Tensor) else []
+    return [number for number in numbers if isinstance(number, torch.SymInt)]
+
+
+# Inputs
+
+
+def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
+    """Returns the rank of each rounded symbol by its first occurrence among the inputs' sizes. Factors of a dimension are in this order."""
+    found: dict[Any, int] = {}
+    for node in placeholders:
+        sizes = sizes_of(node.meta["val"]) if isinstance(node.meta["val"], torch.Tensor) else ()
+        for size in sizes:
+            if size in rounded:
+                found.setdefault(size, len(found))
+    return found
+
+
+def _in_order(extent: Extent, orders: dict[Any, int], products: Mapping[Any, tuple[Any, ...]]) -> Extent:
+    """Returns the extent of an input's dimension with its size split into factors.
+
+    Such products occur where a forward graph passes a flattened dimension to its backward graph. Any order of the factors would be correct,
+    but it must match the order in the tensors that the dimension is combined with.
+    """
+    (factor,) = extent.factors or (1,)
+    if factor in products:
+        return Extent(products[factor])
+    if isinstance(factor, int) or not factor.is_Mul or not all(item in orders for item in factor.args):
+        return extent
+    return Extent(tuple(sorted(factor.args, key=orders.__getitem__)))
+
+
+# Outputs
+
+
+def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int, Node]]:
+    """Sorts the outputs of a graph.
+
+    module: a copy of the graph's module, whose nodes are meant here.
+    Returns: the outputs that are inputs, views of inputs, or numbers, with None for all others; and for each other output, by index, the
+        node that the program must compute. That is the output's own node or, if several outputs share symbolic memory that the caller can
+        see, the node in whose memory they lie.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    positions = {node: position for position, node in enumerate(placeholders)}
+    owners = {storage_of(node): node for node in reversed(placeholders) if isinstance(node.meta["val"], torch.Tensor)}
+    output = module.graph.output_node()
+    nodes: list[Any] = list(output.args[0])
+    found: list[Any] = []
+    returned: dict[int, Node] = {}
+    sharing: dict[int, list[int]] = {}
+    symbolic: set[int] = set()
+    for index, (node, description) in enumerate(zip(nodes, output.meta.get("desc") or [None] * len(nodes), strict=True)):
+        val = node.meta.get("val") if isinstance(node, Node) else node
+        if not isinstance(val, torch.Tensor):
+            if isinstance(val, (torch.SymFloat, torch.SymBool)):
+                raise NoPaddingRule("an output is a number that is not a whole number")
+            found.append(NumberOutput(size_of(val) if isinstance(val, torch.SymInt) else val))
+            continue
+        if node in positions:
+            found.append(InputOutput(positions[node], None, val))
+            continue
+        storage = storage_of(node)
+        owner = owners.get(storage)
+        is_symbolic = bool(_symbolic(val) or (owner is not None and _symbolic(owner.meta["val"])))
+        if owner is not None and is_symbolic:
+            if graph.phase == "backward" or val.dtype != owner.meta["val"].dtype or val.is_conj() or val.is_neg():
+                raise NoPaddingRule("an output shares memory with an input")
+            found.append(InputOutput(positions[owner], val, owner.meta["val"]))
+            continue
+        if val.is_conj() or val.is_neg():
+            raise NoPaddingRule("an output has the conjugate or the negative bit")
+        if index not in graph.remade and "Saved" not in type(description).__name__:
+            sharing.setdefault(storage, []).append(index)
+            if is_symbolic:
+                symbolic.add(storage)
+        found.append(None)
+        returned[index] = node
+    for storage in symbolic:
+        if len({nodes[index] for index in sharing[storage]}) > 1:
+            returned |= dict.fromkeys(sharing[storage], _shared([nodes[index] for index in sharing[storage]]))
+    return found, returned
+
+
+def _shared(nodes: list[Node]) -> Node:
+    """Returns the node in whose memory the values of all these nodes lie. Raises: Unknown if one has another dtype."""
+    origin = nodes[0]
+    while (source := viewed(origin)) is not None:
+        origin = source
+    if origin.op != "call_function" or any(node.meta["val"].dtype != origin.meta["val"].dtype for node in nodes):
+        raise NoPaddingRule("two outputs share memory")
+    return origin
+
+
+def _results(
+    module: GraphModule, masks: Masks, outputs: list[Any], returned: dict[int, Node]
+) -> tuple[list[InputOutput | ComputedOutput | ViewOutput | NumberOutput], list[Node]]:
+    """Reduces a module's outputs to the computed ones. Returns the kinds of all outputs, and the nodes of the computed ones."""
+    output = module.graph.output_node()
+    nodes = list(dict.fromkeys(returned.values()))
+    bases: dict[Node, ComputedOutput] = {}
+    for index, node in enumerate(nodes):
+        extents = tuple(extent.resolved for extent in masks.extents[node])
+        if len(extents) != node.meta["val"].dim():
+            raise NoPaddingRule("the valid positions of an output are not known")
+        bases[node] = ComputedOutput(index, extents, node.meta["val"])
+    found = list(outputs)
+    for index, node in returned.items():
+        own = output.args[0][index]
+        found[index] = bases[node] if own is node else ViewOutput(bases[node], own.meta["val"])
+    for node in nodes:
+        if storage_of(node) in masks.moved:
+            fake = node.meta["val"]
+            node.meta["val"] = masks.fake(fake.shape, fake.dtype, fake.device)
+    descriptions = output.meta.get("desc")
+    if descriptions is not None:
+        output.meta["desc"] = [descriptions[next(index for index, other in returned.items() if other is node)] for node in nodes]
+    output.args = (tuple(nodes),)
+    return found, nodes

@@ -1,0 +1,366 @@
+"""A graph that an earlier process has traced is taken for the same graph, and for no other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from scripts import run_script
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture import graph_json
+from dynaxla.capture.fingerprint import captured_text, fingerprint
+from dynaxla.capture.graph import AtenGraph
+from dynaxla.capture.graph_cache import KeptGraph, key_of
+from dynaxla.config import Options
+from dynaxla.lowering import registry
+from dynaxla.observe import metrics
+from dynaxla.runtime import machine, private
+
+library = torch.library.Library("dynaxla_kept_test", "FRAGMENT")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+
+
+def captured(function: Callable[..., Any], *inputs: Any) -> tuple[GraphModule, list[Any]]:
+    """TorchDynamo's graph of a function, and its inputs."""
+    found: list[tuple[GraphModule, list[Any]]] = []
+
+    def backend(module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append((module, list(example_inputs)))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    (graph,) = found
+    return graph
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def key(function: Callable[..., Any] = scaled, *inputs: Any, options: Any = None) -> str | None:
+    return key_of(*captured(function, *(inputs or (torch.ones(3, 4),))), (Options.parse(options, None).facts,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_kernels_of_other_tests() -> Iterator[None]:
+    """What other tests, or libraries that they import, have registered in this process would keep every graph from being kept."""
+    registered = private.implemented_in_python
+    left = set(registered())
+    with patch.object(private, "implemented_in_python", lambda: [name for name in registered() if name not in left]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(_no_kernels_of_other_tests: None) -> str:
+    found = key()
+    assert found is not None
+    return found
+
+
+def test_the_same_graph_has_the_same_name(plain: str) -> None:
+    assert key() == key(scaled, torch.zeros(3, 4)) == plain
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(torch.ones(3, 5),), (torch.ones(4, 3).t(),), (torch.ones(3, 4, dtype=torch.float64),), (torch.nn.Parameter(torch.ones(3, 4)),)],
+    ids=["size", "stride", "dtype", "kind"],
+)
+def test_other_inputs(plain: str, inputs: tuple[torch.Tensor, ...]) -> None:
+    assert key(scaled, *inputs) not in (plain, None)
+
+
+def test_another_number_in_the_graph(plain: str) -> None:
+    assert (
+        len({plain, key(lambda x: x.sin() * 3), key(lambda x: x.sin() * 3.0), key(lambda x: x.sin() * -0.0), key(lambda x: x.sin() * 0.0)})
+        == 5
+    )
+
+
+def test_pooling_in_two_dimensions_is_not_pooling_in_three() -> None:
+    """torch makes both functions in one place, and they share a qualified name."""
+    x, pools = torch.ones(1, 1, 4, 4, 4), (torch.nn.functional.max_pool2d, torch.nn.functional.max_pool3d)
+    two, three = (key(lambda x, pool=pool: pool(x, 2), x if pool is pools[1] else x[0]) for pool in pools)
+    assert len({two, three, None}) == 3
+
+
+@pytest.mark.parametrize("options", [{"forms": {"contraction": "xla"}}, {"fallback": "error"}, {"exact_rng": True}, {"xla": {"a": 1}}])
+def test_other_options(plain: str, options: dict[str, Any]) -> None:
+    assert key(options=options) not in (plain, None)
+
+
+def test_options_that_change_no_program(plain: str, tmp_path: Path) -> None:
+    assert key(options={"cache": str(tmp_path), "executables": 3}) == plain
+
+
+@contextlib.contextmanager
+def precision() -> Iterator[None]:
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: patch.object(machine, "versions", lambda: ("another",)),
+        lambda: patch.object(machine, "sources", lambda: "another"),
+        lambda: patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+        lambda: torch._functorch.config.patch(functionalize_rng_ops=True),
+        precision,
+    ],
+    ids=["version", "source", "processor", "tracer", "precision"],
+)
+def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    graph = captured(scaled, torch.ones(3, 4))
+    facts = (Options.parse(None, None).facts,)
+    assert key_of(*graph, facts) == plain
+    with changed():
+        assert key_of(*graph, facts) not in (plain, None)
+    assert key_of(*graph, facts) == plain
+
+
+@pytest.mark.parametrize("kernel", ["aten/sin/AutogradCPU", "aten/sin.out/CPU"])
+def test_kernels_of_others_are_known_by_no_name(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = captured(scaled, torch.ones(3, 4))
+    others = [*private.implemented_in_python(), "aten/sin/MPS", "aten/sin/SparseCsrCUDA", "aten/sin/Meta", "mine/sin/CPU"]
+    monkeypatch.setattr(private, "implemented_in_python", lambda: others)
+    assert key_of(*graph, ()) is not None
+    others.append(kernel)
+    assert key_of(*graph, ()) is None
+
+
+class Holder:
+    """Not a module: its tensors are inputs as any others."""
+
+
+class Module(Holder, torch.nn.Module):
+    pass
+
+
+def test_a_buffer_is_another_input_than_a_tensor() -> None:
+    """Both have one text at one line, but only of buffers it is taken for granted that they lie in memory of their own."""
+
+    def read(holder: Any) -> torch.Tensor:
+        return holder.rows + 1
+
+    texts = []
+    for holder in (Holder(), Module()):
+        holder.rows = torch.nn.Buffer(torch.ones(3)) if isinstance(holder, Module) else torch.ones(3)
+        texts.append(captured_text(*captured(read, holder)))
+    assert texts[0] != texts[1]
+    assert None not in texts
+
+
+def test_functions_of_others_in_torchs_places_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are named like torch's own, and TorchDynamo may put them into a graph as they are."""
+    functional = torch.nn.functional
+
+    @functools.wraps(functional.silu)
+    def silu(x: torch.Tensor) -> torch.Tensor:
+        return x * 7
+
+    def text(op: str, target: Any) -> str | None:
+        graph = Graph()
+        graph.output(graph.create_node(op, target, (graph.placeholder("x"),)))
+        return captured_text(GraphModule({}, graph), [torch.ones(3)])
+
+    assert None not in (text("call_function", functional.silu), text("call_method", "relu"))
+    monkeypatch.setattr(functional, "silu", silu)
+    monkeypatch.setattr(torch.Tensor, "relu", silu)
+    assert text("call_function", functional.silu) is None
+    assert text("call_method", "relu") is None
+
+
+def test_another_mode_of_torch(plain: str) -> None:
+    graph = captured(scaled, torch.ones(3, 4))
+    facts = (Options.parse(None, None).facts,)
+    keys = {plain}
+    for mode in (
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu"),
+        torch.autocast("cpu", torch.float16),
+        torch.device("meta"),
+    ):
+        with mode:
+            keys.add(str(key_of(*graph, facts)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        keys.add(str(key_of(*graph, facts)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(keys) == 7
+    assert "None" not in keys
+
+
+def test_what_is_not_known_by_its_text_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4, 4)
+    assert key(lambda x: torch.ops.dynaxla_kept_test.twice(x), x) is None, "an op of another library"
+    assert key(lambda x, y: x + y, x[:2], x[2:]) is None, "inputs in one storage"
+    assert key(lambda x, n: x * n, x, torch.ones(2, 2)[0, 0].item() + 1) is not None
+    torch._dynamo.reset()
+    dynamic = torch.ones(5, 4)
+    torch._dynamo.mark_dynamic(dynamic, 0)
+    assert key(scaled, dynamic) is None, "sizes that may change"
+    assert key(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x) is None, "graphs within the graph"
+    monkeypatch.setattr(registry, "places", lambda: None)
+    assert key() is None, "a lowering of the user's"
+
+
+def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_named", dict(registry._named))
+    before = registry.places()
+    assert before is not None
+    registry.register_name("dynaxla_kept_test::twice", lambda x: x)
+    assert registry.places() is None
+
+
+def kept_of(function: Callable[..., Any], *inputs: Any) -> KeptGraph | None:
+    return KeptGraph.of(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs)), ())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [x.clamp(float("-inf"), 0.1), x.masked_fill(x > 0, float("nan")), x + 1e-300],
+        lambda x: [x.view(2, 6)[1:, ::2], x.t(), x.to(torch.bfloat16), torch.zeros(2, dtype=torch.complex64) * (1 + 2j)],
+        lambda x: [x.contiguous(memory_format=torch.contiguous_format), None, *x.max(0), torch.empty(3, device="cpu").fill_(1)],
+        lambda x: [x[torch.arange(2)[None], :], torch.nn.functional.dropout(x, 0.5)],
+        lambda x: [x[torch.tensor([2, 0])] * torch.tensor([[1.5], [-0.0]]), x * torch.tensor(float("nan"), dtype=torch.bfloat16)],
+    ],
+)
+def test_a_graph_is_what_it_was(function: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    module = make_fx(function, tracing_mode="fake")(x)
+    found = KeptGraph.of(AtenGraph("graph", module, (0,)), ())
+    assert found is not None
+    again = KeptGraph.read(found.text())
+    assert again == found
+    assert again.static == (0,)
+    assert fingerprint(again.module()) == fingerprint(module)
+    torch.manual_seed(1)
+    expected = module(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(again.module()(x), expected, equal_nan=True)
+
+
+def test_what_would_not_be_the_same_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    constant, large = torch.ones(3), torch.ones(1 << 15)
+    assert kept_of(lambda x: [x + 1], x) is not None
+    assert kept_of(lambda x: [torch.ops.dynaxla_kept_test.twice(x).conj()], x.to(torch.complex64)) is None, "conjugate bits"
+    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant])(x)), ()) is not None
+    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x.sum() + large])(x)), ()) is None, "a large constant"
+    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant[:1]])(x)), ()) is not None
+    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a backward pass follows"
+    monkeypatch.setitem(graph_json._DECODERS, "float", lambda text: 0.0)
+    assert kept_of(lambda x: [x + 1.5], x) is None, "another number"
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("rows", torch.zeros(64, 512))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count.add_(1)
+        self.rows.index_copy_(0, torch.tensor([3]), x.sum() + torch.zeros(1, 512))
+        return self.linear(x).relu() * self.count, self.rows.sum()
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Compiles a module as another process would that has the same cache directory."""
+
+    def start(module: Any) -> Any:
+        torch._dynamo.reset()
+        metrics.reset()
+        return torch.compile(module, backend="dynaxla", options={"cache": str(tmp_path)})
+
+    yield start
+    metrics.reset()
+
+
+def test_the_second_start_traces_nothing_and_does_the_same(starts: Callable[..., Any]) -> None:
+    """What is written to inputs is written; another call is not the first one again."""
+    results = []
+    for found in (0, 1):
+        torch.manual_seed(0)
+        module, x = Counter().requires_grad_(False), torch.randn(2, 4)
+        compiled = starts(module)
+        results.append([*compiled(x), *compiled(x), module.count, module.rows])
+        assert metrics.snapshot().get("kept_graphs", 0) == found
+    torch.manual_seed(0)
+    module, x = Counter().requires_grad_(False), torch.randn(2, 4)
+    expected = [*module(x), *module(x), module.count, module.rows]
+    for result in results:
+        torch.testing.assert_close(result, expected)
+
+
+def test_gradients_are_not_for_graphs_that_are_kept(starts: Callable[..., Any]) -> None:
+    """The same graph without gradients is found, but not with them."""
+    linear, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    for _ in range(2):
+        compiled = starts(linear)
+        with torch.no_grad():
+            compiled(x)
+    assert metrics.snapshot().get("kept_graphs") == 1
+    compiled(x).sum().backward()
+    assert linear.weight.grad is not None
+    assert metrics.snapshot().get("kept_graphs") == 1
+
+
+def test_an_error_names_the_line_that_it_did_before(starts: Callable[..., Any]) -> None:
+    """Where a line has moved, the graph is another."""
+    x, index = torch.ones(3), torch.tensor([7])
+    messages = []
+    for _ in range(2):
+        with pytest.raises(IndexError) as raised:
+            starts(lambda x, index: x[index] + 1)(x, index)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    lines = ["def f(x):\n return x.sin()", "\n\ndef f(x):\n return x.sin()"]
+    keys = []
+    for code in lines:
+        names: dict[str, Any] = {}
+        exec(compile(code, "model.py", "exec"), names)
+        keys.append(key(names["f"]))
+    assert keys[0] != keys[1]
+
+
+def test_a_process_that_finds_all_compiled_imports_no_lowerings(tmp_path: Path) -> None:
+    """The first one does, and so does one that finds no records. Two graphs: imports do not change the name of the second."""
+    script = """
+import sys, torch
+from dynaxla.observe import metrics
+def function(x):
+    y = torch.tanh(x @ x) + 1
+    torch._dynamo.graph_break()
+    return y.sin().sum(0)
+x = torch.arange(16.0).reshape(4, 4) / 16
+found = torch.compile(function, backend="dynaxla", options={"cache": sys.argv[1]})(x)
+torch.testing.assert_close(found, function(x))
+counts = metrics.snapshot()
+print(counts.get("kept_graphs", 0), counts.get("recalls", 0), "dynaxla.lowering.ops.elementwise" in sys.modules)
+"""
+    starts = [run_script(script, [str(tmp_path)]).split() for _ in range(2)]
+    for record in (tmp_path / "records").iterdir():
+        record.unlink()
+    starts.append(run_script(script, [str(tmp_path)]).split())
+    assert starts == [["0", "0", "True"], ["2", "2", "False"], ["2", "0", "True"]]

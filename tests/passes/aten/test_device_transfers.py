@@ -1,0 +1,199 @@
+"""Graphs with tensors on several devices: which programs they become, and that these compute the whole."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from several_devices import CPU, CUDA, Devices, built, parts_of, to_device, traced
+from torch.fx import GraphModule
+
+from dynaxla.capture.graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine.compositions import Split
+from dynaxla.errors import UnsupportedOp
+from dynaxla.passes.aten.device_transfers import has_several, remove_detours
+
+aten = torch.ops.aten
+
+
+def of_cuda(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    """x is on the GPU, a on the CPU; both are read there, and copied in either direction."""
+    there = to_device(a + 1, "cuda:0") @ x
+    here = to_device(there.sum(0), "cpu")
+    back = to_device(here * a.sum() + a[0], "cuda:0")
+    return [back + x, here, there.sin(), a.cos(), x, a[1:], a]
+
+
+def scalars(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    return [x * (a.sum() + 1), a * to_device(x.sum(), "cpu"), to_device(x.max(), "cpu") + 1]
+
+
+def both_gpus(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    return [to_device(to_device(x * 2, "cuda:1").sin(), "cuda:0") + x, to_device(a, "cuda:1").exp()]
+
+
+def draws_here(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    return [x + to_device(torch.rand(3), "cuda:0") * 0 + 1, a]
+
+
+def of_several_results(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+    values, places = to_device(a, "cuda:0").sort()
+    return [values + x, to_device(places, "cpu") * 2]
+
+
+FUNCTIONS = [of_cuda, scalars, both_gpus, draws_here, of_several_results]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_the_parts_compute_the_whole(function: Any, dynamic: bool) -> None:
+    x, a = torch.randn(3, 3), torch.randn(3, 3)
+    module = traced(function, x, a, on=[CUDA, CPU], dynamic=dynamic)
+    assert_equal(Devices().run(module, x, a), function(x, a), tolerance=(1e-5, 1e-5))
+
+
+def test_each_program_has_one_device_and_they_are_few() -> None:
+    x = torch.randn(3, 3)
+    assert parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU])) == [
+        ("cpu", ["add", "sum", "select", "cos", "slice"]),
+        ("torch", ["_to_copy"]),
+        ("cuda:0", ["mm", "sum", "sin"]),
+        ("torch", ["_to_copy"]),
+        ("cpu", ["mul", "add"]),
+        ("torch", ["_to_copy"]),
+        ("cuda:0", ["add"]),
+    ]
+    assert [device for device, _ in parts_of(traced(both_gpus, x, x.clone(), on=[CUDA, CPU]))] == [
+        "torch", "cuda:0", "torch", "cuda:1", "torch", "cuda:0",
+    ]  # fmt: skip
+
+
+def test_numbers_go_along() -> None:
+    """What the CPU's tensors give is computed there, and what is copied from a GPU with it."""
+    x = torch.randn(3, 3)
+    assert parts_of(traced(scalars, x, x.clone(), on=[CUDA, CPU])) == [
+        ("cpu", ["sum", "add"]),
+        ("cuda:0", ["mul", "sum", "_to_copy", "max", "_to_copy", "add"]),
+        ("cpu", ["mul"]),
+    ]
+
+
+def mask(x: torch.Tensor) -> list[torch.Tensor]:
+    mask = torch.triu(torch.ones(x.shape[0], 3), 1).bool()
+    return [x.masked_fill(to_device(mask, "cuda:0"), -1.0)]
+
+
+def constant(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x + to_device(torch.tensor([1.0, 2.0, 3.0]), "cuda:0")]
+
+
+def numbered(x: torch.Tensor) -> list[torch.Tensor]:
+    numbers = torch.arange(x.shape[0])
+    return [x[numbers] + to_device(numbers, "cuda:0"), x[torch.tensor([0, 2])]]
+
+
+@pytest.mark.parametrize("function", [mask, constant, numbered], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_what_is_known_before_is_made_where_it_is_wanted(function: Any, dynamic: bool) -> None:
+    x = torch.randn(3, 3)
+    ((device, _),) = parts_of(traced(function, x, on=[CUDA], dynamic=dynamic))
+    assert device == "cuda:0"
+    assert_equal(Devices().run(traced(function, x, on=[CUDA], dynamic=dynamic), x), function(x))
+
+
+def test_what_is_made_there_says_so() -> None:
+    module = traced(mask, torch.randn(3, 3), on=[CUDA])
+    remove_detours(module.graph)
+    assert not has_several(module)
+    ones = next(node for node in module.graph.nodes if node.target is aten.ones.default)
+    assert ones.kwargs["device"] == CUDA
+    assert not ones.kwargs["pin_memory"]
+    assert {node.meta["val"].device for node in module.graph.nodes if node.op == "call_function"} == {CUDA}
+
+
+def test_random_numbers_are_drawn_where_eager_mode_draws_them() -> None:
+    x = torch.randn(3, 3)
+    assert [device for device, ops in parts_of(traced(draws_here, x, x.clone(), on=[CUDA, CPU])) if "rand" in ops] == ["cpu"]
+
+
+def indexed(x: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+    return [x[places], x.index_put((places,), torch.zeros(()), accumulate=True)]
+
+
+def test_an_index_on_the_cpu_is_brought_to_the_gpu() -> None:
+    x, places = torch.randn(4, 3), torch.tensor([2, 0])
+    assert [device for device, _ in parts_of(traced(indexed, x, places, on=[CUDA, CPU]))] == ["torch", "cuda:0"]
+    assert_equal(Devices().run(traced(indexed, x, places, on=[CUDA, CPU]), x, places), indexed(x, places))
+
+
+def test_an_index_on_a_gpu_is_not_brought_to_the_cpu() -> None:
+    """torch runs such an op, and refuses it."""
+    x, places = torch.randn(4, 3), torch.tensor([2, 0])
+    parts = parts_of(traced(indexed, x, places, on=[CPU, CUDA]))
+    assert [op for device, ops in parts if device == "torch" for op in ops] == ["index", "index_put"]
+
+
+def test_what_is_copied_into_a_tensor_is_brought_to_it() -> None:
+    def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+        return [aten.copy.default(x * 2, a), aten.copy.default(a, x)]
+
+    x, a = torch.randn(3, 3), torch.randn(3, 3)
+    module = traced(function, x, a, on=[CUDA, CPU])
+    assert [device for device, ops in parts_of(module) if "copy" in ops] == ["cpu", "cuda:0"]
+    assert_equal(Devices().run(traced(function, x, a, on=[CUDA, CPU]), x, a), function(x, a))
+
+
+def test_a_copy_to_the_cpu_waits() -> None:
+    """What reads it may be AOTAutograd's wrapper, or a program. A copy to a GPU need not: its stream waits."""
+
+    def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+        return [to_device(x, "cpu", True) + a, to_device(a, "cuda:0", True) + x]
+
+    x = torch.randn(3)
+    module = traced(function, x, x.clone(), on=[CUDA, CPU])
+    remove_detours(module.graph)
+    copies = [node for node in module.graph.nodes if node.target is aten._to_copy.default]
+    assert [(node.kwargs["device"], node.kwargs["non_blocking"]) for node in copies] == [(CPU, False), (CUDA, True)]
+
+
+def test_torch_refuses_what_eager_mode_refuses() -> None:
+    graph, (x, a), call = built(((3,), CUDA), ((3,), CPU))
+    graph.output((call(aten.add.Tensor, x, a, like=((3,), CUDA)),))
+    module = GraphModule(torch.nn.Module(), graph)
+    assert parts_of(module) == [("torch", ["add"])]
+    with pytest.raises(UnsupportedOp, match="several devices"):
+        Split(Devices(), Options(fallback="error")).runner(AtenGraph("graph", module))
+
+
+def test_a_copy_is_no_fallback() -> None:
+    x = torch.randn(3, 3)
+    options = Options(fallback="error")
+    assert parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU]), options) == parts_of(traced(of_cuda, x, x.clone(), on=[CUDA, CPU]))
+
+
+def test_an_effects_token_is_on_no_device() -> None:
+    graph, (token, x), call = built(((0,), CPU), ((3,), CUDA))
+    effects = call(torch.ops.higher_order.with_effects, token, aten._assert_async.msg, x, "no", like=((0,), CPU))
+    graph.output((call(operator.getitem, effects, 0, like=((0,), CPU)), x))
+    assert not has_several(GraphModule(torch.nn.Module(), graph))
+
+
+def test_what_runs_between_programs_anyway_keeps_its_place() -> None:
+    """A write to an input comes after all that reads the input before it, on whatever device."""
+
+    def function(x: torch.Tensor, a: torch.Tensor) -> list[torch.Tensor]:
+        before = to_device(x * 2, "cpu") + a
+        a.copy_(torch.ones(3))
+        return [to_device(a, "cuda:0") + x, a * 2, before]
+
+    x, a = torch.randn(3), torch.randn(3)
+    mine, theirs = a.clone(), a.clone()
+    module = traced(function, x, mine.clone(), on=[CUDA, CPU])
+    order = [op for _, ops in parts_of(module) for op in ops]
+    assert order == ["ones", "mul", "_to_copy", "add", "copy_", "_to_copy", "mul", "add"]
+    assert_equal(Devices().run(traced(function, x, a, on=[CUDA, CPU]), x, mine), function(x, theirs))
+    assert_equal(mine, theirs)

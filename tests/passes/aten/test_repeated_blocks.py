@@ -1,0 +1,145 @@
+"""Equal blocks of a graph are found, and only those that compute the same. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.lowering import SymbolValues
+from dynaxla.passes.aten import repeated_blocks
+from dynaxla.passes.aten.repeated_blocks import Stretch, stretches
+
+Step = Callable[[torch.Tensor, Sequence[torch.Tensor], int], torch.Tensor]
+WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
+
+
+def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Stretch] | None:
+    """The stretches of a graph that takes this step with numbers from 0 to count - 1."""
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for number in range(count):
+            x = step(x, weights, number)
+        return x.exp()
+
+    module = make_fx(function, tracing_mode="fake")(torch.randn(3, 4) if x is None else x, *weights)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    made = stretches(nodes, SymbolValues(), lambda node: None)
+    assert made is None or [node for stretch in made for node in stretch.nodes] == nodes
+    return made
+
+
+def equal(step: Step, **given: Any) -> int:
+    """The most stretches that have the same form."""
+    forms = [stretch.form for stretch in found(step, **given) or () if stretch.form is not None]
+    return max(map(forms.count, forms), default=0)
+
+
+def test_equal_blocks() -> None:
+    made = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
+    assert [len(stretch.nodes) for stretch in made] == [3, 3, 3, 3, 1]
+    assert len({stretch.form for stretch in made[:4]}) == 1
+    assert made[4].form is None
+    assert [len(stretch.inputs) for stretch in made] == [2, 2, 2, 2, 1]
+    assert made[1].inputs[0] is made[0].nodes[-1]
+
+
+def test_a_part_computes_what_its_stretch_does() -> None:
+    first, *_ = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
+    x = torch.randn(3, 4)
+    assert [node.name for node in first.inputs] == ["arg0_1", "arg1_1"]
+    added, product = first.part([first.nodes[2], first.nodes[0]])(x, WEIGHTS[0])
+    assert torch.equal(product, x @ WEIGHTS[0])
+    assert torch.equal(added, product.relu() + x)
+
+
+def test_two_families() -> None:
+    made = found(lambda x, w, i: (x @ w[i]).relu() if i < 4 else (x @ w[i]).tanh() + x, count=8) or []
+    forms = [stretch.form for stretch in made]
+    assert sorted(forms.count(form) for form in {*forms} - {None}) == [4, 4]
+
+
+def test_few_blocks_are_left_alone() -> None:
+    assert found(lambda x, w, i: (x @ w[i]).relu() + x, count=2) is None
+
+
+def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+        return (x @ w[i]).relu() + x
+
+    monkeypatch.setattr(repeated_blocks, "LARGE", 4 * (12 + 16 + 12))
+    assert found(step) is not None
+    monkeypatch.setattr(repeated_blocks, "LARGE", 4 * (12 + 16 + 12) + 1)
+    assert found(step) is None
+    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
+    assert found(lambda x, w, i: x.sin().cos() * 2) is None, "what has no products is fused"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, w, i: (x @ w[i]) * (2.0 if i % 2 else 2.5),
+        lambda x, w, i: (x @ w[i]) * (1.0 if i % 2 else 1),
+        lambda x, w, i: (x @ w[i]) + (True if i % 2 else 1),
+        lambda x, w, i: (x @ w[i]) + (0.0 if i % 2 else -0.0),
+        lambda x, w, i: torch.softmax(x @ w[i], 0 if i % 2 else 1),
+        lambda x, w, i: torch.sub(x @ w[i], x) if i % 2 else torch.sub(x, x @ w[i]),
+        lambda x, w, i: (y := x @ w[i]) * y if i % 2 else (x @ w[i]) * x,
+        lambda x, w, i: (x @ w[i]).sin() @ w[i] if i % 2 else (x @ w[i]).sin() @ w[i + 4],
+        lambda x, w, i: (x @ w[i]) + torch.tensor([1.0, 2.0, 3.0, float(i % 2)]),
+        lambda x, w, i: (x @ w[i]).to(torch.float64 if i % 2 else torch.float16).float(),
+    ],
+    ids=["number", "type", "bool", "sign", "dim", "sides", "operand", "same-weight", "constant", "dtype"],
+)
+def test_other_blocks_are_not_equal(step: Step) -> None:
+    """Every second block computes something else: two of them are one that repeats itself twice, too seldom."""
+    assert equal(step) == 0
+    assert equal(lambda x, w, i: step(x, w, 2 * i)) >= 3
+
+
+def test_other_shapes_are_not_equal() -> None:
+    """A block that halves its rows meets the same ops each time."""
+    assert equal(lambda x, w, i: (x @ w[i])[: x.shape[0] // 2], x=torch.randn(64, 4)) == 0
+
+
+def test_other_strides_are_not_equal() -> None:
+    weights = [weight.t().contiguous().t() if number % 2 else weight for number, weight in enumerate(WEIGHTS)]
+    assert equal(lambda x, w, i: (x @ w[i]).relu(), weights=weights) == 0
+    assert equal(lambda x, w, i: (x @ w[2 * i]).relu(), weights=weights) == 4
+
+
+def test_the_layout_of_operands_counts() -> None:
+    module = make_fx(lambda x, *w: (((x @ w[0]).relu() @ w[1]).relu() @ w[2]).relu(), tracing_mode="fake")(torch.randn(3, 4), *WEIGHTS[:3])
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert stretches(nodes, SymbolValues(), lambda node: None) is not None
+
+    assert stretches(nodes, SymbolValues(), lambda node: node.name == "arg2_1") is None
+
+
+def test_inner_graphs_are_compared() -> None:
+    """A graph that a control-flow op calls has an order of inputs: two that read them in another order are not equal."""
+
+    def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int, turned: bool) -> torch.Tensor:
+        y = x @ w[i]
+        body = (lambda a, b: b - a) if turned and i % 2 else (lambda a, b: a - b)
+        return torch.cond(y.sum() > 0, body, lambda a, b: a + b, (x, y))
+
+    assert equal(lambda x, w, i: step(x, w, i, False)) == 4
+    assert equal(lambda x, w, i: step(x, w, i, True)) == 0
+
+
+def test_a_cut_is_where_little_is_handed_on() -> None:
+    """A block that begins with what also stands before the first one may be cut elsewhere; several results are not torn apart."""
+    made = found(lambda x, w, i: x + torch.native_layer_norm(x, [4], w[10][0], w[11][0], 1e-5)[0] @ w[i]) or []
+    assert [stretch.form is not None for stretch in made] == [True] * 4 + [False]
+    for before, after in itertools.pairwise(made[:4]):
+        assert len(set(before.nodes) & set(after.inputs)) == 1

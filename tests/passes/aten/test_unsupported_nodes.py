@@ -1,0 +1,90 @@
+"""Which nodes run between programs, and that no fallback takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives
+from hand_made import Builder, begin_sum
+
+import dynaxla
+from dynaxla.capture.graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine.compositions import engine_for
+from dynaxla.lowering import Context
+from dynaxla.lowering.fallback import call_kernel
+from dynaxla.observe import coverage
+from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, between_programs
+
+aten = torch.ops.aten
+
+
+def test_what_a_wait_reads() -> None:
+    build = Builder()
+    begun = build.call(begin_sum._opoverload, build.input(3))
+    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, begun)
+    plain = build.call(begin_sum._opoverload, waited)
+    assert between_programs(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
+
+
+def test_the_other_reasons() -> None:
+    build = Builder()
+    x, y = build.input(3), build.input(3)
+    number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol that is known by now
+    sparse = build.call(aten._to_sparse.default, y, value=torch.eye(2).to_sparse())
+    written = build.call(aten.copy_.default, x, y)
+    assert between_programs(build.module(number, sparse)) == {number: ON_VALUES, sparse: NO_ARRAY, written: WRITES}
+
+
+@pytest.mark.parametrize("op", [torch.ops._c10d_functional.wait_tensor.default, aten.add_.Tensor], ids=str)
+def test_the_fallback_refuses(op: Any) -> None:
+    build = Builder()
+    ctx = Context(
+        "cpu",
+    )
+    ctx.node = build.call(op, build.input(3), build.input(3))
+    with pytest.raises(dynaxla.UnsupportedOp, match="in the background or writes"):
+        call_kernel(ctx, (), {})
+
+
+def test_a_collective_under_fallback_error() -> None:
+    build = Builder()
+    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, build.input(3))
+    with pytest.raises(dynaxla.UnsupportedOp, match="collective"):
+        engine_for(Options(fallback="error")).runner(AtenGraph("refused", build.module(waited)))
+
+
+def test_a_write_at_the_end_is_no_fallback() -> None:
+    coverage.reset()
+    build = Builder()
+    x = build.input(3)
+    doubled = build.call(aten.mul.Tensor, x, 2)
+    build.call(aten.copy_.default, x, doubled)
+    program = engine_for(Options(fallback="error")).runner(AtenGraph("writes", build.module(doubled)))
+    for _ in range(2):
+        given = torch.ones(3)
+        version = given._version
+        (result,) = program([given])
+        assert torch.equal(given, torch.full((3,), 2.0))
+        assert torch.equal(result, given)
+        assert given._version > version, "autograd must see the write"
+    assert not any(counts["fallback"] for counts in coverage.snapshot().values())
+
+
+def test_nothing_is_written_when_the_program_fails() -> None:
+    build = Builder()
+    x = build.input(3)
+    doubled = build.call(aten.mul.Tensor, x, 2)
+    condition = build.call(aten.all.default, build.call(aten.gt.Scalar, x, 0))
+    for node in (condition, condition.args[0]):
+        node.meta["val"] = node.meta["val"].bool()
+    condition.meta["val"] = build.fake().bool()
+    build.call(aten._assert_async.msg, condition, "not positive").meta["val"] = None
+    build.call(aten.copy_.default, x, doubled)
+    program = engine_for(Options()).runner(AtenGraph("fails", build.module(doubled)))
+    given = torch.tensor([1.0, -1.0, 2.0])
+    with pytest.raises(RuntimeError, match="not positive"):
+        program([given])
+    assert torch.equal(given, torch.tensor([1.0, -1.0, 2.0]))

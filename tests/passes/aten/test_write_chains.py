@@ -1,0 +1,114 @@
+"""Values are followed as places of inputs after writes; what is no such value is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.passes.aten.write_chains import WrittenView, states
+
+aten = torch.ops.aten
+
+
+def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
+    """What is known of a function's result, as a value of its first input."""
+    module = make_fx(function, tracing_mode="fake")(*args)
+    first = next(iter(module.graph.nodes))
+    found = states(module.graph, {first})
+    result = module.graph.output_node().args[0]
+    assert isinstance(result, Node)
+    return found.get(result)
+
+
+def steps(state: WrittenView | None) -> list[tuple[str, list[str]]]:
+    """The ops that write, each with the views that lead to its place."""
+    assert state is not None
+    return [(write.op._schema.name[6:], [step.op._schema.name[6:] for step in write.place.steps]) for write in state.writes]
+
+
+def nested(c: Tensor, x: Tensor) -> Tensor:
+    row = aten.select_scatter(c[0], aten.copy(c[0][1], x), 0, 1)
+    return aten.select_scatter(c, row, 0, 0)
+
+
+def through_transpose(c: Tensor, x: Tensor) -> Tensor:
+    turned = aten.transpose(c, 0, 2)
+    return aten.transpose(aten.slice_scatter(turned, aten.fill(turned[1:], 2.0), 0, 1), 0, 2)
+
+
+def two(c: Tensor, x: Tensor) -> Tensor:
+    after = aten.index_copy(c, 0, torch.ops.aten.select(torch.zeros_like(c), 0, 0).long()[0, :1], aten.unsqueeze(c[0], 0))
+    return aten.slice_scatter(after, aten.zero(after[1:]), 0, 1)
+
+
+def elsewhere(c: Tensor, x: Tensor) -> Tensor:
+    """A part that was changed in another place than it is put back to."""
+    return aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 1)
+
+
+def moved(c: Tensor, x: Tensor) -> Tensor:
+    """A part that nothing was written to, put where it does not come from."""
+    return aten.select_scatter(c, c[0], 0, 1)
+
+
+def of_another_time(c: Tensor, x: Tensor) -> Tensor:
+    """The old first row, put back after it was changed."""
+    old, after = c[0], aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 0)
+    return aten.select_scatter(after, old, 0, 0)
+
+
+def wider(c: Tensor, x: Tensor) -> Tensor:
+    """All was changed, and a part of it is put back into what was there before."""
+    after = aten.slice_scatter(c, aten.fill(c[:2], 1.0), 0, 0, 2)
+    return aten.select_scatter(c, after[0], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (nested, [("copy_", ["select", "select"])]),
+        (through_transpose, [("fill_", ["transpose", "slice"])]),
+        (two, [("index_copy_", []), ("zero_", ["slice"])]),
+        (elsewhere, [("copy_", ["select"])]),
+        (moved, [("copy_", ["select"])]),
+        (of_another_time, [("fill_", ["select"]), ("copy_", ["select"])]),
+        (wider, [("copy_", ["select"])]),
+    ],
+)
+def test_what_is_followed(function: Callable[..., Tensor], expected: list[tuple[str, list[str]]]) -> None:
+    args = torch.randn(3, 4, 5), torch.randn(5)
+    state = last(function, *args)
+    assert state is not None
+    assert state.place.is_whole
+    assert steps(state) == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: c + 1,
+        lambda c, x: aten.copy(c, c * 2),
+        lambda c, x: aten.select_scatter(c * 1, x.expand(4, 5), 0, 0),
+        lambda c, x: aten.index_copy(c, 0, torch.zeros(1, dtype=torch.int64), c[:1].double().float()).expand(2, 5, 4, 5),
+        lambda c, x: aten.index_put(c, [x > 0, torch.zeros(1, dtype=torch.int64)], x[0]),
+        lambda c, x: aten.view(aten.clone(aten.transpose(c, 0, 1), memory_format=torch.contiguous_format), [4, 25]),
+    ],
+)
+def test_what_is_not(function: Callable[..., Tensor]) -> None:
+    assert last(function, torch.randn(5, 4, 5), torch.randn(5)) is None
+
+
+def test_a_place_is_known_by_where_it_lies() -> None:
+    state = last(lambda c: c.transpose(0, 1).transpose(0, 1)[1].unsqueeze(0)[0], torch.randn(3, 4))
+    assert state is not None
+    assert [step.op for step in state.place.steps] == [aten.select.int]
+
+
+@pytest.mark.parametrize("shared", [torch.zeros(1).expand(4), torch.zeros(3, 1).expand(3, 2)])
+def test_an_input_whose_elements_share_memory_is_not_followed(shared: Tensor) -> None:
+    assert last(lambda c: c[0], shared) is None

@@ -1,0 +1,117 @@
+"""What reads a place of a changed input reads what was written there, and nothing that lies elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.passes.aten import late_writes
+from dynaxla.passes.aten.write_chains import states
+from dynaxla.passes.aten.written_places import read_places
+
+aten = torch.ops.aten
+
+
+def read(function: Callable[[Tensor, Tensor], Tensor]) -> str:
+    """What the op `relu` of a function's graph reads, as ops from the inside to the outside, once places are read."""
+    module = make_fx(torch.func.functionalize(function, remove="mutations"), tracing_mode="fake")(
+        torch.zeros(4, 4, 6, 5), torch.zeros(6, 5)
+    )
+    graph, copies = Graph(), dict[Node, Node]()
+    graph.graph_copy(module.graph, copies)
+    read_places(graph, copies, states(module.graph, {next(iter(module.graph.nodes))}))
+    graph.lint()
+    (reader,) = (node for node in graph.nodes if node.target is aten.relu.default)
+    return text(reader.args[0])
+
+
+def text(node: Any) -> str:
+    if not isinstance(node, Node):
+        return str(node)
+    if node.op == "placeholder":
+        return node.name[0]
+    return f"{node.target.name()[6:].split('.')[0].removesuffix('_copy')}({', '.join(map(text, node.args))})"
+
+
+def written(c: Tensor, x: Tensor) -> Tensor:
+    c[0, 1] = x
+    return c[0, 1].relu()
+
+
+def elsewhere(c: Tensor, x: Tensor) -> Tensor:
+    c[0, 1] = x
+    c[-1].fill_(2)
+    c[1:3].fill_(1)
+    return c[0, 2].relu()
+
+
+def counted_from_the_end(c: Tensor, x: Tensor) -> Tensor:
+    c[-1, 0] = x
+    return c[3, 0].relu()
+
+
+def behind_it(c: Tensor, x: Tensor) -> Tensor:
+    c[:3].fill_(1)
+    return c[-1].relu()
+
+
+def begins_in_it(c: Tensor, x: Tensor) -> Tensor:
+    c[:3].fill_(1)
+    return c[2:].relu()
+
+
+def across(c: Tensor, x: Tensor) -> Tensor:
+    """Places that differ first in another dimension."""
+    c[0, 1] = x
+    return c.select(1, 1).relu()
+
+
+def changed_again(c: Tensor, x: Tensor) -> Tensor:
+    c[0, 1] = x
+    c[0, 1, 2].fill_(3)
+    c[0, 3].fill_(4)
+    return c[0, 1].relu()
+
+
+PART, END = "select(select(c, 0, 0), 0, 1)", 2**63 - 1
+CASES = [
+    (written, f"copy({PART}, x)"),
+    (elsewhere, "select(select(c, 0, 0), 0, 2)"),
+    (counted_from_the_end, "copy(select(select(c, 0, -1), 0, 0), x)"),
+    (behind_it, "select(c, 0, -1)"),
+    (begins_in_it, f"slice(slice_scatter(c, fill(slice(c, 0, 0, 3), 1), 0, 0, 3), 0, 2, {END})"),
+    (across, f"select(select_scatter(c, select_scatter(select(c, 0, 0), copy({PART}, x), 0, 1), 0, 0), 1, 1)"),
+    (changed_again, f"select_scatter(copy({PART}, x), fill(select(copy({PART}, x), 0, 2), 3), 0, 2)"),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), CASES)
+def test_what_is_read(function: Callable[[Tensor, Tensor], Tensor], expected: str) -> None:
+    assert read(function) == expected
+
+
+def layers(c: Tensor, d: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A cache of all layers, and places of it that are read before and after they change."""
+    c[0, 1].index_copy_(0, torch.tensor([2]), x[:1])
+    d[0, 0] = c[1, 1] * 2
+    c[1, 1] = c[0, 1] + c[2, 0].t().contiguous().t()
+    before = c[2, 2].t()
+    d[1, :, :5] = before[:, :5]
+    c[2, 2] = 5
+    return before, c[0].unbind()[1].sum() + c[2, 2, 1:].mean(), torch.as_strided(c[0, 1], (2, 2), (5, 1), 37).cos()
+
+
+def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_writes, "SMALL", 0)
+    mine: Sequence[Tensor] = torch.randn(4, 4, 6, 5), torch.randn(4, 4, 6, 5), torch.randn(6, 5)
+    theirs = copy.deepcopy(mine)
+    with torch.no_grad():
+        found, expected = torch.compile(layers, backend="dynaxla")(*mine), layers(*theirs)
+    torch.testing.assert_close((found, mine), (expected, theirs))

@@ -1,0 +1,57 @@
+"""What XLA's partitioner gets: general branches, the user's lines, and the same values."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from dynaxla.lowering.cpu import exponential, folding
+from dynaxla.lowering.cpu.in_memory import in_memory
+from dynaxla.passes.jaxpr.partitionable import partitionable
+
+
+def _program(x: jax.Array) -> dict[str, jax.Array]:
+    with jax.named_scope("at[model.py:3]"):
+        total = folding.reduce_sum(in_memory(exponential.exp(x)), (1,))
+    return {"total": total, "product": x @ x.T}
+
+
+def test_general_branches_and_lines() -> None:
+    x = np.linspace(-1, 1, 8 * 256, dtype=np.float32).reshape(8, 256)
+    general = jax.jit(partitionable(_program)).trace(x)
+    assert {equation.primitive.name for equation in general.jaxpr.eqns} <= {"exp", "reduce_sum", "transpose", "dot_general"}
+    assert "at[model.py:3]" in {str(equation.source_info.name_stack) for equation in general.jaxpr.eqns}
+    assert "cond" in str(jax.make_jaxpr(_program)(x)), "there is something to leave out"
+    found, expected = general.lower().compile()(x), jax.jit(_program)(x)
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+
+
+def test_branches_by_value_stay() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+
+    for x in (np.ones(3, np.float32), -np.ones(3, np.float32)):
+        np.testing.assert_array_equal(jax.jit(partitionable(program))(x), jax.jit(program)(x))
+
+
+def test_dimensions_stay_what_they_are_made_of() -> None:
+    """Products, their operands made in one way, in two, or of one dimension; transposes, sums and elementwise functions in between."""
+    x, y, z = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((2, 3, 4, 1, 5), (6, 5, 7), (3, 2, 5, 7)))
+
+    def program(x: jax.Array, y: jax.Array, z: jax.Array) -> list[jax.Array]:
+        left = x.reshape(6, 4, 5)
+        product = jnp.tanh(lax.dot_general(left, y, (((2,), (1,)), ((0,), (0,)))) * 2)
+        other = lax.dot_general(left, z.reshape(6, 5, 7), (((2,), (1,)), ((0,), (0,))))
+        both = lax.dot_general(left.reshape(24, 5), product.reshape(24, 7), (((0,), (0,)), ((), ())))
+        return [product, other + product, both, product.transpose(2, 0, 1).sum(1), left.reshape(24, 5).sum(0), product.reshape(2, 3, 4, 7)]
+
+    expected = program(x, y, z)
+    for free in ((), (0,)):
+        found = jax.jit(partitionable(program, free))(x, y, z)
+        assert found[0].shape == ((2, 3, 4, 7) if free else (6, 4, 7))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.reshape(one, other.shape), other, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,71 @@
+"""What the backward graph gets from the forward graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from several_devices import CPU, CUDA, names, to_device, traced
+from torch import nn
+
+from dynaxla.passes.joint.partition import partition
+
+
+def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(y)
+    return y * 2
+
+
+class ChangedBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.tensor([0.5, -1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(x, torch.tanh(self.level))
+        kept = self.level.clone()
+        self.level[0] = 2.0
+        return loss + kept.sum()
+
+
+def test_buffer_that_is_changed_after_its_use() -> None:
+    gradients = []
+    module = ChangedBuffer()
+    for function in (module, torch.compile(copy.deepcopy(module), backend="dynaxla", fullgraph=True)):
+        x = torch.tensor([3.0, 4.0], requires_grad=True)
+        function(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_gradient_of_an_input_that_is_changed() -> None:
+    gradients = []
+    for function in (changed_input, torch.compile(changed_input, backend="dynaxla", fullgraph=True)):
+        leaves = [torch.tensor([-1.0, 2.0], requires_grad=True), torch.tensor([3.0, 0.5], requires_grad=True)]
+        x, y = leaves[0] * 1, leaves[1] * 1
+        result = function(x, y)
+        torch.autograd.backward([result, x], [torch.ones(2), torch.full((2,), 3.0)])
+        gradients.append([leaf.grad for leaf in leaves])
+    for theirs, mine in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_what_was_copied_between_devices_is_not_copied_again() -> None:
+    """It is cheap to no graph: a copy to the CPU waits. What is known before any input is made anew instead of being kept."""
+
+    def joint(primals: torch.Tensor, tangents: torch.Tensor) -> list[torch.Tensor]:
+        mask = to_device(torch.ones(3, 3).triu(), "cuda:0")
+        here = to_device((primals * mask).sin(), "cpu")
+        gradient = to_device(tangents * here.exp(), "cuda:0")
+        return [here.exp(), gradient * primals.cos() * mask]
+
+    module = traced(joint, torch.randn(3, 3), torch.randn(3, 3), on=[CUDA, CPU])
+    forward, backward = partition(module, (), platform="cuda", num_fwd_outputs=1)
+    assert names(forward.graph).count("sin") == 1
+    assert "sin" not in names(backward.graph)
+    to_cpu = [node for node in backward.graph.nodes if node.kwargs.get("device") == CPU]
+    assert not to_cpu
+    assert "ones" in names(backward.graph)
+    assert all(node.kwargs["device"] == CUDA for node in backward.graph.nodes if "device" in node.kwargs)

@@ -1,0 +1,58 @@
+"""Which nodes of a joint graph the partitioner is told to compute again. What the graphs then do: tests/fully_sharded.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dynaxla.passes.joint.regather import gather_again
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
+
+
+def placeholder(graph: Graph, name: str, position: int, wrapped: bool = False) -> Node:
+    node = graph.placeholder(name)
+    description = SimpleNamespace(idx=position)
+    node.meta["desc"] = SimpleNamespace(base=description, attr="_local_tensor") if wrapped else description
+    return node
+
+
+def gathered(graph: Graph, node: Node) -> Node:
+    found = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (node, 2, "0"))
+    return graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (found,))
+
+
+def tagged(graph: Graph, parameters: list[int]) -> set[str]:
+    gather_again(GraphModule({}, graph), parameters)
+    return {node.name.removesuffix("_default") for node in graph.nodes if node.meta.get("recompute") == CheckpointPolicy.MUST_RECOMPUTE}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_gathers_of_parameters_and_what_only_moves_elements(wrapped: bool) -> None:
+    graph = Graph()
+    weight, x = placeholder(graph, "weight", 0, wrapped), placeholder(graph, "x", 1)
+    half = graph.call_function(aten._to_copy.default, (weight,), {"dtype": torch.bfloat16})
+    whole = graph.call_function(aten.t.default, (gathered(graph, half),))
+    product = graph.call_function(aten.mm.default, (gathered(graph, x), whole))
+    other = graph.call_function(aten.mm.default, (whole, whole))
+    graph.output((product, other, graph.call_function(aten.neg.default, (weight,))))
+    assert tagged(graph, [0]) == {"_to_copy", "all_gather_into_tensor", "wait_tensor", "t"}
+
+
+def test_what_the_user_says_holds() -> None:
+    graph = Graph()
+    whole = gathered(graph, placeholder(graph, "weight", 0))
+    whole.args[0].meta["recompute"] = CheckpointPolicy.MUST_SAVE  # type: ignore[union-attr]
+    graph.output(whole)
+    assert tagged(graph, [0]) == {"wait_tensor"}
+
+
+def test_nothing_without_parameters() -> None:
+    graph = Graph()
+    graph.output(gathered(graph, placeholder(graph, "x", 0)))
+    assert tagged(graph, []) == set()

@@ -1,0 +1,115 @@
+"""Which graphs can run with rounded sizes, what of them is padded, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from rounded_sizes import compiled, counts, poisoned
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture.graph import AtenGraph, Phase
+from dynaxla.lowering.ops.masking import masked
+from dynaxla.passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, pad
+
+aten = torch.ops.aten
+
+
+def graph(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference") -> AtenGraph:
+    module = make_fx(lambda *given: tuple(function(*given)), tracing_mode="symbolic")(*inputs)
+    return AtenGraph("graph", module, phase=phase)
+
+
+def masks(padded: Any) -> list[Any]:
+    assert isinstance(padded, Padded), padded
+    return [node for node in padded.module.graph.nodes if node.target is masked]
+
+
+X = torch.zeros(5, 7)
+
+
+def test_masks_stand_where_sizes_are_mixed() -> None:
+    assert not masks(pad(graph(lambda x: [x.exp() * 2 + x.transpose(0, 1).unsqueeze(0).squeeze(0).t()], X)))
+    # One for both readers of a value.
+    assert len(masks(pad(graph(lambda x: [x.sum(1), x.sum(1, keepdim=True)], X)))) == 1
+    assert len(masks(pad(graph(lambda x: [x @ x.t()], X)))) == 2
+
+
+def test_a_graph_without_changing_sizes_stays() -> None:
+    assert pad(AtenGraph("static", make_fx(lambda x: (x + 1,))(X))) is None
+
+
+def test_outputs() -> None:
+    def function(x: torch.Tensor, n: int) -> list[Any]:
+        y = x + 1
+        return [x, x[1:], y, x.shape[0] * 2, y]
+
+    padded = pad(graph(function, X, 3))
+    assert isinstance(padded, Padded)
+    kinds = [type(output) for output in padded.outputs]
+    assert kinds == [InputOutput, InputOutput, ComputedOutput, NumberOutput, ComputedOutput]
+    assert padded.outputs[2] == padded.outputs[4]
+    assert len(padded.module.graph.output_node().args[0]) == 1
+
+
+def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        flat = x.view(-1, 3)
+        return [flat.t() @ flat]
+
+    assert len(masks(pad(graph(function, torch.zeros(5, 7, 3))))) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: [torch.rand_like(x) + x], "random numbers"),
+        (lambda x: [x.mode(1).values], "aten.mode"),
+        (lambda x: [torch.full((3,), x.shape[0])], "it uses a dynamic size as a number"),
+        (lambda x: [x.reshape(-1).argmax()], "several dimensions"),
+        (lambda x: [torch.fft.fft(x)], "dimension 1 of"),
+        (lambda x: [x.histc(4)], "there is no rule for aten.histc"),
+        (lambda x: (lambda y: [y, y[1:].view(torch.int32)])(x + 1), "two outputs share memory"),
+        (lambda x: [x.view(x.shape[1], x.shape[0])], "a reshape splits a padded dimension"),
+        (lambda x: [x.roll(1)], "dimension 0"),
+        (lambda x: [x.flatten().flip(0)], "several dimensions"),
+        (lambda x: [x.index_put((x > 0,), x[0, :5])], "elements of a mask"),
+        (lambda x: [x.scatter_reduce(1, x.long(), x, "mean")], "it scatters with reduce='mean'"),
+        (lambda x: [torch.nn.functional.avg_pool1d(x, 2, ceil_mode=True)], "cross the end of a padded dimension"),
+    ],
+)
+def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str) -> None:
+    found = pad(graph(function, X))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_memory_of_an_input_in_a_backward_graph() -> None:
+    found = pad(graph(lambda x: [x[1:]], X, phase="backward"))
+    assert found == "an output shares memory with an input"
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_two_tensors_that_are_flattened_have_the_same_batch_and_length_as_long_as_they_do(shift: int) -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x @ w)[:, : x.shape[1] - shift].reshape(-1, 5), n[:, shift:].reshape(-1))
+
+    def check(batch: int, length: int) -> int:
+        leaves = [torch.randn(batch, length, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)]
+        n = torch.randint(0, 5, (batch, length))
+        found, expected = (torch.autograd.grad(each(*leaves, n), leaves) for each in (run, loss))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert_equal(mine, theirs)
+        return counts()[0] - before[0]
+
+    # Without `dynamic=True` each size that changes is a symbol of its own.
+    run, before = compiled(loss, dynamic=None), counts()
+    with poisoned():
+        assert [check(*sizes) for sizes in ((4, 16), (3, 17), (5, 21), (6, 22), (5, 24))] == [2, 4, 6, 6, 6]
+        # As many elements in another shape are another graph, for exact sizes.
+        x, w, n = torch.randn(6, 4 + shift, 4), torch.randn(4, 5), torch.randint(0, 5, (3, 8 + shift))
+        assert_equal(run(x, w, n), loss(x, w, n))
+    assert counts()[1] == before[1]

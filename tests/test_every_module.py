@@ -12,6 +12,9 @@ ELSEWHERE = {
     # A class without a body, and types alone, which mypy compares.
     "bench/test_requests.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
+    # The way of a graph from TorchDynamo to programs.
+    "test_backend.py": "aot",
+    "passes/joint/test_partition.py": "passes/joint/saved_clones",
     "engine/test_xla.py": "engine/protocol engine/stages",
     # What torch runs, what is found, and what waits.
     "engine/test_pending.py": "engine/making",

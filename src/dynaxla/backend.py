@@ -6,7 +6,6 @@ XLA executable, which serves every later call with these sizes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -16,33 +15,25 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.utils  # torch imports it during the first capture, where a second thread could see it half imported
-from torch._dynamo.backends.common import aot_autograd
-from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .buffers.lost_writes import LostWrite, LostWrites, unwatched
-from .buffers.overlaps import Overlaps, folded, guarded, overlooked
-from .capture.decompositions import decompositions
-from .capture.graph import AtenGraph, Phase
-from .capture.graph_cache import KeptGraph, key_of
-from .capture.inputs import Sizes, check_tensor
-from .capture.runtime_wrapper import around, remade, writes_alone
+from .aot import OVERLAP, Capture, from_cache, place_in_cache
+from .buffers.lost_writes import LostWrite
+from .buffers.overlaps import guarded, overlooked
+from .capture.inputs import check_tensor
 from .config import Options
 from .engine import artifact
 from .engine.compositions import engine_for
-from .engine.protocol import Runner
-from .ensemble.compiled import Seen, compete
+from .ensemble.compiled import GraphFacts, compete
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.forms import check_forced
-from .observe import coverage, dump, events, metrics
+from .observe import coverage, dump, events, metrics, rewrites
 from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
-from .passes.dynamo.composites import kept_whole
-from .passes.dynamo.nested_regions import inline_writing_regions
-from .passes.joint.partition import LateOutput, partition
-from .runtime import capture_lock, devices, guards, machine, private
+from .passes import pipeline
+from .runtime import devices, guards, machine, private
 
 _graph_numbers = itertools.count()
 
@@ -61,11 +52,9 @@ def dynaxla(
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         hint = "leave engines out: aot_compile saves one program, and does not measure engines"
         raise OptionError("option engines together with aot_compile or force_autograd_cache", hint=hint)
-    seen = Seen()
-    served = compete(module, example_inputs, parsed, _compile, seen)
-    if seen.overlaps is None:
-        return served
-    return guarded(served, functools.partial(_by_torch, module, parsed, _OVERLAP), seen.overlaps)
+    facts = GraphFacts()
+    capture = functools.partial(_compile_unguarded, facts=facts, competes=True)
+    return _guarded(compete(module, example_inputs, parsed, capture, facts), module, parsed, facts)
 
 
 def dynaxla_auto(
@@ -107,165 +96,121 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: O
 
 
 def _compile(
-    module: GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    *,
-    retrace: bool = False,
-    collectives: bool = True,
-    seen: Seen | None = None,
+    module: GraphModule, example_inputs: Sequence[Any], options: Options, *, retrace: bool = False, collectives: bool = True
 ) -> Callable[..., Any]:
-    """Captures a graph with AOTAutograd and gives the ATen graphs to the engine, which returns a runner for each.
+    """Compiles a graph.
 
     Args:
         retrace: the engine traces at every call.
         collectives: the graph may have collectives.
-        seen: filled in with facts about the graph. A caller that passes it must guard `seen.overlaps` itself.
+    """
+    facts = GraphFacts()
+    return _guarded(_compile_unguarded(module, example_inputs, options, facts, retrace, collectives), module, options, facts)
+
+
+def _guarded(compiled: Callable[..., Any], module: GraphModule, options: Options, facts: GraphFacts) -> Callable[..., Any]:
+    """Returns the compiled function, or torch's kernels for calls whose inputs overlap in a way that it does not support."""
+    if facts.overlaps is None:
+        return compiled
+    return guarded(compiled, functools.partial(_by_torch, module, options, OVERLAP), facts.overlaps)
+
+
+def _compile_unguarded(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    facts: GraphFacts,
+    retrace: bool = False,
+    collectives: bool = True,
+    competes: bool = False,
+) -> Callable[..., Any]:
+    """Compiles a graph. The caller must guard `facts.overlaps`.
+
+    Args:
+        facts: filled in with facts about the graph, also if an error is raised.
+        competes: other engines may run the graph.
     """
     private.warn_of_newer_releases()
-    pickled = False
-    if getattr(torch._functorch.config, "force_autograd_cache", False):
-        _check_may_be_pickled(module, options, retrace)
-        pickled = torch._functorch.config.bundled_autograd_cache  # without it torch looks up results, but keeps only Inductor's
+    is_pickled = _is_pickled(module, options, retrace)
     check_forced(options.forms)
     options.store("programs")  # raises now if the directory cannot be used
     if options.dump is not None:
         dump.prepare(options.dump)
-    inline_writing_regions(module)
-    tensors: Sequence[torch.Tensor] = [example for example in example_inputs if isinstance(example, torch.Tensor)]
-    for tensor in tensors:
-        if not is_traceable_wrapper_subclass(tensor):  # for a subclass, the graph has the wrapped tensors
-            check_tensor(tensor, "an input")
-    main_device = _main_device(module, tensors)
-    platform = devices.platform_of(main_device)
-    if main_device.type == "cuda" and _names_current_gpu(module):
-        guards.guard_current_gpu()
-    if devices.is_in_xla(main_device):
-        _refuse(options, pickled)
     number = next(_graph_numbers)
-    if seen is not None:
-        seen.name, seen.device = f"dynaxla_{number}", main_device
-        if devices.is_in_xla(main_device):
-            seen.obstacle = "its tensors are on the device jax"
+    facts.name = f"dynaxla_{number}"
     if events.is_heard():
-        events.tell(events.Captured(number, module, options, is_step=not collectives, competes=seen is not None))
-    if options.partition == "xla" and has_distributed(module):
-        try:
-            if pickled:
-                raise NotPartitioned("aot_compile saves a program of local tensors")
-            if seen is not None:
-                seen.obstacle = "XLA partitions it over processes"
-            with metrics.timed("capture"):
-                return compile_partitioned(module, example_inputs, options, number)
-        except NotPartitioned as reason:
-            leave(f"dynaxla_{number}", reason, options)
-    overlapping = overlooked(example_inputs)
-
-    def guard(compiled: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:
-        if seen is not None:
-            seen.overlaps = overlaps
-            return compiled
-        return guarded(compiled, functools.partial(_by_torch, module, options, _OVERLAP), overlaps)
-
-    unwrapped: list[Callable[..., Any]] = []
-    writing: list[Overlaps] = []
+        events.tell(events.Captured(number, module, options, is_step=not collectives, competes=competes))
+    with rewrites.dumped(options.dump_directory, facts.name):
+        pipeline.NESTED_REGIONS(module)
+    device = facts.device = _accepted_device(module, example_inputs, options, is_pickled)
+    if devices.is_in_xla(device):
+        facts.obstacle = "its tensors are on the device jax"
+    if (partitioned := _partitioned(module, example_inputs, options, number, facts, is_pickled)) is not None:
+        return partitioned
     engine = engine_for(options, retrace=retrace, collectives=collectives)
+    platform = devices.platform_of(device)
+    place, overlapping = None, overlooked(example_inputs)
+    if device.type == "cpu" and not is_pickled and not overlapping:
+        place = place_in_cache(module, example_inputs, options, (options.facts, platform, retrace, collectives))
+        with metrics.timed("capture"):
+            if place is not None and (cached := from_cache(place, example_inputs, number, engine.runner, facts)) is not None:
+                return cached
     with metrics.timed("capture"):
-        wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        store = None if main_device.type != "cpu" or overlapping or wants_gradients or pickled else options.store("graphs")
-        key = key_of(module, example_inputs, (options.facts, platform, retrace, collectives)) if store is not None else None
-        if store is not None and key is not None and (kept := KeptGraph.find(store, key)) is not None:
-            with capture_lock.capturing():
-                graph = kept.graph(f"dynaxla_{number}_inference")
-                if seen is not None:
-                    seen.look(graph.module)
-                    seen.written = kept.written
-                runner = engine.runner(graph)
-            metrics.add("kept_graphs")
-            overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
-            run = kept.around(runner)
-            return guard(run, overlaps) if overlaps.may_change else run
         registry.fill()  # before AOTAutograd sets its dispatch modes
-
-    def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
-        @unwatched()
-        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Runner:
-            static = _static_inputs() if phase != "backward" else ()
-            if seen is not None and phase == "inference":
-                seen.look(aten_graph)
-            if options.freeze and phase != "inference":
-                hint = "call the model under torch.no_grad(), or call model.requires_grad_(False) before"
-                raise OptionError("option freeze is for inference, and this call needs gradients", hint=hint)
-            metadata = _metadata()
-            made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
-            graph = AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew)
-            if events.is_heard():
-                ops = [str(node.target) for node in aten_graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-                events.tell(events.Functional(number, graph, ops))
-            alone = None
-            if phase == "inference" and metadata is not None and not pickled:
-                alone = writes_alone(metadata, aten_graph, module, example_inputs)
-            # Here, since an engine may change the graph.
-            kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
-            program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
-            if phase != "backward":  # the backward graph is compiled after example_inputs are released
-                written, parameters = _written(metadata, example_inputs)
-                if seen is not None:
-                    seen.written = written
-                if written and (overlapping | folded(example_inputs)) & written:
-                    raise LostWrite(_OVERLAP)
-                overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
-                if overlaps.may_change:
-                    writing.append(overlaps)
-            if store is not None and key is not None and kept is not None:
-                store.put(key, kept.text())
-            if alone is not None:
-                unwrapped.append(around(program, alone))
-            return program
-
-        return compile_graph
-
-    def parted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
-        if seen is not None:
-            seen.look(joint)
-        try:
-            return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
-        except LateOutput:
-            raise LostWrite("its forward pass returns a view of an input, and its backward pass writes to that input") from None
-
-    def capture() -> Callable[..., Any]:
-        # For pickled results torch needs a cache key, and it finds none for a graph that calls functions from outside of torch.
-        with LostWrites(), contextlib.nullcontext() if pickled else kept_whole(module):
-            return aot_autograd(
-                fw_compiler=compiler("forward"),
-                bw_compiler=compiler("backward"),
-                inference_compiler=compiler("inference"),
-                partition_fn=parted,
-                decompositions=decompositions(platform),
-            )(module, example_inputs)
-
+    build = functools.partial(artifact.Artifact.of, options=options) if is_pickled else engine.runner
     try:
-        with capture_lock.capturing(), metrics.timed("capture"):
-            compiled = capture()
-        # TorchDynamo disables itself around a backend's function; the wrapper with which AOTAutograd's helper does so too costs every call.
-        if pickled:  # a loaded function has no wrapper of ours: the artifact checks overlaps of its inputs itself
-            return getattr(compiled, "_torchdynamo_orig_callable", compiled)
-        (compiled,) = unwrapped or [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
-        return guard(compiled, writing[-1]) if writing else compiled
+        return Capture(module, example_inputs, options, number, platform, build, facts, overlapping, place, is_pickled).run()
     except LostWrite as lost:
-        if pickled:
-            raise UnsupportedTensor(
-                f"aot_compile does not support this graph: {lost.what}", hint="write to a clone of that tensor"
-            ) from None
-        if seen is not None:
-            seen.obstacle = f"torch runs it, since {lost.what}"
+        if is_pickled:
+            message = f"aot_compile does not support this graph: {lost.what}"
+            raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
+        facts.overlaps, facts.obstacle = None, f"torch runs it, since {lost.what}"
         return functools.partial(_by_torch, module, options, lost.what)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile removes its own frames above this one from the traceback
         raise
-    finally:
-        # AOTAutograd keeps the backward compiler, and with it the variables of this function, as long as the compiled function lives.
-        example_inputs = tensors = ()
+
+
+def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options: Options, is_pickled: bool) -> torch.device:
+    """Checks that a graph's inputs can be compiled with these options, and returns the device that does most of its work.
+
+    Raises: OptionError, UnsupportedTensor.
+    """
+    tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]
+    for tensor in tensors:
+        if not is_traceable_wrapper_subclass(tensor):  # for a subclass, the graph has the wrapped tensors
+            check_tensor(tensor, "an input")
+    device = _main_device(module, tensors)
+    if device.type == "cuda" and _names_current_gpu(module):
+        guards.guard_current_gpu()
+    if devices.is_in_xla(device):
+        _refuse(options, is_pickled)
+    return device
+
+
+def _partitioned(
+    module: GraphModule, example_inputs: Sequence[Any], options: Options, number: int, facts: GraphFacts, is_pickled: bool
+) -> Callable[..., Any] | None:
+    """Returns the compiled function of a graph that XLA partitions over processes; None for any other graph."""
+    if options.partition != "xla" or not has_distributed(module):
+        return None
+    try:
+        if is_pickled:
+            raise NotPartitioned("aot_compile saves a program of local tensors")
+        facts.obstacle = "XLA partitions it over processes"
+        with metrics.timed("capture"):
+            return compile_partitioned(module, example_inputs, options, number)
+    except NotPartitioned as reason:
+        leave(f"dynaxla_{number}", reason, options)
+        return None
+
+
+def _is_pickled(module: GraphModule, options: Options, retrace: bool) -> bool:
+    """True if torch pickles the compiled function, as for aot_compile. Raises: UnsupportedVersion, OptionError."""
+    if not getattr(torch._functorch.config, "force_autograd_cache", False):
+        return False
+    _check_may_be_pickled(module, options, retrace)
+    return bool(torch._functorch.config.bundled_autograd_cache)  # without it torch looks up results, but keeps only Inductor's
 
 
 def _refuse(options: Options, pickled: bool) -> None:
@@ -308,10 +253,6 @@ def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) 
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
-# The reason to let torch run a graph whose inputs overlap.
-_OVERLAP = "it writes to an input that shares memory with another input or overlaps itself, and AOTAutograd did not detect that"
-
-
 def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> Any:
     """Runs TorchDynamo's graph in eager mode. `what` is the reason. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
@@ -321,35 +262,6 @@ def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> A
         )
     coverage.fell_back("a graph", what, "")
     return module(*args)
-
-
-def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
-    """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
-
-    If AOTAutograd has other inputs than TorchDynamo, a graph with any write counts as writing to all inputs. Both sets are empty for a
-    graph without writes.
-
-    Args:
-        metadata: AOTAutograd's `ViewAndMutationMeta`, or None if there is none.
-        inputs: TorchDynamo's example inputs.
-    """
-    if metadata is None or not any(info.mutates_data for info in metadata.input_info):
-        return set(), set()
-    if len(metadata.input_info) != len(inputs):
-        return set(range(len(inputs))), set()
-    return {position for position, info in enumerate(metadata.input_info) if info.mutates_data}, set(metadata.static_input_indices or ())
-
-
-def _static_inputs() -> Sequence[int]:
-    """Returns the positions of parameters and buffers among the graph's inputs."""
-    metadata = _metadata()
-    return metadata.static_input_indices if metadata is not None else ()
-
-
-def _metadata() -> Any:
-    """Returns AOTAutograd's `ViewAndMutationMeta` of the graph that it compiles now; None outside of TorchDynamo."""
-    context = TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
 
 
 def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.device:

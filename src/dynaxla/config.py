@@ -23,7 +23,8 @@ class Options:
     """Options of `torch.compile(..., backend="dynaxla", options={...})`.
 
     Attributes:
-        dump: a directory for the ATen graph, the StableHLO and the optimized HLO of each compiled graph. Default: the environment variable
+        dump: a directory for the ATen graph, the StableHLO and the optimized HLO of each compiled graph, and for lists of the passes that
+            rewrote it (NAME.passes.txt). Default: the environment variable
             DYNAXLA_DUMP, or none.
         engines: backends of torch.compile, which must include "dynaxla", e.g. ["dynaxla", "inductor", "eager"]. Each graph is run by the
             fastest backend whose results agree with eager mode; see docs/engines.md. (): dynaxla alone.

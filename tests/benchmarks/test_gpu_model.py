@@ -16,7 +16,7 @@ import torch
 from tiny_bench import TINY
 from torch import nn
 
-from benchmarks import gpu_model, suites
+from benchmarks import gpu_model, processes, suites
 from benchmarks.gpu_parts import PARTS
 from dynaxla.bench import runner
 
@@ -128,6 +128,8 @@ def test_memory_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append("wait"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: told.append("anew"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
-    monkeypatch.setattr(runner, "jax_device", lambda device: type("Device", (), {"memory_stats": lambda self: {"peak_bytes_in_use": 12}})())
+    monkeypatch.setattr(
+        processes, "jax_device", lambda device: type("Device", (), {"memory_stats": lambda self: {"peak_bytes_in_use": 12}})()
+    )
     assert gpu_model._memory(PARTS[PART], None, device, "eager") == {"peak": 42}
     assert told == ["call"] * 3 + ["wait", "anew"] + ["call"] * 2 + ["wait"]

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.engines import ENGINES
 from benchmarks.gpu_parts import PARTS
-from dynaxla.bench.engines import ENGINES
 
 
 def test_parts() -> None:

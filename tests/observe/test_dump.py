@@ -18,7 +18,7 @@ def test_dump_writes_every_stage(tmp_path: Path) -> None:
     compiled(torch.randn(3))
     compiled(torch.randn(4))
     names = sorted(path.name.split(".", 1)[1] for path in directory.iterdir())
-    assert names == sorted(["aten.txt", "stablehlo.mlir", "hlo.txt"] * 2), "one set per executable"
+    assert names == sorted([*["aten.txt", "stablehlo.mlir", "hlo.txt"] * 2, "passes.txt"]), "one set per executable, and the graph's passes"
     assert any("aten.relu" in path.read_text() for path in directory.glob("*.aten.txt"))
     assert any("stablehlo.multiply" in path.read_text() for path in directory.glob("*.stablehlo.mlir"))
     assert any("HloModule" in path.read_text() for path in directory.glob("*.hlo.txt"))
@@ -27,7 +27,7 @@ def test_dump_writes_every_stage(tmp_path: Path) -> None:
 def test_dump_from_the_environment(tmp_path: Path) -> None:
     script = 'import torch; torch.compile(lambda x: x * 2, backend="dynaxla")(torch.ones(3))'
     run_script(script, DYNAXLA_DUMP=str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_torch_logs() -> None:

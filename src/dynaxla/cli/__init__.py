@@ -17,9 +17,7 @@ from .tune import tune
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
 for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
-    app.command(_name, add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        table_command(_name, _part)
-    )
+    app.command(_name, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(table_command(_name, _part))
 app.command("doctor")(doctor)
 app.command("explain", cls=WithScript)(explain)
 app.command("export")(export)

@@ -135,5 +135,5 @@ def table_command(name: str, part: str) -> Callable[[typer.Context], None]:
                 raise BenchmarkError(f"the tables of {name} are part of the source tree alone: {SOURCE_TREE}")
         typer.main.get_command(tables.app)([part, *context.args], prog_name="python -m benchmarks")
 
-    command.__doc__ = f"Run `python -m benchmarks {part}` (needs the source tree)."
+    command.__doc__ = f"Run `python -m benchmarks {part}`, whose --help lists the options. It needs the source tree."
     return command

@@ -36,8 +36,7 @@ from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..passes.jaxpr.open_layouts import sharded_as
-from ..passes.jaxpr.partitionable import partitionable
+from ..passes import pipeline
 from ..runtime import meshes, programs
 from ..runtime.layout import Layout, row_major, storage_extent
 from . import memory
@@ -535,7 +534,7 @@ def _trace(
             traced = _traced(program, avals, device)
         else:
             free = range(len(written), len(written) + sum(item is not None for item in made))
-            traced = _traced(partitionable(program, free), avals, device, [slots[slot].sharding for slot in written])
+            traced = _traced(pipeline.PARTITIONABLE(program, free), avals, device, [slots[slot].sharding for slot in written])
     if watch.looked or len(watch.wanted) != len(avals) - count:
         raise watch.refuse()
     variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))
@@ -573,7 +572,7 @@ def _traced(
             traced = jax.jit(program, keep_unused=True).trace(*avals)
         except UnsupportedOp as error:
             raise NotLowered(error.message) from error
-        return sharded_as(traced, program.__name__, avals, shardings) if any(shardings) else traced
+        return pipeline.SHARDED(traced, program.__name__, avals, shardings) if any(shardings) else traced
 
 
 def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings, on_mesh: bool) -> Any:

@@ -18,7 +18,7 @@ from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..passes.jaxpr.partitionable import partitionable
+from ..passes import pipeline
 from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
@@ -246,7 +246,7 @@ def _compile(
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
         return _CompiledRecording(wanted, one_op.compiled(program, avals, device, settings), checks)
     avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in given]
-    call = one_op.compiled(partitionable(program), avals, device, settings, [sharding for _, sharding in wanted])
+    call = one_op.compiled(pipeline.PARTITIONABLE(program), avals, device, settings, [sharding for _, sharding in wanted])
     return _CompiledRecording(wanted, call, checks)
 
 

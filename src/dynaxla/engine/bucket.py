@@ -20,7 +20,8 @@ from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput, pad
+from ..passes import pipeline
+from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput
 from ..passes.padding.valid_sizes import Extents
 from ..runtime import background, by_torch, late_checks, private, transfer
 from ..runtime.cache import LeastRecentlyUsed
@@ -56,7 +57,7 @@ class Bucket:
         self._inner, self._options, self._filled = inner, options, filled
 
     def runner(self, graph: AtenGraph) -> Runner:
-        padded = pad(graph)
+        padded = pipeline.PADDING(graph)
         if isinstance(padded, str):
             level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # with "auto" the user has not asked for buckets
             dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)

@@ -26,12 +26,12 @@ from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering.cpu import weight_orders
 from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
-from ..passes.aten.device_transfers import COPY, arrange, has_several, remove_detours
-from ..passes.aten.freeze import Frozen, copy_weights, freeze
-from ..passes.aten.late_writes import LateWrites, take_late_writes
-from ..passes.aten.python_counters import Counters, take_apart
-from ..passes.aten.random_hoisting import hoist
-from ..passes.aten.split import GraphPart, split
+from ..passes import pipeline
+from ..passes.aten.device_transfers import COPY, has_several
+from ..passes.aten.freeze import Frozen, copy_weights
+from ..passes.aten.late_writes import LateWrites
+from ..passes.aten.python_counters import Counters
+from ..passes.aten.split import GraphPart
 from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, between_programs, last_writes
 from ..passes.aten.weight_packing import pack_weights
 from ..passes.jaxpr.open_layouts import opens_layouts
@@ -67,7 +67,7 @@ class Late:
 
     def runner(self, graph: AtenGraph) -> Runner:
         # In memory that XLA owns, the program itself writes in place.
-        late = None if _is_in_xla(graph) else take_late_writes(graph)
+        late = None if _is_in_xla(graph) else pipeline.LATE_WRITES(graph)
         return self.inner.runner(graph) if late is None else LateProgram(self.inner.runner(late.graph), late)
 
 
@@ -116,7 +116,7 @@ class Count:
         self.inner = inner
 
     def runner(self, graph: AtenGraph) -> Runner:
-        counters = take_apart(graph.module)
+        counters = pipeline.PYTHON_COUNTERS(graph.module)
         return self.inner.runner(graph) if counters is None else CountingProgram(self.inner, graph, counters)
 
 
@@ -170,13 +170,13 @@ class Split:
         module = graph.module
         if has_several(module):
             module = copy_graph(module)
-            remove_detours(module.graph)
+            pipeline.DETOURS(module.graph)
         drawn: set[torch.fx.Node] = set()
         if self._options.exact_rng:
-            module, drawn = hoist(module)
+            module, drawn = pipeline.RANDOM_HOISTING(module)
         found = between_programs(module)
         unseen = last_writes(module, found) | drawn
-        arranged = arrange(module, found.keys() | drawn) if has_several(module) else None
+        arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several(module) else None
         if arranged is not None:
             found |= arranged.crossings
             unseen |= {node for node, reason in found.items() if reason == COPY}
@@ -191,8 +191,8 @@ class Split:
         graph = dataclasses.replace(graph, module=module)
         between = found.keys() | drawn
         if arranged is not None:
-            return SplitProgram(self._inner, graph, split(module, between.__contains__, arranged.devices.get))
-        return SplitProgram(self._inner, graph, split(module, between.__contains__)) if between else self._inner.runner(graph)
+            return SplitProgram(self._inner, graph, pipeline.SPLIT(module, between.__contains__, arranged.devices.get))
+        return SplitProgram(self._inner, graph, pipeline.SPLIT(module, between.__contains__)) if between else self._inner.runner(graph)
 
 
 _INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use an op with a result of fixed size, e.g. torch.where"
@@ -273,11 +273,11 @@ class Freeze:
             return self._inner.runner(graph) if frozen is None else FrozenProgram(self._inner, graph, frozen)
 
         if opens_layouts(device.type):
-            return runner(freeze(graph.module, graph.static, copy_weights))
-        packed = freeze(graph.module, graph.static, pack)
+            return runner(pipeline.FREEZE(graph.module, graph.static, copy_weights))
+        packed = pipeline.FREEZE(graph.module, graph.static, pack)
         if packed is None or not packed.packed:
-            return runner(freeze(graph.module, graph.static))
-        return PackedProgram(FrozenProgram(self._inner, graph, packed), lambda: runner(freeze(graph.module, graph.static)))
+            return runner(pipeline.FREEZE(graph.module, graph.static))
+        return PackedProgram(FrozenProgram(self._inner, graph, packed), lambda: runner(pipeline.FREEZE(graph.module, graph.static)))
 
 
 class FrozenProgram:

@@ -25,9 +25,8 @@ from ..lowering.context import Context
 from ..lowering.cpu import lone_ops
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
-from ..observe import dump, events, metrics
-from ..passes.jaxpr import prechecks
-from ..passes.jaxpr.open_layouts import sharded_as
+from ..observe import dump, events, metrics, rewrites
+from ..passes import pipeline
 from ..runtime import heap, networks, programs
 from . import records
 from .blocks import in_parts
@@ -68,7 +67,8 @@ class ExecutableBuilder(Stages):
     def build(self, specialised: Specialised) -> Executable:
         """Traces, lowers and compiles the graph."""
         start = time.perf_counter()
-        with programs.below_caller(), self._told(specialised) as made:
+        dumped = rewrites.dumped(self.options.dump_directory, self.name)
+        with programs.below_caller(), self._told(specialised) as made, dumped:
             executable = self._build(specialised)
             made.append(executable)
         if time.perf_counter() - start > LONG and self.options.heap == "keep":
@@ -125,7 +125,7 @@ class ExecutableBuilder(Stages):
                 checks, traced = apart
         where = buffers.where
         if where is not None:
-            traced = sharded_as(traced, self.name, buffers.avals(), buffers.shardings, donated)
+            traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, donated)
         if specialised.members is not None and specialised.members.calls:
             return self._built_for_processes(specialised, specialised.members, traced, buffers, facts)
         lowered = self.lower(traced)
@@ -176,13 +176,13 @@ class ExecutableBuilder(Stages):
             if buffers.donated and facts.checks:
                 apart = self._split_checks(known, buffers)
                 known = self.trace(specialised.function, buffers)[0] if apart is None else apart[1]
-        traced = sharded_as(known, self.name, buffers.avals(), buffers.shardings, buffers.donated)
+        traced = pipeline.SHARDED(known, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         compiled = self.compile(self.lower(traced), traced, specialised.settings, where=buffers.where)
         return self.executable(compiled, buffers, Facts()), known
 
     def _split_checks(self, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
         with metrics.timed("trace"), jax.default_device(self.jax_device):
-            return prechecks.split(traced, self.name, buffers.avals(), buffers.donated)
+            return pipeline.PRECHECKS(traced, self.name, buffers.avals(), buffers.donated)
 
     # Records of earlier traces
 

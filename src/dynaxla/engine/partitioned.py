@@ -24,8 +24,7 @@ from ..lowering.function import Function
 from ..lowering.graphs import user_line
 from ..lowering.ops.process_values import partition_spec
 from ..observe import dump, events, metrics
-from ..passes.jaxpr.open_layouts import sharded_as
-from ..passes.jaxpr.partitionable import partitionable
+from ..passes import pipeline
 from ..runtime import late_checks, networks, private, programs, transfer
 from ..runtime.process_meshes import ProcessMesh
 from ..runtime.replica_groups import all_groups_in
@@ -137,7 +136,7 @@ class Partitioned:
         program.__name__ = "partitioned"  # the same on all processes, whatever else they have compiled
         registry.fill()
         with metrics.timed("trace"), jax.enable_x64(True):
-            traced = jax.jit(partitionable(program), keep_unused=True).trace(*avals)
+            traced = jax.jit(pipeline.PARTITIONABLE(program), keep_unused=True).trace(*avals)
         checks = traced.out_info.facts.checks
         wanted = [partition_spec(self._returned[index]) if index in self._returned else None for index in self._computed]
         wanted += [PartitionSpec()] if checks else []
@@ -159,7 +158,7 @@ class Partitioned:
         Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
         """
         shardings = [None if spec is None else self._sharding(spec) for spec in wanted]
-        traced = sharded_as(traced, "partitioned", avals, shardings)
+        traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
         with metrics.timed("lower"), jax.enable_x64(True):
             lowered = private.lower(traced)
         members = networks.Members.of([self._mesh.group])

@@ -8,7 +8,7 @@ from ..capture.graph import AtenGraph
 from ..config import Options
 from ..errors import CompilationError
 from ..observe import metrics
-from ..passes.jaxpr.open_layouts import sharded_as
+from ..passes import pipeline
 from ..runtime import by_torch, programs
 from .xla import Program
 
@@ -40,7 +40,7 @@ class RetracedProgram(Program):
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         where = buffers.where
         if where is not None:
-            traced = sharded_as(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
+            traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
             key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)

@@ -26,11 +26,10 @@ from ..lowering.asynchronous import groups_in
 from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
 from ..lowering.ops.sharding_constraints import shardings_in
-from ..observe import dump, metrics
-from ..passes.jaxpr.bfloat16_rounding import with_few_roundings
-from ..passes.jaxpr.open_layouts import check_closed, opens_layouts, with_open_layouts
-from ..passes.jaxpr.partitionable import partitionable
-from ..passes.jaxpr.transposes import Orders, without_transposes
+from ..observe import dump, metrics, rewrites
+from ..passes import pipeline
+from ..passes.jaxpr.open_layouts import check_closed, opens_layouts
+from ..passes.jaxpr.transposes import Orders
 from ..runtime import devices, meshes, networks, private, programs, streams
 from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
@@ -186,15 +185,18 @@ class Stages:
             traced, orders = self.traced(program, self.name, avals, self.interpreter, function.reorders, buffers.free, buffers.donated)
         facts = traced.out_info.facts
         if self.opens_layouts and (buffers.loose or buffers.free):
-            traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
+            traced = pipeline.OPEN_LAYOUTS(traced, self.name, avals, buffers.loose, buffers.free)
         return traced, buffers.ordered(orders), facts
 
     def _traced_for_mesh(self, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
         """Traces like `traced`, using only operations that XLA's partitioner can partition."""
         registry.fill()  # not under jax tracing
         run.__name__ = self.name
-        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
-            return jax.jit(partitionable(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated)).trace(*avals)
+        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device), rewrites.tracing() as report:
+            program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
+            found = program.trace(*avals)
+            report(len(found.jaxpr.jaxpr.eqns))
+            return found
 
     def traced(
         self,
@@ -223,12 +225,13 @@ class Stages:
         registry.fill()  # not under jax tracing
         run.__name__ = name
         orders: Orders = {}
-        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
+        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device), rewrites.tracing() as report:
             if reorders:
-                run, orders = without_transposes(run, self.platform, free)
+                run, orders = pipeline.TRANSPOSES(run, self.platform, free)
             if self.platform == "cpu" and interpreter.has_halves:
-                run = with_few_roundings(run, self.platform)
+                run = pipeline.BFLOAT16_ROUNDING(run, self.platform)
             traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
+            report(len(traced.jaxpr.jaxpr.eqns))
         if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
             raise UnsupportedTensor(
                 f"{name}: a JAX function that it calls by to_torch reads a tracer of another JAX transformation, which has no value",

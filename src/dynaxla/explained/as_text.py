@@ -79,6 +79,8 @@ def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str]
     say(words.ended(captured))
     for fallback in captured.fallbacks:
         say(f"torch computes {fallback.op} ({fallback.count}): {fallback.reason} [{fallback.where}]")
+    if captured.rewrites:
+        console.print(_table(words.REWRITE, [words.rewrite_row(rewrite) for rewrite in captured.rewrites]))
     for graph in captured.graphs:
         _graph(graph, console, say)
 
@@ -90,6 +92,7 @@ def _graph(graph: Graph, console: Console, say: Callable[..., None]) -> None:
     for columns, rows in (
         (words.PROGRAM, [words.program_row(program) for program in graph.programs]),
         (words.FORM, [words.form_row(form) for form in graph.forms]),
+        (words.REWRITE, [words.rewrite_row(rewrite) for rewrite in graph.rewrites]),
         (words.COPY, [words.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(f.op, str(f.count), f.reason, f.where) for f in graph.fallbacks]),
     ):

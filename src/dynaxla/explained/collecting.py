@@ -19,7 +19,7 @@ from ..observe import events, verdicts
 from ..tuning import tried
 from . import words
 from .captures import break_of, first_line
-from .explanation import Break, CapturedGraph, ChosenForm, CompiledProgram, Copy, Fallback, Graph, Line, MemoryUse, Tensor
+from .explanation import Break, CapturedGraph, ChosenForm, CompiledProgram, Copy, Fallback, Graph, Line, MemoryUse, Rewrite, Tensor
 from .line_costs import Profiler
 
 Ways = Counter[tuple[str, str, str]]
@@ -69,6 +69,7 @@ class _Graph:
         self.programs: list[_ProgramEvents] = []
         self.forms: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
         self.fallbacks: Ways = Counter()
+        self.rewrites: list[Rewrite] = []
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
 
     def told(self) -> Graph:
@@ -80,7 +81,7 @@ class _Graph:
             tuple(ChosenForm(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
             tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
             tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
-            *self._engine(),
+            *self._engine(), tuple(self.rewrites),
         )  # fmt: skip
 
     def took(self, event: events.FormChosen) -> None:
@@ -115,6 +116,7 @@ class _Captured:
     forced: Mapping[str, str]
     graphs: list[_Graph] = field(default_factory=list)
     fallbacks: Ways = field(default_factory=Counter)
+    rewrites: list[Rewrite] = field(default_factory=list)
 
 
 class _Thread:
@@ -151,7 +153,7 @@ class Collector:
             events.Captured: self._hear_captured, events.Functional: self._hear_functional, events.Building: self._hear_building,
             events.Built: self._hear_built, events.FormChosen: self._hear_took, events.PhaseEnded: self._hear_spent,
             events.FellBack: self._hear_fell_back, events.Copied: self._hear_copied, events.Ran: self._hear_ran,
-            events.StepFellBack: self._hear_went_on,
+            events.StepFellBack: self._hear_went_on, events.Rewritten: self._hear_rewritten,
         }  # fmt: skip
 
     def counts(self) -> bool:
@@ -169,7 +171,7 @@ class Collector:
             return tuple(
                 CapturedGraph(
                     item.number, item.line, item.is_step, item.ended, tuple(graph.told() for graph in item.graphs),
-                    tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()),
+                    tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()), tuple(item.rewrites),
                 )
                 for item in self._all
             )  # fmt: skip
@@ -227,6 +229,12 @@ class Collector:
     def _hear_took(self, event: events.FormChosen, thread: _Thread) -> None:
         if thread.building and (graph := thread.building[-1][0]) is not None:
             graph.took(event)
+
+    def _hear_rewritten(self, event: events.Rewritten, thread: _Thread) -> None:
+        captured = thread.captured
+        graph = thread.building[-1][0] if thread.building else captured.graphs[-1] if captured is not None and captured.graphs else None
+        found = graph.rewrites if graph is not None else captured.rewrites if captured is not None else []
+        found.append(Rewrite(*event))
 
     def _hear_spent(self, event: events.PhaseEnded, thread: _Thread) -> None:
         self.phases[event.phase] += event.seconds

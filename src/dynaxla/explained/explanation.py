@@ -139,6 +139,23 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """A pass that rewrote the graph (see `passes/pipeline.py`).
+
+    Attributes:
+        name: its name.
+        level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
+        before: the number of nodes before it.
+        after: the number of nodes of each graph that it returned.
+    """
+
+    name: str
+    level: str
+    before: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class MemoryUse:
     """The memory of a program as XLA reports it, in bytes."""
 
@@ -190,6 +207,7 @@ class Graph:
         copies: its arguments that are copied.
         engine: the engine that runs it.
         engine_note: why, if it is known.
+        rewrites: the passes that ran on it, in order.
     """
 
     name: str
@@ -205,6 +223,7 @@ class Graph:
     copies: tuple[Copy, ...]
     engine: str = "dynaxla"
     engine_note: str = ""
+    rewrites: tuple[Rewrite, ...] = ()
 
     @property
     def size(self) -> int:
@@ -223,6 +242,7 @@ class CapturedGraph:
         ended: the graph break at its end; None if it ends with its function.
         graphs: the ATen graphs that AOTAutograd made of it.
         fallbacks: those that belong to none of these graphs.
+        rewrites: the passes that ran before there were ATen graphs, in order.
     """
 
     number: int
@@ -231,6 +251,7 @@ class CapturedGraph:
     ended: Break | None
     graphs: tuple[Graph, ...]
     fallbacks: tuple[Fallback, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 @dataclass(frozen=True)

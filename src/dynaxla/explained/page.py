@@ -114,6 +114,7 @@ def _captured(captured: CapturedGraph) -> str:
     lines = _line(captured.line) + _paragraph(words.ended(captured), "dim")
     rows = [(item.op, str(item.count), item.reason, item.where) for item in captured.fallbacks]
     lines += _table(("op", "count", "by torch, because", "line"), rows) if rows else ""
+    lines += _table(words.REWRITE, [words.rewrite_row(rewrite) for rewrite in captured.rewrites]) if captured.rewrites else ""
     inner = "".join(map(_graph, captured.graphs))
     size = words.number(sum(graph.size for graph in captured.graphs), "op")
     return f"<details open><summary>{_text(words.title(captured))}: {size}</summary>{lines}{inner}</details>\n"
@@ -123,6 +124,7 @@ def _graph(graph: Graph) -> str:
     tables = (
         (words.PROGRAM, [words.program_row(program) for program in graph.programs]),
         (words.FORM, [words.form_row(form) for form in graph.forms]),
+        (words.REWRITE, [words.rewrite_row(rewrite) for rewrite in graph.rewrites]),
         (words.COPY, [words.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(item.op, str(item.count), item.reason, item.where) for item in graph.fallbacks]),
     )

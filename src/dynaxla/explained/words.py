@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .explanation import CapturedGraph, ChosenForm, CompiledProgram, Copy, Explanation, Fallback, Graph, Tensor
+from .explanation import CapturedGraph, ChosenForm, CompiledProgram, Copy, Explanation, Fallback, Graph, Rewrite, Tensor
 
 # The name for torch's kernels that run a graph in which XLA has nothing to fuse.
 BY_TORCH = "torch's kernels, without a program"
@@ -150,6 +150,14 @@ def form_row(form: ChosenForm) -> tuple[str, ...]:
 
 # Readable names of forms.
 NAMES = {"onednn": "oneDNN, called by XLA's program", "torch": "torch's kernel, called by XLA's program", "xla": "XLA"}
+
+REWRITE = ("pass", "graph", "nodes before", "after")
+
+
+def rewrite_row(rewrite: Rewrite) -> tuple[str, ...]:
+    """Returns a row with the columns of `REWRITE`."""
+    return rewrite.name, rewrite.level, str(rewrite.before), " + ".join(map(str, rewrite.after))
+
 
 COPY = ("argument", "bytes", "why", "at first calls", "at later calls")
 

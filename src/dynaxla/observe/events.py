@@ -43,6 +43,27 @@ class Functional(NamedTuple):
     ops: Sequence[str]
 
 
+class Rewritten(NamedTuple):
+    """A pass (see `passes.pipeline`) has rewritten a graph.
+
+    Attributes:
+        name: The pass.
+        level: The kind of graph: "dynamo", "joint", "aten" or "jaxpr".
+        before: The number of nodes before it.
+        after: The number of nodes of each graph that it returned.
+    """
+
+    name: str
+    level: str
+    before: int
+    after: tuple[int, ...]
+
+    @property
+    def sizes(self) -> str:
+        """The numbers after it, such as "12 + 3"."""
+        return " + ".join(map(str, self.after))
+
+
 class Building(NamedTuple):
     """A program is about to be traced, lowered and compiled for concrete sizes.
 

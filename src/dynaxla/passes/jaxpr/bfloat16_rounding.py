@@ -73,6 +73,8 @@ def _full(x: Array, value: int) -> Array:
 class _RoundingEvaluation(Evaluation[Any]):
     """The pass. Its values are arrays or _Half."""
 
+    title = "bfloat16_rounding"
+
     def lift(self, array: Any) -> Any:
         return array
 

@@ -14,7 +14,7 @@ from jax import Array
 from jax.extend import core
 
 from ...lowering.cpu import in_memory
-from ...observe import events
+from ...observe import events, rewrites
 
 Value = TypeVar("Value")
 
@@ -23,8 +23,11 @@ class Evaluation(ABC, Generic[Value]):
     """A pass over a program for one platform. Nested `jit` and `custom_jvp` functions are inlined.
 
     Attributes:
+        title: the name of the pass.
         uses: while an equation is applied, the number of uses of each of its results.
     """
+
+    title = ""
 
     def __init__(self, platform: str) -> None:
         self._platform = platform
@@ -55,6 +58,7 @@ class Evaluation(ABC, Generic[Value]):
 
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
+            rewrites.evaluating(self.title, len(closed.jaxpr.eqns))
             results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
             return jax.tree.unflatten(jax.tree.structure(shapes), [self.give(index, value) for index, value in enumerate(results)])
 

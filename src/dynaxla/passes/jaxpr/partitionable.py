@@ -82,6 +82,8 @@ def _groups(sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...]
 class _General(Evaluation[Any]):
     """The pass. Its values are arrays or _Merged."""
 
+    title = "partitionable"
+
     def __init__(self, free: Collection[int]) -> None:
         super().__init__(_NONE)
         self._free = free

@@ -108,6 +108,8 @@ def without_transposes(program: Callable[..., Any], platform: str, free: Collect
 
 
 class _TransposeEvaluation(Evaluation[Value]):
+    title = "transposes"
+
     def __init__(self, platform: str, free: Collection[int]) -> None:
         super().__init__(platform)
         self._free = free

@@ -1,0 +1,219 @@
+"""Captures a TorchDynamo graph with AOTAutograd, and compiles each ATen graph that results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from .buffers.lost_writes import LostWrite, LostWrites, unwatched
+from .buffers.overlaps import Overlaps, folded
+from .capture.decompositions import decompositions
+from .capture.graph import AtenGraph, Phase
+from .capture.graph_cache import KeptGraph, key_of
+from .capture.inputs import Sizes
+from .capture.runtime_wrapper import around, remade, writes_alone
+from .config import Options
+from .engine.protocol import Runner
+from .ensemble.compiled import GraphFacts
+from .errors import OptionError
+from .observe import events, metrics, rewrites
+from .passes import pipeline
+from .passes.joint.partition import LateOutput, partition
+from .runtime import capture_lock
+from .runtime.store import Store
+
+# The reason to let torch run a graph whose inputs overlap.
+OVERLAP = "it writes to an input that shares memory with another input or overlaps itself, and AOTAutograd did not detect that"
+
+
+@dataclass
+class Capture:
+    """The capture of one graph by AOTAutograd.
+
+    Attributes:
+        module: TorchDynamo's graph.
+        example_inputs: its inputs.
+        options: the options of the compilation.
+        number: the graph's number.
+        platform: the platform of the programs.
+        build: returns the runner of an ATen graph.
+        facts: filled in.
+        overlapping: the positions of inputs that share memory in a way that AOTAutograd does not detect.
+        cache: where the graph is kept for later processes, and its key there; None if it is not kept.
+        is_pickled: torch pickles the result: it must stay as AOTAutograd returns it, and must not call functions from outside of torch.
+    """
+
+    module: GraphModule
+    example_inputs: Sequence[Any]
+    options: Options
+    number: int
+    platform: str
+    build: Callable[[AtenGraph], Any]
+    facts: GraphFacts
+    overlapping: Collection[int] = ()
+    cache: tuple[Store, str] | None = None
+    is_pickled: bool = False
+    _unwrapped: Callable[..., Any] | None = field(default=None, init=False)
+
+    def run(self) -> Callable[..., Any]:
+        """Returns the compiled function. The caller guards `facts.overlaps`.
+
+        Raises: LostWrite for a graph that torch must run; the errors of AOTAutograd and of `build`.
+        """
+        directory = self.options.dump_directory
+        try:
+            with capture_lock.capturing(), metrics.timed("capture"), rewrites.dumped(directory, f"dynaxla_{self.number}"):
+                compiled = self._by_aot_autograd()
+        finally:
+            # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.
+            self.example_inputs = ()
+        # TorchDynamo disables itself around a backend's function; the wrapper with which AOTAutograd's helper does so too costs every call.
+        if self._unwrapped is not None:
+            return self._unwrapped
+        return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+
+    def _by_aot_autograd(self) -> Callable[..., Any]:
+        with LostWrites(), contextlib.nullcontext() if self.is_pickled else pipeline.COMPOSITES(self.module):
+            return aot_autograd(
+                fw_compiler=self._compiler("forward"),
+                bw_compiler=self._compiler("backward"),
+                inference_compiler=self._compiler("inference"),
+                partition_fn=self._partition,
+                decompositions=decompositions(self.platform),
+            )(self.module, self.example_inputs)
+
+    def _partition(self, joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+        self.facts.check_aten(joint)
+        try:
+            return partition(joint, inputs, platform=self.platform, exact_rng=self.options.exact_rng, **settings)
+        except LateOutput:
+            raise LostWrite("its forward pass returns a view of an input, and its backward pass writes to that input") from None
+
+    def _compiler(self, phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
+        @unwatched()
+        def compile_graph(graph: GraphModule, _: Sequence[Any]) -> Runner:
+            return self._compile_inference(graph) if phase == "inference" else self._compile_training(graph, phase)
+
+        return compile_graph
+
+    def _compile_training(self, module: GraphModule, phase: Phase) -> Runner:
+        if self.options.freeze:
+            hint = "call the model under torch.no_grad(), or call model.requires_grad_(False) before"
+            raise OptionError("option freeze is for inference, and this call needs gradients", hint=hint)
+        metadata = _metadata()
+        static = tuple(metadata.static_input_indices) if phase == "forward" and metadata is not None else ()
+        runner = self.build(self._aten_graph(AtenGraph(self._name(phase), module, static, phase)))
+        if phase == "forward":  # the backward graph is compiled after example_inputs are released
+            self._find_overlaps(metadata, module)
+        return runner
+
+    def _compile_inference(self, module: GraphModule) -> Runner:
+        self.facts.check_aten(module)
+        metadata = _metadata()
+        static = tuple(metadata.static_input_indices) if metadata is not None else ()
+        graph = self._aten_graph(AtenGraph(self._name("inference"), module, static, remade=remade(metadata, module)))
+        written = None
+        if metadata is not None and not self.is_pickled:
+            written = writes_alone(metadata, module, self.module, self.example_inputs)
+        # Before `build`, which may change the graph.
+        kept = KeptGraph.of(graph, written) if self.cache is not None and written is not None else None
+        runner = self.build(graph)
+        self._find_overlaps(metadata, module)
+        if self.cache is not None and kept is not None:
+            store, key = self.cache
+            store.put(key, kept.text())
+        if written is not None:
+            self._unwrapped = around(runner, written)
+        return runner
+
+    def _name(self, phase: Phase) -> str:
+        return f"dynaxla_{self.number}_{phase}"
+
+    def _aten_graph(self, graph: AtenGraph) -> AtenGraph:
+        """Reports a graph to listeners, and returns it."""
+        if events.is_heard():
+            ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+            events.tell(events.Functional(self.number, graph, ops))
+        return graph
+
+    def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:
+        """Finds the inputs that the graph writes to, and whether inputs of later calls may overlap. Raises: LostWrite."""
+        written, parameters = _written(metadata, self.example_inputs)
+        self.facts.written = written
+        if written and written & {*self.overlapping, *folded(self.example_inputs)}:
+            raise LostWrite(OVERLAP)
+        overlaps = Overlaps(self.example_inputs, written, parameters, Sizes(module.graph.find_nodes(op="placeholder")).is_static)
+        if overlaps.may_change:
+            self.facts.overlaps = overlaps
+
+
+def place_in_cache(module: GraphModule, example_inputs: Sequence[Any], options: Options, facts: Sequence[Any]) -> tuple[Store, str] | None:
+    """Returns the store of graphs and a graph's key there; None if a graph of this kind is not kept.
+
+    Args:
+        module: TorchDynamo's graph, on the CPU.
+        example_inputs: its inputs.
+        options: the options of the compilation.
+        facts: see `graph_cache.key_of`.
+    """
+    wants_gradients = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)
+    store = None if wants_gradients else options.store("graphs")
+    key = key_of(module, example_inputs, facts) if store is not None else None
+    return (store, key) if store is not None and key is not None else None
+
+
+def from_cache(
+    place: tuple[Store, str], example_inputs: Sequence[Any], number: int, build: Callable[[AtenGraph], Any], facts: GraphFacts
+) -> Callable[..., Any] | None:
+    """Returns the compiled function of a graph that an earlier process has captured; None if there is none.
+
+    Args:
+        place: from `place_in_cache`.
+        example_inputs: TorchDynamo's inputs.
+        number: the graph's number.
+        build: returns the runner of an ATen graph.
+        facts: filled in.
+    """
+    kept = KeptGraph.find(*place)
+    if kept is None:
+        return None
+    with capture_lock.capturing():
+        graph = kept.graph(f"dynaxla_{number}_inference")
+        facts.check_aten(graph.module)
+        facts.written = kept.written
+        runner = build(graph)
+    metrics.add("kept_graphs")
+    overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
+    if overlaps.may_change:
+        facts.overlaps = overlaps
+    return kept.around(runner)
+
+
+def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
+    """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
+
+    If AOTAutograd has other inputs than TorchDynamo, a graph with any write counts as writing to all inputs. Both sets are empty for a
+    graph without writes.
+
+    Args:
+        metadata: AOTAutograd's `ViewAndMutationMeta`, or None if there is none.
+        inputs: TorchDynamo's example inputs.
+    """
+    if metadata is None or not any(info.mutates_data for info in metadata.input_info):
+        return set(), set()
+    if len(metadata.input_info) != len(inputs):
+        return set(range(len(inputs))), set()
+    return {position for position, info in enumerate(metadata.input_info) if info.mutates_data}, set(metadata.static_input_indices or ())
+
+
+def _metadata() -> Any:
+    """Returns AOTAutograd's `ViewAndMutationMeta` of the graph that it compiles now; None outside of TorchDynamo."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None

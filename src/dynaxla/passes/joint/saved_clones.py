@@ -1,0 +1,42 @@
+"""Makes torch's partitioner save a clone of each input that the user's code mutates, and save copies between devices."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ...capture.graph import COPIES, computed_on
+from ...torch_ops import aten
+
+
+def save_clones(joint: GraphModule) -> None:
+    """Changes AOTAutograd's joint graph.
+
+    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. A clone of it is saved instead
+    (AOTAutograd makes one if the input requires grad). The clone is cheap, so it is tagged to keep the minimal cut from recomputing it.
+    """
+    for node in _mutated(joint):
+        if not all(user.target is aten.clone.default for user in node.users):
+            with joint.graph.inserting_after(_last_placeholder(joint)):
+                clone = joint.graph.call_function(aten.clone.default, (node,))
+            value = node.meta["val"]
+            with value.fake_mode:
+                clone.meta = {"val": value.clone(), "tensor_meta": node.meta.get("tensor_meta")}
+            node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+    for node in joint.graph.nodes:
+        if node.target is aten.clone.default and node.args[0].op == "placeholder":
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif node.target in COPIES and len(computed_on(node)) > 1:  # a copy between devices is not cheap
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _mutated(joint: GraphModule) -> list[Node]:
+    """Returns the inputs whose new values are among the outputs, according to AOTAutograd's descriptors."""
+    output = joint.graph.output_node()
+    changed = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    return [node for node in placeholders if node.meta.get("desc") is not None and node.meta["desc"] in changed]
+
+
+def _last_placeholder(joint: GraphModule) -> Node:
+    return joint.graph.find_nodes(op="placeholder")[-1]

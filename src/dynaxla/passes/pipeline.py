@@ -1,0 +1,135 @@
+"""The list of rewrites between TorchDynamo's graph and StableHLO, in the order in which a graph meets them.
+
+Each rewrite is a `Pass`: a function of a graph, with an invariant that holds of the graph after it. Code that rewrites a graph calls the
+pass from this list. `dynaxla.explain` and the option `dump` show the number of nodes before and after each pass.
+
+Passes of level "dynamo" run when the backend receives a graph, "joint" passes while AOTAutograd divides the joint graph of a training
+step, "aten" passes before a graph is compiled, and "jaxpr" passes for each combination of sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+from functorch.compile import min_cut_rematerialization_partition
+from torch.fx import Graph, GraphModule
+
+from ..capture.graph import AtenGraph
+from ..observe import rewrites
+from .aten.device_transfers import arrange, remove_detours
+from .aten.freeze import freeze
+from .aten.late_writes import take_late_writes
+from .aten.python_counters import take_apart
+from .aten.random_hoisting import hoist
+from .aten.split import split
+from .dynamo.composites import kept_whole
+from .dynamo.nested_regions import inline_writing_regions
+from .jaxpr import prechecks
+from .jaxpr.bfloat16_rounding import with_few_roundings
+from .jaxpr.open_layouts import sharded_as, with_open_layouts
+from .jaxpr.partitionable import partitionable
+from .jaxpr.transposes import without_transposes
+from .joint.checkpointing import complete, give_keys
+from .joint.regather import gather_again
+from .joint.saved_clones import save_clones
+from .padding.padded_graph import pad
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Pass(Generic[Parameters, Result]):
+    """A rewrite of graphs.
+
+    Attributes:
+        name: the name that reports show.
+        level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
+        function: takes the graph as its first argument. It changes that graph and returns nothing, or returns what it made of the graph, or
+            returns None for a graph that needs no change.
+        invariant: a statement that holds after the pass.
+        graphs: returns the graphs in the function's result whose sizes are reported.
+    """
+
+    name: str
+    level: str
+    function: Callable[Parameters, Result]
+    invariant: str
+    graphs: Callable[[Any], Any] = lambda result: result
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        """Calls the function, and reports the number of nodes before and after if anybody asks for it."""
+        before = sizes(args[0]) if rewrites.are_reported() else []
+        result = self.function(*args, **kwargs)
+        if before:
+            rewrites.report(self.name, self.level, sum(before), (result is not None and sizes(self.graphs(result))) or sizes(args[0]))
+        return result
+
+
+def sizes(value: Any) -> list[int]:
+    """Returns the number of nodes of each graph in a value: a graph, or a dataclass or sequence with graphs.
+
+    For a traced program, this is its number of equations. A pass that takes and returns functions has no sizes; `rewrites.tracing` reports
+    those.
+    """
+    if isinstance(value, (Graph, GraphModule)):
+        return [len((value if isinstance(value, Graph) else value.graph).nodes)]
+    if isinstance(value, jax.stages.Traced):
+        return [len(value.jaxpr.jaxpr.eqns)]
+    if isinstance(value, (tuple, list)):
+        return [size for item in value for size in sizes(item)]
+    if isinstance(value, AtenGraph):
+        return sizes(value.module)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [size for item in dataclasses.fields(value) for size in sizes(getattr(value, item.name))]
+    return []
+
+
+NESTED_REGIONS = Pass("nested_regions", "dynamo", inline_writing_regions, "No call of a nested region writes to an operand.")
+COMPOSITES = Pass(
+    "composites", "dynamo", kept_whole, "AOTAutograd traces resampling, shrinking functions and circular padding as ops with a lowering."
+)
+
+DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op but a copy has its operands on one device, where that is possible.")
+SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "Of an input that the user's code mutates, the forward graph saves a clone.")
+REGATHER = Pass("regather", "joint", gather_again, "The backward graph recomputes values that are all-gathered from parameters.")
+KEYED_DRAWS = Pass("keyed_draws", "joint", give_keys, "A random op that is recomputed draws from a saved key or a saved generator state.")
+MIN_CUT = Pass(
+    "min_cut", "joint", min_cut_rematerialization_partition, "The forward graph returns the values that the backward graph reads."
+)
+RESTORED_DRAWS = Pass("restored_draws", "joint", complete, "Every node has a fake value, and every keyed op has a key.")
+
+LATE_WRITES = Pass(
+    "late_writes", "aten", take_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
+)
+PYTHON_COUNTERS = Pass("python_counters", "aten", take_apart, "No tensor depends on a number that the graph returns increased.")
+FREEZE = Pass(
+    "freeze",
+    "aten",
+    freeze,
+    "One graph has the values that depend on parameters and buffers alone; the other computes none of them.",
+    lambda frozen: (frozen.prepared, frozen.rest),
+)
+RANDOM_HOISTING = Pass("random_hoisting", "aten", hoist, "With exact_rng, torch draws ahead of all other ops, in the user's order.")
+DEVICE_ORDER = Pass("device_order", "aten", arrange, "Each node has a device, or a reason to run between programs.")
+SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no node that a program cannot contain.")
+PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
+
+PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a program of their own, which runs before any write.")
+TRANSPOSES = Pass("transposes", "jaxpr", without_transposes, "Transposes stand only before ops and results that need them.")
+BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", with_few_roundings, "Values are the same to the last bit, with fewer roundings.")
+PARTITIONABLE = Pass("partitionable", "jaxpr", partitionable, "No branch depends on the platform; dimensions are merged late.")
+SHARDED = Pass("sharded", "jaxpr", sharded_as, "The results have the shardings of the buffers.")
+OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the layouts of open arrays; others are row-major.")
+
+# The order in which a graph meets them.
+PASSES: Sequence[Pass[Any, Any]] = (
+    NESTED_REGIONS, COMPOSITES,
+    DETOURS, SAVED_CLONES, REGATHER, KEYED_DRAWS, MIN_CUT, RESTORED_DRAWS,
+    LATE_WRITES, PYTHON_COUNTERS, FREEZE, RANDOM_HOISTING, DEVICE_ORDER, SPLIT, PADDING,
+    TRANSPOSES, BFLOAT16_ROUNDING, PARTITIONABLE, PRECHECKS, SHARDED, OPEN_LAYOUTS,
+)  # fmt: skip

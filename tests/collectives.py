@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 import dynaxla
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
-from dynaxla.engine.compositions import engine_for
+from dynaxla.engine.scheduler import engine_for
 
 Case = Callable[[int], None]
 CASES: dict[str, Case] = {}

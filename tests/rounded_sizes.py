@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from compare import assert_equal
 
-from dynaxla.engine import compositions
+from dynaxla.engine import scheduler
 from dynaxla.engine.bucket import Bucket
 from dynaxla.observe import metrics
 
@@ -29,7 +29,7 @@ def poison(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Inside, padding is poison."""
-    with mock.patch.object(compositions, "Bucket", functools.partial(Bucket, filled=poison)):
+    with mock.patch.object(scheduler, "Bucket", functools.partial(Bucket, filled=poison)):
         yield
 
 

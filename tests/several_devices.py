@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.capture.graph import AtenGraph, goes_along, graph_device
 from dynaxla.config import Options
-from dynaxla.engine.compositions import Split, SplitProgram
+from dynaxla.engine.schedule import Kind, Schedule
+from dynaxla.engine.scheduler import Scheduler
 from dynaxla.engine.xla import Xla
 
 aten = torch.ops.aten
@@ -94,8 +95,8 @@ class Devices:
 
     def run(self, module: GraphModule, *args: Any) -> list[Any]:
         """The graph's results, computed part by part on the CPU."""
-        program: Any = Split(self, self._options).runner(AtenGraph("graph", module))
-        for part in [part.module for part, _ in program.parts] if isinstance(program, SplitProgram) else [program.module]:
+        program: Any = Scheduler(self, self._options).split(AtenGraph("graph", module))
+        for part in [step.module for step in program.steps] if isinstance(program, Schedule) else [program.module]:
             _say_it_is_here(part)
         return list(program(list(args)))
 
@@ -112,9 +113,10 @@ def _say_it_is_here(module: GraphModule) -> None:
 def parts_of(module: GraphModule, options: Options | None = None) -> list[tuple[str, list[str]]]:
     """For each part of a graph its device, or that torch runs it, and the names of the ops."""
     engine = Devices(options)
-    program: Any = Split(engine, options or Options()).runner(AtenGraph("graph", module))
+    program: Any = Scheduler(engine, options or Options()).split(AtenGraph("graph", module))
     devices = iter(engine.found)
-    parts = [(part.compiled, part.module) for part, _ in program.parts] if isinstance(program, SplitProgram) else [(True, program.module)]
+    steps = program.steps if isinstance(program, Schedule) else ()
+    parts = [(step.kind is Kind.PROGRAM, step.module) for step in steps] or [(True, program.module)]
     return [(str(next(devices)) if compiled else "torch", names(part.graph)) for compiled, part in parts]
 
 

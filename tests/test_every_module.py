@@ -16,6 +16,7 @@ ELSEWHERE = {
     "test_backend.py": "aot",
     "passes/joint/test_partition.py": "passes/joint/saved_clones",
     "engine/test_xla.py": "engine/protocol engine/stages",
+    "engine/test_scheduler.py": "engine/frozen_values",
     # What torch runs, what is found, and what waits.
     "engine/test_pending.py": "engine/making",
     # What they find and serve shows in the contests that they are parts of.

@@ -25,7 +25,7 @@ from .buffers.overlaps import guarded, overlooked
 from .capture.inputs import check_tensor
 from .config import Options
 from .engine import artifact
-from .engine.compositions import engine_for
+from .engine.scheduler import engine_for
 from .ensemble.compiled import GraphFacts, compete
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry

@@ -17,7 +17,7 @@ from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import blocks, making, stages
 from dynaxla.engine import options as engine_options
-from dynaxla.engine.compositions import engine_for
+from dynaxla.engine.scheduler import engine_for
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
 from dynaxla.passes.aten import repeated_blocks

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
-from dynaxla.engine import compositions
+from dynaxla.engine import scheduler
 from dynaxla.engine.options import options_for, with_tiles
 from dynaxla.engine.stages import Specialised
 from dynaxla.engine.xla import Program
@@ -77,7 +77,7 @@ def programs(
     made: list[Compiled] = []
     given = {"cache": "", **(options or {})}
     # AOTAutograd counts what runs under FakeTensorMode as looked at, not computed: programs do not run then, torch's ops do.
-    with mock.patch.object(compositions, "Xla", functools.partial(_Engine, made)), MODE:
+    with mock.patch.object(scheduler, "Xla", functools.partial(_Engine, made)), MODE:
         with contextlib.nullcontext() if backward else torch.no_grad():
             out = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=given, **compile_args)(*args)
         if backward:

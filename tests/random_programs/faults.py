@@ -20,7 +20,7 @@ from dynaxla.buffers import native
 from dynaxla.buffers.arguments import Arguments
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.capture.inputs import Sizes
-from dynaxla.engine.compositions import Split
+from dynaxla.engine.scheduler import Scheduler
 from dynaxla.lowering import dtypes, promotion, registry
 from dynaxla.lowering.ops import elementwise
 from dynaxla.runtime import seeds
@@ -75,9 +75,9 @@ def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractConte
 
 @fault
 def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
-    right = Split.runner
+    right = Scheduler.runner
 
-    def runner(self: Split, aten: AtenGraph) -> Any:
+    def runner(self: Scheduler, aten: AtenGraph) -> Any:
         graph = aten.module
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
@@ -88,7 +88,7 @@ def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
             output.args = ((placeholders[changed[0]], *output.args[0][1:]),)
         return right(self, aten)
 
-    return patch.object(Split, "runner", runner)
+    return patch.object(Scheduler, "runner", runner)
 
 
 def _results_through(change: Callable[[Sequence[Any], list[Any]], list[Any]]) -> AbstractContextManager[Any]:

@@ -30,8 +30,8 @@ from ..errors import ArtifactError, OptionError, UnsupportedTensor
 from ..lowering import registry
 from ..runtime import machine
 from ..runtime.bundles import Bundle
-from .compositions import engine_for
 from .protocol import Runner
+from .scheduler import engine_for
 from .xla import Program, Xla
 
 _RESULTS = "torch._functorch._aot_autograd.aot_autograd_result"

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
-from dynaxla.engine.compositions import Split
+from dynaxla.engine.scheduler import Scheduler
 from dynaxla.errors import UnsupportedOp
 from dynaxla.passes.aten.device_transfers import has_several, remove_detours
 
@@ -166,7 +166,7 @@ def test_torch_refuses_what_eager_mode_refuses() -> None:
     module = GraphModule(torch.nn.Module(), graph)
     assert parts_of(module) == [("torch", ["add"])]
     with pytest.raises(UnsupportedOp, match="several devices"):
-        Split(Devices(), Options(fallback="error")).runner(AtenGraph("graph", module))
+        Scheduler(Devices(), Options(fallback="error")).runner(AtenGraph("graph", module))
 
 
 def test_a_copy_is_no_fallback() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.engine.compositions import _Prepared
+from dynaxla.engine.frozen_values import _Prepared
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
 from dynaxla.passes.aten.freeze import copy_weights, freeze

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import dynaxla
 from dynaxla.buffers.native import NativeBinding
-from dynaxla.engine import compositions
 from dynaxla.observe import metrics
+from dynaxla.passes import pipeline
 from dynaxla.passes.aten import late_writes
 from dynaxla.passes.aten.late_writes import LateWrites
 
@@ -32,7 +32,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
         return late
 
     monkeypatch.setattr(late_writes, "SMALL", 0)
-    monkeypatch.setattr(compositions, "take_late_writes", take)
+    monkeypatch.setattr(pipeline, "LATE_WRITES", take)
     return found
 
 

@@ -12,7 +12,7 @@ from hand_made import Builder, begin_sum
 import dynaxla
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
-from dynaxla.engine.compositions import engine_for
+from dynaxla.engine.scheduler import engine_for
 from dynaxla.lowering import Context
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import coverage

@@ -22,9 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, OpenLayouts
 from dynaxla.config import Options
-from dynaxla.engine import compositions
-from dynaxla.engine.compositions import Freeze, FrozenProgram
+from dynaxla.engine import scheduler
+from dynaxla.engine.frozen_values import FrozenValues
 from dynaxla.engine.retrace import RetracedProgram
+from dynaxla.engine.scheduler import Scheduler
 from dynaxla.engine.xla import Program
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
@@ -147,7 +148,9 @@ def test_prepared_weights_lie_as_the_program_reads_them(kind: type[Program]) -> 
     graph = AtenGraph("graph", traced(function, weight, unread, x), static=(0, 1))
     frozen = freeze(graph.module, graph.static)
     assert frozen is not None
-    program = FrozenProgram(Opening(kind), graph, frozen)
+    program = Scheduler(Opening(kind), Options(freeze=True)).frozen_schedule(graph, frozen)
+    values = program.steps[0].run
+    assert isinstance(values, FrozenValues)
 
     def check() -> int:
         """How many inputs the call copied."""
@@ -157,12 +160,12 @@ def test_prepared_weights_lie_as_the_program_reads_them(kind: type[Program]) -> 
 
     assert check() == 1, "the first call chooses the order, and copies what lies in another"
     assert check() == 0
-    kept = program._kept
+    kept = values._kept
     assert kept is not None
     assert [result.stride() for result in kept.results] == [(1, 20), (1,)]
     weight.mul_(3)
     assert check() == 0, "what is prepared anew is brought into that order at once"
-    assert program._kept is not kept
+    assert values._kept is not kept
 
 
 @pytest.mark.usefixtures("way", "transposing")
@@ -207,9 +210,9 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
         names = dict(net.named_parameters())
         return [torch.func.functional_call(net, dict(zip(names, inputs, strict=False)), inputs[-1])]
 
-    monkeypatch.setattr(compositions, "graph_devices", lambda *_: {torch.device("cuda")})
+    monkeypatch.setattr(scheduler, "graph_devices", lambda *_: {torch.device("cuda")})
     graph = AtenGraph("net", traced(function, *parameters, x), static=tuple(range(len(parameters))))
-    runner = Freeze(Recording(), Options(freeze=True)).runner(graph)
+    runner = Scheduler(Recording(), Options(freeze=True)).runner(graph)
     prepared, rest = graphs
     assert [node.target for node in prepared.module.graph.nodes if node.op == "call_function"] == [torch.ops.aten.clone.default] * 2
     assert len(rest.loose.positions) == 2

@@ -1,4 +1,4 @@
-"""Engines made of others: what each part is given, what is kept, and that the parts are the whole."""
+"""Schedules of several programs: the inputs of each part, and which values are kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch._functorch._aot_autograd import descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase, written_inputs
 from dynaxla.config import Options
-from dynaxla.engine.compositions import Count, CountingProgram, Freeze, Late, PackedProgram, Split, SplitProgram, engine_for
+from dynaxla.engine.frozen_values import PackedOrPlain
 from dynaxla.engine.retrace import RetracedProgram
+from dynaxla.engine.schedule import Schedule
+from dynaxla.engine.scheduler import Scheduler, engine_for
 from dynaxla.engine.xla import Program
 from dynaxla.lowering.cpu import weight_orders
 from dynaxla.observe import coverage
@@ -46,7 +49,7 @@ class ByTorch:
         return Runner()
 
 
-def split_program(phase: Phase = "inference") -> tuple[SplitProgram, ByTorch]:
+def split_program(phase: Phase = "inference") -> tuple[Schedule, ByTorch]:
     """Three parts, of which torch runs the second: weights are read by the last."""
 
     def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
@@ -55,14 +58,15 @@ def split_program(phase: Phase = "inference") -> tuple[SplitProgram, ByTorch]:
     engine = ByTorch()
     module = make_fx(function, tracing_mode="fake")(torch.ones(3), torch.ones(3))
     graph = AtenGraph("whole", module, static=(0,), phase=phase)
-    return SplitProgram(engine, graph, split(module, lambda node: node.target is torch.ops.aten.cos.default)), engine
+    parts = split(module, lambda node: node.target is torch.ops.aten.cos.default)
+    return Scheduler(engine, Options()).split_schedule(graph, parts), engine
 
 
 @pytest.mark.parametrize(("phase", "of_parts"), [("inference", "inference"), ("forward", "inference"), ("backward", "backward")])
 def test_parts_know_their_parameters_and_who_reads_their_results(phase: Phase, of_parts: Phase) -> None:
     program, engine = split_program(phase)
     assert [graph.name for graph in engine.graphs] == ["whole_part0", "whole_part2"] == program.executables()
-    position = [node.name for node in program.parts[2][0].inputs].index(program.placeholders[0].name)
+    position = [str(node) for node in program.steps[2].inputs].index("weight_1")
     assert [graph.static for graph in engine.graphs] == [(), (position,)]
     assert {graph.phase for graph in engine.graphs} == {of_parts}
     weight, x = torch.randn(3), torch.randn(3)
@@ -95,7 +99,7 @@ def test_parts_know_whether_something_is_written_behind_them(case: str) -> None:
         with module.graph.inserting_after(cosine):
             between.add(module.graph.call_function(torch.ops.aten.copy_.default, (x, cosine)))
     engine = ByTorch()
-    SplitProgram(engine, AtenGraph("whole", module), split(module, between.__contains__))
+    Scheduler(engine, Options()).split_schedule(AtenGraph("whole", module), split(module, between.__contains__))
     assert [graph.waits for graph in engine.graphs] == [case != "nothing"] * 2
 
 
@@ -103,11 +107,9 @@ def test_which_engine_options_ask_for() -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
     assert type(engine_for(Options()).runner(graph)) is Program
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
-    unfrozen, frozen = engine_for(Options()), engine_for(Options(freeze=True))
-    for engine, inner in ((unfrozen, Split), (frozen, Freeze)):
-        assert isinstance(engine, Late)
-        assert isinstance(engine.inner, Count)
-        assert type(engine.inner.inner) is inner
+    frozen = AtenGraph("graph", make_fx(lambda x, y: [x.sin() + y], tracing_mode="fake")(torch.ones(3), torch.ones(3)), static=(0,))
+    assert type(engine_for(Options()).runner(frozen)) is Program
+    assert [step.outputs for step in engine_for(Options(freeze=True)).runner(frozen).steps] != []
 
 
 def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> None:
@@ -117,8 +119,9 @@ def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> Non
     plain = descriptors.PlainAOTOutput(0)
     module.graph.output_node().meta["desc"] = [plain, plain, descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(1))]
     engine = ByTorch()
-    program = Count(engine).runner(AtenGraph("graph", module, static=(2,)))
-    assert isinstance(program, CountingProgram)
+    program = Scheduler(engine, Options()).runner(AtenGraph("graph", module, static=(2,)))
+    assert isinstance(program, Schedule)
+    assert [step.kind.value for step in program.steps] == ["python", "program"]
     (rest,) = engine.graphs
     assert rest.static == (1,)
     assert written_inputs(rest.module.graph) == {1: 0}
@@ -134,14 +137,20 @@ def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyP
         return found
 
     made: list[str] = []
-    program = PackedProgram(runner("packed"), lambda: runner("plain"))
+    program = PackedOrPlain(runner("packed"), lambda: runner("plain"))
     assert program.executables() == ["packed"]
     for holds, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
         monkeypatch.setattr(weight_orders, "holds", lambda holds=holds: holds)
         assert program([torch.zeros(1)])[0].item() == expected
     assert made == ["packed", "plain"], "the second program is made once, when it is needed"
     assert program.executables() == ["packed", "plain"]
-    assert program._packed.by_torch([torch.zeros(1)])[0].item() == 2, "torch cannot read packed weights"
+    monkeypatch.setattr(weight_orders, "holds", lambda: True)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.zeros(1))
+    seen = []
+    program._plain = lambda args: seen.append(args)  # type: ignore[assignment]
+    program([fake])
+    assert len(seen) == 1, "torch cannot read packed weights"
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:

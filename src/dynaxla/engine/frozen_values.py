@@ -1,0 +1,134 @@
+"""Values that depend on parameters and buffers alone: they are computed again only after one of these has changed (option freeze)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import forks
+from ..buffers.addresses import states
+from ..capture.graph import OpenLayouts
+from ..lowering.cpu import weight_orders
+from ..observe import metrics
+from ..runtime import by_torch
+from ..runtime.programs import Orders
+from .executable import Executable
+from .protocol import Runner
+
+
+class FrozenValues:
+    """The runner of the graph of these values, which keeps the results of its last call.
+
+    A change is detected by the tensor's identity, its address, and its version counter. Writes that do not bump the tensor's own version
+    counter are not detected: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
+
+    Args:
+        prepare: Computes the values.
+        loose: The open layouts of the program that reads them, which chooses them when it is compiled.
+        places: The position of each value among that program's inputs.
+    """
+
+    def __init__(self, prepare: Runner, loose: OpenLayouts, places: Sequence[int]) -> None:
+        self._boxed_call = True
+        self.name = prepare.name
+        self._prepare, self._loose, self._places = prepare, loose, places
+        self._kept: _Prepared | None = None
+        self._lock = forks.lock()
+
+    def __call__(self, sources: list[Any]) -> Sequence[Any]:
+        if by_torch.is_looked_at():
+            return self._prepare(sources)
+        kept = self._kept
+        if kept is None or not kept.is_of(sources):
+            if by_torch.is_needed(sources):
+                return self._prepare(sources)
+            with self._lock:
+                kept = self._kept
+                if kept is None or not kept.is_of(sources):
+                    metrics.add("preparations")
+                    forget = weakref.WeakMethod(self._forget)
+                    kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
+        if self._loose.orders is not kept.orders:
+            kept.lay_out(self._loose.orders, self._places)
+        return kept.results
+
+    def _forget(self) -> None:
+        self._kept = None
+
+    def executables(self) -> list[Executable]:
+        return self._prepare.executables()
+
+
+class PackedOrPlain:
+    """Runs a frozen graph with weights packed for oneDNN's kernels, or one with plain weights in threads where oneDNN uses another order.
+
+    torch has no kernels for packed weights, so calls that torch must run take plain weights, too.
+
+    Args:
+        packed: The runner with packed weights.
+        plain: Makes the runner with plain weights, when it is first needed.
+    """
+
+    def __init__(self, packed: Runner, plain: Callable[[], Runner]) -> None:
+        self._boxed_call = True
+        self.name = packed.name
+        self._packed = packed
+        self._make_plain = plain
+        self._plain: Runner | None = None
+        self._lock = forks.lock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if weight_orders.holds() and not by_torch.is_looked_at() and not by_torch.is_needed(args):
+            return self._packed(args)
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._make_plain()
+        return self._plain(args)
+
+    def executables(self) -> list[Executable]:
+        return [*self._packed.executables(), *(self._plain.executables() if self._plain is not None else [])]
+
+
+class _Prepared:
+    """The results of `compute` for some tensors, with the state of these tensors before the computation.
+
+    It holds the tensors' storages (not the tensors), so that no other tensor can be allocated at their addresses.
+
+    Args:
+        sources: The tensors.
+        compute: Computes the results from a list of the tensors.
+        gone: Called when one of the tensors is freed.
+    """
+
+    def __init__(
+        self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
+    ) -> None:
+        # Before the computation: a write by another thread during it is then detected at the next call.
+        self._state = states(sources)
+        self.results = compute(list(sources))
+        self.orders: Orders | None = None
+        self._storages = [source.untyped_storage() for source in sources]
+        self._references = [weakref.ref(source, gone) for source in sources]
+
+    def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
+        """True if the results were computed from these tensors and nothing has been written to them since."""
+        return self._state == states(sources)
+
+    def lay_out(self, orders: Orders | None, places: Sequence[int]) -> None:
+        """Changes the layouts of the results to those in which a program reads them.
+
+        Args:
+            orders: The dimension orders by position among the program's inputs; None for row-major order.
+            places: The position of each result among the program's inputs.
+        """
+        self.results = [_in_order(result, (orders or {}).get(place)) for result, place in zip(self.results, places, strict=True)]
+        self.orders = orders
+
+
+def _in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    if order is None:
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])

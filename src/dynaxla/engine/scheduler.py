@@ -1,0 +1,227 @@
+"""Makes the schedule of a graph: passes take out what no program does, or what need not be done at each call, and the rest is compiled.
+
+In order:
+
+late writes   torch's in-place ops write slices of large inputs, after the program has succeeded
+counters      Python computes numbers that no tensor depends on, so that one program serves all of their values
+freeze        a program of its own computes what depends on parameters and buffers alone, again only after one of them has changed
+split         torch runs ops that no XLA program can contain, between programs; each program has one device
+buckets       sizes are rounded up, so that one program serves many sizes (bucket.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import forks
+from ..capture.graph import AtenGraph, OpenLayouts, Phase, copy_graph, graph_devices, tensors_of, written_inputs
+from ..config import Options
+from ..errors import CaptureError, DynaxlaError, UnsupportedOp
+from ..lowering.graphs import describe_inputs, user_line
+from ..observe import coverage, metrics
+from ..passes import pipeline
+from ..passes.aten.device_transfers import COPY, has_several
+from ..passes.aten.freeze import Frozen, copy_weights
+from ..passes.aten.late_writes import LateWrites
+from ..passes.aten.split import GraphPart
+from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, between_programs, last_writes
+from ..passes.aten.weight_packing import pack_weights
+from ..passes.jaxpr.open_layouts import opens_layouts
+from ..runtime import by_torch, devices
+from .bucket import Bucket
+from .frozen_values import FrozenValues, PackedOrPlain
+from .protocol import Engine, Runner
+from .retrace import Retrace
+from .schedule import Constant, Kind, Schedule, Step
+from .xla import Xla
+
+
+def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True, innermost: Engine | None = None) -> Scheduler:
+    """Returns the engine that the options ask for.
+
+    Args:
+        options: The options of the compilation.
+        retrace: Whether to trace at every call (see retrace.py).
+        collectives: See `Scheduler`. False for the graph of a training step, which may contain none and is not cut into equal blocks.
+        innermost: The engine that compiles programs; by default one for these options.
+    """
+    engine = innermost or (Retrace(options) if retrace else Xla(options, blocks=collectives))
+    return Scheduler(engine if options.sizes == "exact" else Bucket(engine, options), options, collectives=collectives)
+
+
+class Scheduler:
+    """An engine that makes schedules, with programs of another engine.
+
+    Args:
+        compiler: The engine of the programs.
+        options: The options of the compilation.
+        collectives: Whether collectives and other asynchronous work may run between the programs.
+    """
+
+    def __init__(self, compiler: Engine, options: Options, *, collectives: bool = True) -> None:
+        self._compiler, self._options, self._collectives = compiler, options, collectives
+
+    def runner(self, graph: AtenGraph) -> Runner:
+        """Returns a runner for the graph.
+
+        Raises: UnsupportedOp for an op between programs if options.fallback is "error"; CaptureError for a collective that is not allowed;
+            the compiler's errors.
+        """
+        # In memory that XLA owns, the program itself writes in place.
+        late = None if _is_in_xla(graph) else pipeline.LATE_WRITES(graph)
+        if late is None:
+            return self._without_counters(graph)
+        count = len(graph.module.graph.find_nodes(op="placeholder"))  # before the graph is changed
+        return _with_late_writes(count, self._without_counters(late.graph), late)
+
+    def _without_counters(self, graph: AtenGraph) -> Runner:
+        counters = pipeline.PYTHON_COUNTERS(graph.module)
+        if counters is None:
+            return self._frozen(graph) if self._options.freeze else self.split(graph)
+        static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
+        rest = dataclasses.replace(graph, module=counters.rest, static=static, remade=frozenset())
+        run = self._frozen(rest) if self._options.freeze else self.split(rest)
+        indices = range(len(graph.module.graph.output_node().args[0]))
+        outputs = [("output", index) for index in indices]
+        counted = [outputs[index] for index in indices if index not in counters.returned]
+        count = Step(Kind.PYTHON, lambda numbers: counters.counted(*numbers), counters.sources, counted)
+        program = Step(Kind.PROGRAM, run, counters.kept, [outputs[index] for index in counters.returned], counters.rest)
+        return Schedule(graph.name, range(len(graph.module.graph.find_nodes(op="placeholder"))), [count, program], outputs)
+
+    def _frozen(self, graph: AtenGraph) -> Runner:
+        device = devices.main_device(graph_devices(graph.module, between_programs(graph.module)))
+        forms = self._options.forms
+
+        def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
+            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
+
+        def plain() -> Runner:
+            frozen = pipeline.FREEZE(graph.module, graph.static)
+            return self.split(graph) if frozen is None else self.frozen_schedule(graph, frozen)
+
+        if opens_layouts(device.type):
+            frozen = pipeline.FREEZE(graph.module, graph.static, copy_weights)
+            return self.split(graph) if frozen is None else self.frozen_schedule(graph, frozen)
+        packed = pipeline.FREEZE(graph.module, graph.static, pack)
+        if packed is None or not packed.packed:
+            return plain()
+        return PackedOrPlain(self.frozen_schedule(graph, packed), plain)
+
+    def frozen_schedule(self, graph: AtenGraph, frozen: Frozen) -> Schedule:
+        """Returns the schedule of an inference graph in two parts: values of parameters and buffers alone, and the rest."""
+        module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
+        placeholders = module.graph.find_nodes(op="placeholder")
+        static = {placeholders[position] for position in graph.static} | set(prepared.outputs)
+        prepare = self.split(AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
+        positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
+        waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
+        places = [rest.inputs.index(node) for node in prepared.outputs]
+        loose = OpenLayouts(places)
+        run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, loose=loose))
+        steps = [
+            Step(Kind.PROGRAM, FrozenValues(prepare, loose, places), prepared.inputs, prepared.outputs, prepared.module),
+            Step(Kind.PROGRAM, run, rest.inputs, rest.outputs, rest.module),
+        ]
+        return Schedule(graph.name, placeholders, steps, _outputs(module.graph.output_node().args[0]))
+
+    def split(self, graph: AtenGraph) -> Runner:
+        """Returns the runner of a graph that may have ops that no program can contain, such as copies between devices."""
+        module = graph.module
+        if has_several(module):
+            module = copy_graph(module)
+            pipeline.DETOURS(module.graph)
+        drawn: set[Node] = set()
+        if self._options.exact_rng:
+            module, drawn = pipeline.RANDOM_HOISTING(module)
+        found = between_programs(module)
+        unseen = last_writes(module, found) | drawn
+        arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several(module) else None
+        if arranged is not None:
+            found |= arranged.crossings
+            unseen |= {node for node, reason in found.items() if reason == COPY}
+        self._check(found, unseen)
+        graph = dataclasses.replace(graph, module=module)
+        between = found.keys() | drawn
+        if arranged is not None:
+            return self.split_schedule(graph, pipeline.SPLIT(module, between.__contains__, arranged.devices.get))
+        return self.split_schedule(graph, pipeline.SPLIT(module, between.__contains__)) if between else self._compiler.runner(graph)
+
+    def _check(self, found: dict[Node, str], unseen: Collection[Node]) -> None:
+        """Counts and logs the ops that run between programs, but for the unseen ones. Raises: see `runner`."""
+        for node, reason in found.items():
+            if reason == ASYNCHRONOUS and not self._collectives:
+                raise _refused(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
+            if node in unseen:
+                continue
+            if self._options.fallback == "error":
+                raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
+            coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+
+    def split_schedule(self, graph: AtenGraph, parts: list[GraphPart]) -> Schedule:
+        """Returns the schedule of a graph's parts, in the order in which they run."""
+        placeholders = graph.module.graph.find_nodes(op="placeholder")
+        static = {placeholders[position] for position in graph.static}
+        between = [node.target for part in parts if not part.compiled for node in part.module.graph.nodes]
+        writes = any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in between)
+        waits = writes or bool(written_inputs(graph.module.graph))  # a part's program does not guard writes outside of it
+        # Results of a part of a forward graph need the graph's strides, because torch may read them.
+        phase: Phase = "inference" if graph.phase == "forward" else graph.phase
+        steps = []
+        for number, part in enumerate(parts):
+            if part.compiled:
+                positions = tuple(index for index, node in enumerate(part.inputs) if node in static)
+                run: Any = self._compiler.runner(AtenGraph(f"{graph.name}_part{number}", part.module, positions, phase, waits))
+                steps.append(Step(Kind.PROGRAM, run, part.inputs, part.outputs, part.module))
+            else:
+                steps.append(Step(Kind.KERNELS, functools.partial(by_torch.run, part.module), part.inputs, part.outputs, part.module))
+        return Schedule(graph.name, placeholders, steps, _outputs(graph.module.graph.output_node().args[0]))
+
+
+def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
+    """Returns the schedule of a graph with this number of inputs: the graph without its late writes, and then the late writes."""
+    module = late.graph.module
+    results = [("result", index) for index in range(len(module.graph.output_node().args[0]))]
+
+    def check(written: list[torch.Tensor]) -> tuple[()]:
+        """Raises RuntimeError, as torch does, for an inference tensor that must not be written to, before anything is written."""
+        if not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in written):
+            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed. Clone it first.")
+        return ()
+
+    def write(values: list[Any]) -> tuple[()]:
+        metrics.add("late_writes")
+        with by_torch.kernels():
+            late.writes.forward(*values)
+        return ()
+
+    steps = [
+        Step(Kind.PYTHON, check, late.written, ()),
+        Step(Kind.PROGRAM, run, late.inputs, results, module),
+        Step(Kind.WRITE, write, [*late.read, *results[late.count :]], ()),
+    ]
+    return Schedule(run.name, range(inputs), steps, results[: late.count])
+
+
+def _outputs(outputs: Any) -> list[Any]:
+    return [output if isinstance(output, Node) else Constant(output) for output in outputs]
+
+
+def _is_in_xla(graph: AtenGraph) -> bool:
+    return devices.is_in_xla(devices.main_device(tensor.device for node in graph.module.graph.nodes for tensor in tensors_of(node)))
+
+
+_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use an op with a result of fixed size, e.g. torch.where"
+_INSTEAD_OF_COLLECTIVES = (
+    "compile only the model, with torch.compile(model, backend='dynaxla'): backward, collectives and optimizer then run as usual"
+)
+
+
+def _refused(kind: type[DynaxlaError], node: Node, reason: str, hint: str) -> DynaxlaError:
+    message = f"{node.target} cannot be part of an XLA program: {reason}"
+    return kind(message, op=str(node.target), inputs=describe_inputs(node), where=user_line(node), hint=hint)

@@ -1,0 +1,61 @@
+"""The steps of a schedule take and return values by name, in order, and values are freed as early as possible."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla.engine.held_back import first_program
+from dynaxla.engine.schedule import Constant, Kind, Schedule, Step
+
+pytestmark = pytest.mark.quick
+
+
+def add(values: list[Any]) -> list[Any]:
+    return [sum(values)]
+
+
+def step(kind: Kind, inputs: str, outputs: str, run: Any = add) -> Step:
+    return Step(kind, run, inputs, outputs)
+
+
+def test_values_have_names() -> None:
+    steps = [step(Kind.PYTHON, "ab", "c"), step(Kind.KERNELS, "cc", "d"), step(Kind.WRITE, "d", "", lambda values: ())]
+    schedule = Schedule("graph", "abx", steps, ["d", Constant([7]), "a", Constant(None)])
+    args = [1, 2, 100]
+    assert schedule(args) == [6, [7], 1, None]
+    assert args == []
+    assert schedule([3, 4, 0])[0] == 14
+
+
+def test_a_value_is_freed_before_its_last_step_runs() -> None:
+    alive = []
+
+    def note(values: list[Any]) -> list[Any]:
+        values.clear()  # as a program does
+        alive.append((first() is not None, second() is not None))
+        return [0]
+
+    steps = [step(Kind.PROGRAM, "a", "c", note), step(Kind.PROGRAM, "ab", "d", note)]
+    schedule = Schedule("graph", "ab", steps, ["d"])
+    args = [torch.ones(1), torch.ones(2)]
+    first, second = map(weakref.ref, args)
+    schedule(args)
+    assert alive == [(True, True), (False, False)]
+    kept = Schedule("graph", "ab", steps[:1], ["a", "b"])
+    assert [len(value) for value in kept([torch.ones(1), torch.ones(2)])] == [1, 2]
+
+
+def test_a_dry_run_ends_at_several_programs_but_goes_into_one() -> None:
+    entered = []
+    program = step(Kind.PROGRAM, "a", "b", lambda values: entered.append(1) or [1])
+    one = Schedule("one", "a", [step(Kind.PYTHON, "a", "c"), program], ["b"])
+    several = Schedule("several", "a", [program, step(Kind.KERNELS, "b", "c")], ["c"])
+    assert first_program(lambda: one([1])) is None
+    assert entered == [1]
+    found = first_program(lambda: several([5]))
+    assert found is not None
+    assert (found.program, found.inputs, entered) == (several, [5], [1])

@@ -26,6 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dynaxla.capture.decompositions import decompositions
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine.unit import CompilationUnit
 from dynaxla.engine.xla import Program
 
 # Allowed for one call beyond the bare executable, in microseconds: a fixed part, and a part for each input.
@@ -76,7 +77,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
     arguments: list[list[Any]] = []
 
     def remember(module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        programs.append(Program(AtenGraph("overhead", module, tuple(range(1, 2 * layers))), Options()))
+        programs.append(Program(CompilationUnit(AtenGraph("overhead", module, tuple(range(1, 2 * layers))), Options())))
 
         def run(args: list[Any]) -> list[Any]:
             arguments.append(list(args))

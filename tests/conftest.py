@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from speed import skip_guard_profile, skip_trace
 
+from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
-from dynaxla.engine import stages
 
 # Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
 gc.disable()
@@ -77,7 +77,7 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """
     if request.node.get_closest_marker("optimized") is None or quick.is_asked_for:
         options_for, quickly = engine_options.options_for, quick.options()
-        monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), **quickly})
+        monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly})
 
 
 @pytest.fixture(autouse=True)

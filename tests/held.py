@@ -10,8 +10,8 @@ import pytest
 from patience import PATIENCE
 
 import dynaxla
-from dynaxla.engine.stages import Specialised
-from dynaxla.engine.xla import Program
+from dynaxla.engine import build as engine_build
+from dynaxla.engine.unit import CompilationUnit, Specialised
 from dynaxla.observe import metrics
 
 
@@ -37,14 +37,14 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made, build = Gate(), Program.build
+    made, build = Gate(), engine_build.build
 
-    def held(self: Program, specialised: Specialised) -> Any:
+    def held(unit: CompilationUnit, specialised: Specialised) -> Any:
         if threading.current_thread().name == "dynaxla":
             made.pass_through(specialised)
-        return build(self, specialised)
+        return build(unit, specialised)
 
-    monkeypatch.setattr(Program, "build", held)
+    monkeypatch.setattr(engine_build, "build", held)
     metrics.reset()
     yield made
     made.open()

@@ -15,10 +15,11 @@ ELSEWHERE = {
     # The way of a graph from TorchDynamo to programs.
     "test_backend.py": "aot",
     "passes/joint/test_partition.py": "passes/joint/saved_clones",
-    "engine/test_xla.py": "engine/protocol engine/stages",
+    "engine/test_xla.py": "engine/protocol engine/unit engine/compile engine/program_cache",
     "engine/test_scheduler.py": "engine/frozen_values",
+    "engine/test_records.py": "engine/stored",
     # What torch runs, what is found, and what waits.
-    "engine/test_pending.py": "engine/making",
+    "engine/test_pending.py": "engine/build",
     # What they find and serve shows in the contests that they are parts of.
     "ensemble/test_contest.py": "ensemble/check ensemble/compiled",
     "lowering/test_forms.py": "lowering/ops/weight_gradients",

@@ -34,7 +34,7 @@ OVERLAP = "it writes to an input that shares memory with another input or overla
 
 
 @dataclass
-class Capture:
+class AotCapture:
     """The capture of one graph by AOTAutograd.
 
     Attributes:

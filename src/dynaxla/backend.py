@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot import OVERLAP, Capture, from_cache, place_in_cache
+from .aot import OVERLAP, AotCapture, from_cache, place_in_cache
 from .buffers.lost_writes import LostWrite
 from .buffers.overlaps import guarded, overlooked
 from .capture.inputs import check_tensor
@@ -159,7 +159,7 @@ def _compile_unguarded(
         registry.fill()  # before AOTAutograd sets its dispatch modes
     build = functools.partial(artifact.Artifact.of, options=options) if is_pickled else engine.runner
     try:
-        return Capture(module, example_inputs, options, number, platform, build, facts, overlapping, place, is_pickled).run()
+        return AotCapture(module, example_inputs, options, number, platform, build, facts, overlapping, place, is_pickled).run()
     except LostWrite as lost:
         if is_pickled:
             message = f"aot_compile does not support this graph: {lost.what}"

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import dynaxla
 from dynaxla.bench import suites
 from dynaxla.device import in_storages, storages
-from dynaxla.engine import stages
+from dynaxla.engine import compile as engine_compile
 from dynaxla.observe import metrics
 
 from .running import array_of, at_once, compile_anew, quick_switches
@@ -457,7 +457,7 @@ def check_steps_after_steps_in_eager_mode() -> None:
 def check_memory_of_a_step() -> None:
     """XLA's own analysis: a step needs little besides parameters, states, gradients and activations."""
     programs: list[Any] = []
-    compile_lowered = stages.programs.compile_lowered
+    compile_lowered = engine_compile.programs.compile_lowered
 
     def watched(lowered: Any, *args: Any) -> Any:
         programs.append(lowered)
@@ -475,12 +475,12 @@ def check_memory_of_a_step() -> None:
         optimizer.step()
         return loss.detach()
 
-    stages.programs.compile_lowered = watched
+    engine_compile.programs.compile_lowered = watched
     try:
         for _ in range(3):
             step(torch.randn(rows, width).to("jax"))
     finally:
-        stages.programs.compile_lowered = compile_lowered
+        engine_compile.programs.compile_lowered = compile_lowered
     needed = programs[-1].compile().memory_analysis()
     peak = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes + needed.temp_size_in_bytes
     parameters = depth * (width * width + width) * 4

@@ -15,7 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
-from dynaxla.engine import blocks, making, stages
+from dynaxla.engine import blocks
+from dynaxla.engine import build as engine_build
+from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
 from dynaxla.engine.scheduler import engine_for
 from dynaxla.lowering import registry
@@ -27,7 +29,7 @@ from dynaxla.passes.aten import repeated_blocks
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
     options_for = engine_options.options_for
-    monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
+    monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
     monkeypatch.setattr(repeated_blocks, "LARGE", 1)
 
 
@@ -38,7 +40,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "in_parts", lambda *given: None)
+    monkeypatch.setattr(engine_build, "in_parts", lambda *given: None)
 
 
 def compilations() -> int:
@@ -101,7 +103,7 @@ def test_training_is_one_program_each_way() -> None:
 
     def cuts(phase: Phase, **given: Any) -> bool:
         runner: Any = engine_for(Options(), **given).runner(AtenGraph("graph", module, phase=phase))
-        return bool(runner.has_blocks)
+        return bool(runner.unit.has_blocks)
 
     assert cuts("inference")
     assert not any(map(cuts, ("forward", "backward")))

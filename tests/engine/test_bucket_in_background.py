@@ -15,7 +15,7 @@ from rounded_sizes import poisoned
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.engine.xla import Program
+from dynaxla.engine.program_cache import ProgramCache
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
 from dynaxla.runtime import background, programs
@@ -197,7 +197,7 @@ def test_hundreds_of_sizes_wait_for_no_more_than_a_graph_keeps(gate: Gate, monke
     assert counts("meanwhile") == (198,)
     gate.open()
     (program,) = {*waiting}
-    assert isinstance(program, Program)
+    assert isinstance(program, ProgramCache)
     assert len(gate.built) <= 4
     assert len(program.executables()) == 3
 

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import dynaxla
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
-from dynaxla.engine import making
+from dynaxla.engine import stored
 from dynaxla.engine.pending import EagerExecutable
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, OptionError
@@ -307,7 +307,7 @@ def test_a_program_is_for_the_default_dtype_of_its_call(gate: Gate) -> None:
         torch.set_default_dtype(before)
     gate.open()
     assert counts("meanwhile", "compile") == (1, 1)
-    assert runner.in_background, "nothing has failed"
+    assert runner.cache.in_background, "nothing has failed"
     result = runner([torch.arange(4)])[0]
     assert result.dtype == torch.float64
     torch.testing.assert_close(result, expected)
@@ -342,7 +342,7 @@ def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> No
     x, runners = torch.randn(1, 3, 6, 6), []
 
     def run(function: Callable[..., Any], **options: Any) -> tuple[int, ...]:
-        making._still_there.clear()  # as in another process
+        stored._still_there.clear()  # as in another process
         graph = AtenGraph("graph", make_fx(function, tracing_mode="fake")(x), ())
         runners.append(Xla(Options(cache=str(tmp_path), forms={"convolution": "onednn"}, **options)).runner(graph))
         torch.testing.assert_close(runners[-1]([x]), function(x))
@@ -479,7 +479,7 @@ def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
     runner = Xla(Options()).runner(graph)
     x = torch.randn(SIDE, SIDE)
     runner([x])
-    (found,) = runner._executables.values()
+    (found,) = runner.cache._executables.values()
     assert isinstance(found, EagerExecutable)
     other = torch.empty(SIDE, 2 * SIDE)[:, ::2].copy_(x.roll(1, 0))
     found._kernels.compute = lambda _: (other,)
@@ -542,6 +542,6 @@ def test_in_a_child_nothing_goes_the_short_way(again: list[bool]) -> None:
     runner([x])
     assert again.count(True) == 1
     again.clear()
-    runner.after_fork()
+    runner.cache.after_fork()
     assert torch.equal(runner([x])[0], x.roll(1, 0))
     assert again == []

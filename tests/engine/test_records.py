@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
-from dynaxla.engine import making
+from dynaxla.engine import stored
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.lowering import registry
 from dynaxla.lowering.forms import FORMS, Form
@@ -36,7 +36,7 @@ def options(tmp_path: Path) -> Iterator[Options]:
 
 def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
     """As another process makes it that has captured the same."""
-    making._still_there.clear()
+    stored._still_there.clear()
     return program_here(function, *inputs, options=options, phase=phase)
 
 
@@ -94,10 +94,10 @@ def test_equal_graphs_run_one_program(function: Callable[..., Any], options: Opt
         assert metrics.snapshot().get("loads", 0) == 0
     programs = {id(executable.program) for runner in runners for executable in runner.executables()}
     assert len(programs) == 1
-    assert len(making._still_there) == 1
+    assert len(stored._still_there) == 1
     del runners, runner
     gc.collect()
-    assert len(making._still_there) == 0
+    assert len(stored._still_there) == 0
 
 
 def test_checks_raise_as_before(options: Options) -> None:
@@ -146,9 +146,9 @@ def key(
     options: Options, function: Callable[..., Any] = torch.sin, given: torch.Tensor = x, phase: Any = "inference", **changes: Any
 ) -> str | None:
     runner = program(lambda x: [function(x)], x, options=dataclasses.replace(options, **changes), phase=phase)
-    specialised = runner.specialise([given])
+    specialised = runner.unit.specialise([given])
     assert specialised.function is not None
-    return runner._record_key(specialised, specialised.function)
+    return stored.graph_key(runner.unit, specialised, specialised.function)
 
 
 def test_whether_equal_blocks_are_looked_for(options: Options) -> None:
@@ -157,9 +157,9 @@ def test_whether_equal_blocks_are_looked_for(options: Options) -> None:
     for blocks in (True, False):
         module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(x)
         runner = Xla(options, blocks=blocks).runner(AtenGraph("graph", module))
-        specialised = runner.specialise([x])
+        specialised = runner.unit.specialise([x])
         assert specialised.function is not None
-        names.append(runner._record_key(specialised, specialised.function))
+        names.append(stored.graph_key(runner.unit, specialised, specialised.function))
     assert None not in names
     assert names[0] != names[1]
 

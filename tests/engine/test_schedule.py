@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynaxla.engine.held_back import first_program
-from dynaxla.engine.schedule import Constant, Kind, Schedule, Step
+from dynaxla.engine.schedule import ConstantOutput, Kind, Schedule, Step
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,7 @@ def step(kind: Kind, inputs: str, outputs: str, run: Any = add) -> Step:
 
 def test_values_have_names() -> None:
     steps = [step(Kind.PYTHON, "ab", "c"), step(Kind.KERNELS, "cc", "d"), step(Kind.WRITE, "d", "", lambda values: ())]
-    schedule = Schedule("graph", "abx", steps, ["d", Constant([7]), "a", Constant(None)])
+    schedule = Schedule("graph", "abx", steps, ["d", ConstantOutput([7]), "a", ConstantOutput(None)])
     args = [1, 2, 100]
     assert schedule(args) == [6, [7], 1, None]
     assert args == []

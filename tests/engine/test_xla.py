@@ -18,7 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla import forks
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine.build import build
+from dynaxla.engine.compile import compile_lowered, lower, trace
 from dynaxla.engine.retrace import Retrace
+from dynaxla.engine.unit import CompilationUnit
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, ForkError, OutOfMemory
 from dynaxla.lowering import Interpreter, Settings
@@ -53,7 +56,7 @@ def test_one_executable_for_each_combination() -> None:
 def test_a_number_of_another_type_is_another_number() -> None:
     """1, 1.0 and True are equal, and the dtypes of what is computed with them are not."""
     runner = program(lambda x, n: [x * n], torch.ones(4), 3)
-    keys = {runner.sizes.key([torch.ones(4), number]) for number in (1, True, 1.0)}
+    keys = {runner.unit.sizes.key([torch.ones(4), number]) for number in (1, True, 1.0)}
     assert len(keys) == 3
 
 
@@ -84,7 +87,7 @@ def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
 def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's gradients of attention have one order of sums by this option alone."""
     runner = program(lambda x: [x.sin()], torch.ones(4), xla={"xla_dump_to": "somewhere"})
-    runner.platform = "cuda"
+    runner.unit.platform = "cuda"
     given: list[dict[str, Any]] = []
 
     def refuse(lowered: Any, device: Any, options: dict[str, Any], *_: Any) -> None:
@@ -97,7 +100,7 @@ def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cub
         torch.use_deterministic_algorithms(deterministic)
         try:
             with pytest.raises(CompilationError):
-                runner.compile(traced.lower(), traced, Settings.current("cuda"))
+                compile_lowered(runner.unit, traced.lower(), traced, Settings.current("cuda"))
         finally:
             torch.use_deterministic_algorithms(False)
     assert ["xla_gpu_exclude_nondeterministic_ops" in options for options in given] == [False, False, True, True]
@@ -109,7 +112,7 @@ def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cub
 def test_other_settings_are_another_program(engine: type[Xla | Retrace]) -> None:
     """Their StableHLO may be the same: XLA's options differ."""
     runner = engine(Options()).runner(AtenGraph("graph", make_fx(lambda x: [x + 1])(torch.ones(4))))
-    runner.platform = "cuda"
+    runner.unit.platform = "cuda"
     try:
         for deterministic, count in ((False, 1), (True, 2), (False, 2), (True, 2)):
             torch.use_deterministic_algorithms(deterministic)
@@ -180,7 +183,7 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         runner([torch.ones(4)])
         left: list[object] = []
         monkeypatch.setattr(forks, "leave", left.append)
-        runner.after_fork()
+        runner.cache.after_fork()
         assert len(left) == 1
         assert runner.executables() == []
         monkeypatch.setattr(by_torch, "is_needed", lambda _: True)
@@ -203,13 +206,14 @@ def test_a_program_for_a_gpu_leaves_inputs_alone_if_a_check_fails() -> None:
         node.meta["desc"] = descriptors.PlainAOTInput(position)
     written = descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(0))
     module.graph.output_node().meta["desc"] = [written, descriptors.PlainAOTOutput(0)]
-    runner = Program(AtenGraph("graph", module), Options())
-    runner.device, runner.platform, device = torch.device("cuda", 0), "cuda", runner.jax_device
-    runner.interpreter = Interpreter(module, "cuda")
-    specialised = runner.specialise([x, index])
+    runner = Program(CompilationUnit(AtenGraph("graph", module), Options()))
+    unit = runner.unit
+    unit.device, unit.platform, device = torch.device("cuda", 0), "cuda", unit.jax_device
+    unit.interpreter = Interpreter(module, "cuda")
+    specialised = unit.specialise([x, index])
     assert specialised.function is not None
-    traced, _, facts = runner.trace(specialised.function, specialised.buffers)
-    call = programs.compile_lowered(runner.lower(traced), device, {}).call
+    traced, _, facts = trace(unit, specialised.function, specialised.buffers)
+    call = programs.compile_lowered(lower(unit, traced), device, {}).call
     arrays = [transfer.import_tensor(tensor, device) for tensor in (torch.zeros(2, dtype=torch.int32), torch.full((3,), 5.0))]
     for numbers, expected, failed in (([0, 2], 6, 0), ([0, 3], 5, 1)):
         new, _, code = map(transfer.export_array, call([*arrays, transfer.import_tensor(torch.tensor(numbers), device)]))
@@ -233,5 +237,5 @@ def test_a_compilation_without_memory_is_repeated_once_if_torch_can_give_some(
     monkeypatch.setattr(programs, "compile_lowered", compile_lowered)
     monkeypatch.setattr(streams, "give_back_memory", lambda _: gives)
     with contextlib.nullcontext() if missing < trials else pytest.raises(OutOfMemory):
-        runner.build(runner.specialise([torch.ones(4)]))
+        build(runner.unit, runner.unit.specialise([torch.ones(4)]))
     assert len(tried) == trials

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dynaxla.engine.xla import Program
+from dynaxla.engine import build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -129,13 +129,13 @@ def test_log_sum_exp(is_causal: bool) -> None:
 def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of keys add to each query's gradient. XLA tells cuDNN to add them in one order, or does without cuDNN."""
     compiled: list[Any] = []
-    real = Program.compile
+    real = build.compile_lowered
 
-    def compile_and_keep(self: Program, *args: Any, **kwargs: Any) -> Any:
-        compiled.append(real(self, *args, **kwargs))
+    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
+        compiled.append(real(*args, **kwargs))
         return compiled[-1]
 
-    monkeypatch.setattr(Program, "compile", compile_and_keep)
+    monkeypatch.setattr(build, "compile_lowered", compile_and_keep)
     tensors = heads(torch.bfloat16, 2048, 2048)
     mask = torch.randn(2, 1, 2048, 2048, device="cuda", dtype=torch.bfloat16) if has_mask else None
     torch.use_deterministic_algorithms(True)
@@ -153,13 +153,13 @@ def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch
 def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 by 16 heads of 4096 by 4096 scores would be 4 GiB in bfloat16 alone."""
     compiled: list[Any] = []
-    real = Program.compile
+    real = build.compile_lowered
 
-    def compile_and_keep(self: Program, *args: Any, **kwargs: Any) -> Any:
-        compiled.append(real(self, *args, **kwargs))
+    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
+        compiled.append(real(*args, **kwargs))
         return compiled[-1]
 
-    monkeypatch.setattr(Program, "compile", compile_and_keep)
+    monkeypatch.setattr(build, "compile_lowered", compile_and_keep)
     tensors = [torch.randn(8, 4096, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results(torch.compile(lambda *args: F.scaled_dot_product_attention(*args, is_causal=True), backend="dynaxla"), tensors)
     assert len(compiled) == 2

@@ -23,8 +23,9 @@ from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import scheduler
+from dynaxla.engine.compile import trace
 from dynaxla.engine.options import options_for, with_tiles
-from dynaxla.engine.stages import Specialised
+from dynaxla.engine.unit import CompilationUnit, Specialised
 from dynaxla.engine.xla import Program
 from dynaxla.lowering import Settings
 from dynaxla.passes.jaxpr.open_layouts import check_closed
@@ -95,41 +96,42 @@ class _Engine:
         self._saved: dict[str, tuple[int, ...]] = {}
 
     def runner(self, graph: AtenGraph) -> Program:
-        program = _Program(graph, self._options)
-        compiled = program.compiled(self._saved)
+        unit = _Unit(graph, self._options)
+        compiled = _compiled(unit, self._saved)
         if compiled is not None:
             self._made.append(compiled)
-        return program
+        return Program(unit)
 
 
-class _Program(Program):
+class _Unit(CompilationUnit):
     @property
-    def jax_device(self) -> jax.Device:
+    def jax_device(self) -> jax.Device:  # type: ignore[override]
         """Where constants are made while the program is traced."""
         return clients.cpu_device()
 
-    def compiled(self, saved: dict[str, tuple[int, ...]]) -> Compiled | None:
-        """None if there is nothing to compute. saved: by name, the order in memory of what the forward program gives to the backward
-        program, which XLA chooses; a forward program adds its own."""
-        specialised = self.specialise([_in_order(node, saved) for node in self.interpreter.placeholders])
-        if specialised.function is None:
-            return None
-        traced, buffers, _ = self.trace(specialised.function, specialised.buffers)
-        with jax.enable_x64(True):
-            lowered = traced.lower(lowering_platforms=("cuda",))
-        options = {**options_for(self.platform, traced.jaxpr, Settings.current(self.platform)), **self.options.xla}
-        compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
-        formats = jax.tree.leaves(compiled.output_formats)
-        check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
-        saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
-        phase = "prepared" if self.name.endswith("_prepared") else self.phase
-        temporary = compiled.memory_analysis().temp_size_in_bytes
-        return Compiled(self.name, phase, self.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
-
-    def specialise(self, args: Sequence[Any]) -> Specialised:
+    def specialise(self, args: Sequence[Any]) -> Specialised:  # type: ignore[override]
         found = super().specialise(args)
         assert isinstance(found.buffers, NativeBuffers)
         return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
+
+
+def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None:
+    """None if there is nothing to compute. saved: by name, the order in memory of what the forward program gives to the backward program,
+    which XLA chooses; a forward program adds its own."""
+    specialised = unit.specialise([_in_order(node, saved) for node in unit.interpreter.placeholders])
+    if specialised.function is None:
+        return None
+    traced, buffers, _ = trace(unit, specialised.function, specialised.buffers)
+    with jax.enable_x64(True):
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    options = {**options_for(unit.platform, traced.jaxpr, Settings.current(unit.platform)), **unit.options.xla}
+    compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
+    formats = jax.tree.leaves(compiled.output_formats)
+    check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
+    saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
+    phase = "prepared" if unit.name.endswith("_prepared") else unit.phase
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return Compiled(unit.name, phase, unit.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
 
 
 def _in_order(node: Node, saved: Mapping[str, tuple[int, ...]]) -> Any:

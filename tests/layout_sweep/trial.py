@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 import dynaxla.backend
 from dynaxla.capture.graph import AtenGraph
+from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
-from dynaxla.engine import stages
 
 from .cases import REFUSALS, LayoutCase, apply
 
@@ -59,7 +59,7 @@ def promised_strides() -> Iterator[None]:
 def quickly_compiled() -> Iterator[None]:
     """Inside, XLA compiles in a sixth of the time, to other code."""
     options_for, quickly = engine_options.options_for, quick.options()
-    with mock.patch.object(stages, "options_for", lambda *problem: {**options_for(*problem), **quickly}):
+    with mock.patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly}):
         yield
 
 

@@ -15,7 +15,8 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.engine import bucket, stages
+from dynaxla.engine import bucket
+from dynaxla.engine import compile as engine_compile
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
 from dynaxla.passes.padding import masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
@@ -270,8 +271,8 @@ def find(planted: Fault) -> str | None:
 
 def main(names: Sequence[str]) -> int:
     """Print for every fault what finds it."""
-    found, options_for = {}, stages.options_for
-    with patch.object(stages, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}):
+    found, options_for = {}, engine_compile.options_for
+    with patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}):
         for name in names or FAULTS:
             found[name] = find(FAULTS[name])
             print(f"{name:50} {found[name] or 'not found'}", flush=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,28 +33,27 @@ from ..passes.aten.repeated_blocks import Stretch, stretches
 from ..runtime import transfer
 from ..runtime.layout import Layout
 from ..runtime.programs import XlaProgram
+from .compile import compile_lowered, lower, trace_graph
 from .facts import Facts, Returned
-
-if TYPE_CHECKING:
-    from .making import ExecutableBuilder
-    from .stages import Specialised
+from .stored import recalled, record, record_key
+from .unit import CompilationUnit, Specialised
 
 Arrays = Sequence[jax.Array]
 
 
-def in_parts(program: ExecutableBuilder, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
+def in_parts(unit: CompilationUnit, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
     """Compiles a graph with concrete sizes as programs that run in turn.
 
     Returns: the parts as one program, the graph's buffers, and its facts. None if the graph cannot be split in this way (on another
     platform, or with results that are inputs or aliases), or has no repeated blocks that are large enough.
     """
     buffers, symbols, given = specialised.buffers, specialised.symbols, specialised.numbers
-    plain = buffers.plain() if program.platform == "cpu" and program.has_blocks else None
+    plain = buffers.plain() if unit.platform == "cpu" and unit.has_blocks else None
     if plain is None:
         return None
-    needed = program.interpreter.needed(buffers.nodes)
-    nodes = [node for node in program.interpreter.module.graph.nodes if node in needed and node.op == "call_function"]
-    positions = {node: position for position, node in enumerate(program.interpreter.placeholders)}
+    needed = unit.interpreter.needed(buffers.nodes)
+    nodes = [node for node in unit.interpreter.module.graph.nodes if node in needed and node.op == "call_function"]
+    positions = {node: position for position, node in enumerate(unit.interpreter.placeholders)}
 
     def layout(node: Node) -> Hashable:
         """Returns the layout with which an operand enters a part; for a number that is an input, its type and value."""
@@ -66,11 +65,11 @@ def in_parts(program: ExecutableBuilder, specialised: Specialised) -> tuple[XlaP
     # No part can return a graph input.
     if not set(buffers.nodes) <= set(nodes) or (cut := stretches(nodes, symbols, layout)) is None:
         return None
-    parts = _Parts(program, specialised, cut, {node: given.get(position) for node, position in positions.items()})
+    parts = _Parts(unit, specialised, cut, {node: given.get(position) for node, position in positions.items()})
     has_seed = len(plain.buffers.avals()) > len(plain.arguments)
-    inputs = {program.interpreter.placeholders[position]: layout for position, layout in plain.arguments.items()}
+    inputs = {unit.interpreter.placeholders[position]: layout for position, layout in plain.arguments.items()}
     compiled, facts = parts.compiled(inputs, has_seed)
-    return compiled, plain.buffers, Facts(facts.checks, program.numbers(buffers, symbols, given), facts.kernels)
+    return compiled, plain.buffers, Facts(facts.checks, unit.numbers(buffers, symbols, given), facts.kernels)
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,14 @@ class _Parts:
     """Compiles the programs for the stretches of a graph.
 
     Args:
-        program: The graph's compiler.
+        unit: The graph.
         specialised: The graph with concrete sizes.
         cut: Its stretches.
         values: The values of the graph's inputs; None for tensors.
     """
 
-    def __init__(self, program: ExecutableBuilder, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
-        self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
+    def __init__(self, unit: CompilationUnit, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
+        self._unit, self._symbols, self._settings, self._cut = unit, specialised.symbols, specialised.settings, cut
         self._results, self._values = specialised.buffers.nodes, values
         results, read = set(self._results), {source for stretch in cut for source in stretch.inputs}
         self._wanted: dict[Hashable, set[int]] = {}
@@ -142,7 +141,7 @@ class _Parts:
         seed = 1 if has_seed else 0
         first = {node: place + seed for place, node in enumerate(inputs)}
         count = len(first) + seed
-        device = self._program.jax_device
+        device = self._unit.jax_device
         # After the arguments: the code of no failed check and, for each part, the number of checks and of random draws before it.
         constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
         code, made = count, count + 1 + len(self._cut)
@@ -176,17 +175,17 @@ class _Parts:
         ), facts
 
     def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _CompiledStretch:
-        program, symbols = self._program, self._symbols
+        unit, symbols = self._unit, self._symbols
         module = stretch.part([stretch.nodes[place] for place in outputs])
-        whole = program.interpreter
-        interpreter = Interpreter(module, program.platform, kernels=whole.kernels, is_lowered=whole.is_lowered)
+        whole = unit.interpreter
+        interpreter = Interpreter(module, unit.platform, kernels=whole.kernels, is_lowered=whole.is_lowered)
         specs = {place: symbols.spec(source.meta["val"]) for place, source in enumerate(stretch.inputs) if _is_tensor(source)}
         numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
         function = Function(
-            interpreter, symbols, numbers, settings=self._settings, choose=program.choose,
-            reorders=program.platform == "cpu" and interpreter.reorders(specs.values()),
+            interpreter, symbols, numbers, settings=self._settings, choose=unit.choose,
+            reorders=unit.platform == "cpu" and interpreter.reorders(specs.values()),
         )  # fmt: skip
-        # As in NativeBuffers, graph inputs without elements are not passed but created inside the program.
+        # As in NativeBuffers, graph inputs without elements are not passed but created inside the unit.
         layouts = {
             place: inputs.get(source) or _layout(source, symbols)
             for place, source in enumerate(stretch.inputs)
@@ -210,16 +209,16 @@ class _Parts:
         avals = [jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)]
         avals += [jax.ShapeDtypeStruct((2,), np.int32)] if draws else []
         avals += [jax.ShapeDtypeStruct(layout.packed_shape, dtypes.to_jax(specs[place].dtype)) for place, layout in layouts.items()]
-        key = program.record_key(module, self._settings, function, avals, ("part", list(layouts.items()), packed))
-        if (recalled := program.recalled(key)) is not None:
-            compiled, record = recalled
+        key = record_key(unit, module, self._settings, function, avals, ("part", list(layouts.items()), packed))
+        if (found := recalled(unit, key)) is not None:
+            compiled, stored = found
             interpreter.count_lowered(interpreter.output_node.args[0])
-            facts = Facts(tuple(record.checks), (), (), record.draws)
+            facts = Facts(tuple(stored.checks), (), (), stored.draws)
         else:
-            traced, orders = program.traced(run, program.name, avals, interpreter, function.reorders)
-            lowered, facts = program.lower(traced), traced.out_info.facts
-            compiled = program.compile(lowered, traced, self._settings, module)
-            program.record(key, lowered, compiled, traced, self._settings, facts, orders)
+            traced, orders = trace_graph(unit, run, unit.name, avals, interpreter, function.reorders)
+            lowered, facts = lower(unit, traced), traced.out_info.facts
+            compiled = compile_lowered(unit, lowered, traced, self._settings, module)
+            record(unit, key, lowered, compiled, traced, self._settings, facts, orders)
         return _CompiledStretch(compiled, facts, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:

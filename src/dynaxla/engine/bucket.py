@@ -95,7 +95,7 @@ class BucketProgram:
     def _run(self) -> Runner:
         run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, remade=frozenset()))
         if isinstance(run, Program):
-            run.in_background &= is_interchangeable(self._graph.module)
+            run.cache.in_background &= is_interchangeable(self._graph.module)
         return run
 
     @functools.cached_property
@@ -125,7 +125,7 @@ class BucketProgram:
     def _results(self, call: _CallPlan, given: Sequence[Any]) -> Sequence[Any] | None:
         """Returns the program's results; None if it is not yet compiled."""
         executable, run = None, self._run
-        if isinstance(run, Program) and run.in_background:
+        if isinstance(run, Program) and run.cache.in_background:
             with by_torch.kernels():
                 padded = call.padded(given, self._filled if call.is_ready else None)
             executable = run.ready(padded)

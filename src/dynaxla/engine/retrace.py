@@ -10,7 +10,10 @@ from ..errors import CompilationError
 from ..observe import metrics
 from ..passes import pipeline
 from ..runtime import by_torch, programs
-from .xla import Program
+from .compile import bind, compile_lowered, lower, trace
+from .executable import Executable
+from .program_cache import ProgramCache
+from .unit import CompilationUnit
 
 
 class Retrace:
@@ -20,38 +23,47 @@ class Retrace:
         self.options = options
 
     def runner(self, graph: AtenGraph) -> RetracedProgram:
-        return RetracedProgram(graph, self.options)
+        return RetracedProgram(CompilationUnit(graph, self.options))
 
 
-class RetracedProgram(Program):
+class RetracedProgram:
     """The runner of a graph; see `Retrace`."""
+
+    def __init__(self, unit: CompilationUnit) -> None:
+        self._boxed_call = True
+        self.name, self.unit, self._cache = unit.name, unit, ProgramCache(unit)
+        metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at() or by_torch.is_needed(args):
-            return self.run_by_torch(args)
+            return self.unit.run_by_torch(args)
         with programs.below_caller():
             return self._trace_and_run(args)
 
     def _trace_and_run(self, args: list[Any]) -> list[Any]:
-        specialised = self.specialise(args)
+        unit = self.unit
+        specialised = unit.specialise(args)
         if specialised.function is None:
-            executable = self.executable(None, specialised.buffers, specialised.facts)
+            executable = bind(unit, None, specialised.buffers, specialised.facts)
             return executable(executable.take(args))
-        traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+        traced, buffers, facts = trace(unit, specialised.function, specialised.buffers)
         where = buffers.where
         if where is not None:
             traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
-        lowered = self.lower(traced)
+        lowered = lower(unit, traced)
         with metrics.timed("lookup"):
             key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)
-            found = self._executables.get(key)
+            found = self._cache.get(key)
         if found is None:
             try:
-                compiled = self.compile(lowered, traced, specialised.settings, where=where)
+                compiled = compile_lowered(unit, lowered, traced, specialised.settings, where=where)
             except CompilationError as error:
-                self.do_without_refusable(error)
+                unit.do_without_refusable(error)
                 return self._trace_and_run(args)
-            found = self.executable(compiled, buffers, facts)
-            self._executables.put(key, found)
+            found = bind(unit, compiled, buffers, facts)
+            self._cache.keep(key, found)
         with metrics.timed("run"):
             return found(found.take(args))
+
+    def executables(self) -> list[Executable]:
+        return self._cache.executables()

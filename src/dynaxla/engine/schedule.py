@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class ConstantOutput:
     """An output of a graph that is the same in each call."""
 
     value: Any
@@ -67,7 +67,7 @@ class Schedule:
     def __init__(self, name: str, inputs: Sequence[Hashable], steps: Sequence[Step], outputs: Sequence[Hashable]) -> None:
         self._boxed_call = True
         self.name, self.steps = name, tuple(steps)
-        constants = [output for output in outputs if isinstance(output, Constant)]
+        constants = [output for output in outputs if isinstance(output, ConstantOutput)]
         places: dict[Hashable, int] = {}
         for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:
             places.setdefault(value, len(places))

@@ -38,7 +38,7 @@ from .bucket import Bucket
 from .frozen_values import FrozenValues, PackedOrPlain
 from .protocol import Engine, Runner
 from .retrace import Retrace
-from .schedule import Constant, Kind, Schedule, Step
+from .schedule import ConstantOutput, Kind, Schedule, Step
 from .xla import Xla
 
 
@@ -209,7 +209,7 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
 
 
 def _outputs(outputs: Any) -> list[Any]:
-    return [output if isinstance(output, Node) else Constant(output) for output in outputs]
+    return [output if isinstance(output, Node) else ConstantOutput(output) for output in outputs]
 
 
 def _is_in_xla(graph: AtenGraph) -> bool:

@@ -48,13 +48,13 @@ class GraphFacts:
         self.obstacle = self.obstacle or obstacles.in_aten(module)
 
 
-class Capture(Protocol):
+class CompileFunction(Protocol):
     """The type of dynaxla's own compile function in backend.py. The caller must guard `facts.overlaps`."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Call: ...
 
 
-def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options, capture: Capture, facts: GraphFacts) -> Call:
+def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options, capture: CompileFunction, facts: GraphFacts) -> Call:
     """Returns the function that serves the calls of a graph.
 
     At first it uses eager mode and the engines in turn, later the fastest engine whose results agree with eager mode. An engine that raises

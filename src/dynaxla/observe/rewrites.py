@@ -10,7 +10,7 @@ from pathlib import Path
 from . import events
 
 
-class _Thread(threading.local):
+class _ThreadReports(threading.local):
     """The reports of a thread.
 
     Attributes:
@@ -23,7 +23,7 @@ class _Thread(threading.local):
     evaluations: list[tuple[str, int]] | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadReports()
 
 
 def are_reported() -> bool:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ..config import Options
 from ..device import storages
 from ..device.memory import StridedView
+from ..engine.build import compile_for_plan
 from ..engine.executable import Executable
 from ..engine.options import quick_options
 from ..engine.xla import Program
@@ -293,7 +294,7 @@ class _Search:
     def _compile(self, what: str, placement: Placement) -> tuple[Trial, Executable]:
         program = self._recorded.program
         inputs = placed(self._recorded.inputs, self._mesh, self._dims(placement))
-        executable, self._traced = program.compiled_for(program.specialise(inputs), self._traced)
+        executable, self._traced = compile_for_plan(program.unit, program.unit.specialise(inputs), self._traced)
         assert executable.program is not None
         collectives, memory = traffic._collectives(executable), traffic._memory(executable)
         flops = float(executable.program.costs().get("flops", 0.0))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dynaxla.engine import making
+from dynaxla.engine import stored
 from dynaxla.runtime import machine
 
 BF16 = torch.bfloat16
@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether this seems to be a machine with vectors of 512 bits."""
     monkeypatch.setattr(machine, "has_wide_vectors", lambda: request.param)
-    monkeypatch.setattr(making, "_still_there", type(making._still_there)())  # programs of the other kind
+    monkeypatch.setattr(stored, "_still_there", type(stored._still_there)())  # programs of the other kind
     is_wide: bool = request.param
     return is_wide
 

@@ -26,6 +26,7 @@ from dynaxla.engine import scheduler
 from dynaxla.engine.frozen_values import FrozenValues
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.scheduler import Scheduler
+from dynaxla.engine.unit import CompilationUnit
 from dynaxla.engine.xla import Program
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
@@ -39,9 +40,9 @@ SAVED, SHOWN = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOu
 
 def opened(graph: AtenGraph, kind: type[Program] = Program) -> Program:
     """A runner on the CPU whose layouts are left to XLA, as on a GPU."""
-    program = kind(graph, Options())
-    program.opens_layouts = True
-    program.jax_device = jax.devices("cpu")[0]
+    program = kind(CompilationUnit(graph, Options()))
+    program.unit.opens_layouts = True
+    program.unit.jax_device = jax.devices("cpu")[0]
     return program
 
 
@@ -84,7 +85,7 @@ def input_copies() -> int:
 
 def test_the_cpu_keeps_every_layout() -> None:
     assert [platform for platform in ("cpu", "cuda") if opens_layouts(platform)] == ["cuda"]
-    assert not Program(AtenGraph("graph", traced(lambda x: [x + 1], torch.ones(3))), Options()).opens_layouts
+    assert not Program(CompilationUnit(AtenGraph("graph", traced(lambda x: [x + 1], torch.ones(3))), Options())).unit.opens_layouts
 
 
 def test_only_what_is_open_is_chosen() -> None:

@@ -1,0 +1,192 @@
+"""The steps from a graph with concrete sizes to an executable: trace, lower, compile, and bind to tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import NamedSharding
+
+from ..buffers.protocol import Buffers
+from ..errors import UnsupportedTensor
+from ..lowering import Check, Interpreter, Settings, registry
+from ..lowering.function import Function
+from ..observe import dump, metrics, rewrites
+from ..passes import pipeline
+from ..passes.jaxpr.open_layouts import check_closed
+from ..passes.jaxpr.transposes import Orders
+from ..runtime import meshes, private, programs, streams
+from .executable import Executable, compilation_error, execution_error, is_exhausted
+from .facts import Facts, Returned
+from .options import options_for, quick_options, with_tiles
+from .unit import CompilationUnit
+
+
+def trace(unit: CompilationUnit, function: Function, buffers: Buffers, *, guarded: bool = True) -> tuple[jax.stages.Traced, Buffers, Facts]:
+    """Traces the function from packed arrays to packed arrays.
+
+    Args:
+        guarded: If true, the program returns the old values of written inputs when a check fails (see `Buffers.guard`).
+
+    Returns: the traced program, the buffers with the layouts of its results, and its facts.
+    """
+
+    def program(*arrays: jax.Array) -> Returned:
+        inputs, key = buffers.unpack(arrays)
+        results = function(inputs, key)
+        code = [Check.first_failed(results.checks)] if results.checks else []
+        outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code and guarded else results.outputs
+        checks = tuple((check.error, check.message) for check in results.checks)
+        return Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
+
+    avals = buffers.avals()
+    if buffers.where is not None:
+        traced, orders = _trace_for_mesh(unit, program, avals, buffers), dict[int, tuple[int, ...]]()
+    else:
+        traced, orders = trace_graph(unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free, buffers.donated)
+    facts = traced.out_info.facts
+    if unit.opens_layouts and (buffers.loose or buffers.free):
+        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.loose, buffers.free)
+    return traced, buffers.ordered(orders), facts
+
+
+def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
+    """Traces like `traced`, using only operations that XLA's partitioner can partition."""
+    registry.fill()  # not under jax tracing
+    run.__name__ = unit.name
+    with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
+        program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
+        found = program.trace(*avals)
+        report(len(found.jaxpr.jaxpr.eqns))
+        return found
+
+
+def trace_graph(
+    unit: CompilationUnit,
+    run: Any,
+    name: str,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    interpreter: Interpreter,
+    reorders: bool,
+    free: Sequence[int] = (),
+    donated: Sequence[int] = (),
+) -> tuple[jax.stages.Traced, Orders]:
+    """Traces a function of arrays that evaluates a graph, or a part of it.
+
+    Args:
+        run: The function.
+        name: The name of the program.
+        avals: The shapes and dtypes of its arguments.
+        interpreter: The graph or the part that the function evaluates.
+        reorders: Whether cpu/transposes.py evaluates the function.
+        free: The indices of results whose dimensions may lie in any order.
+        donated: See `Buffers`.
+
+    Returns: the traced program and the dimension orders of its `free` results.
+    Raises: UnsupportedTensor if a JAX function in the graph reads a tracer of another trace.
+    """
+    registry.fill()  # not under jax tracing
+    run.__name__ = name
+    orders: Orders = {}
+    with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
+        if reorders:
+            run, orders = pipeline.TRANSPOSES(run, unit.platform, free)
+        if unit.platform == "cpu" and interpreter.has_halves:
+            run = pipeline.BFLOAT16_ROUNDING(run, unit.platform)
+        traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
+        report(len(traced.jaxpr.jaxpr.eqns))
+    if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
+        raise UnsupportedTensor(
+            f"{name}: a JAX function that it calls by to_torch reads a tracer of another JAX transformation, which has no value",
+            hint="do not keep arrays of such a function in globals, closures or caches: return them, and pass them as arguments",
+        )
+    return traced, orders
+
+
+def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowered:
+    """Lowers the traced program to StableHLO."""
+    with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(unit.jax_device):
+        return private.lower(traced)
+
+
+def compile_lowered(
+    unit: CompilationUnit,
+    lowered: jax.stages.Lowered,
+    traced: jax.stages.Traced,
+    settings: Settings,
+    module: torch.fx.GraphModule | None = None,
+    where: NamedSharding | None = None,
+    among: Sequence[jax.Device] = (),
+    device: jax.Device | None = None,
+) -> programs.XlaProgram:
+    """Compiles a lowered program, and writes the dump if the options ask for one.
+
+    Args:
+        lowered: The program as StableHLO.
+        traced: The same program as a jaxpr; some XLA options depend on it.
+        settings: torch's settings, which the program follows.
+        module: The part of the graph that the program computes, for the dump; the whole graph by default.
+        where: The mesh on which the program runs, if any.
+        among: One device of each participating process, for a program with XLA's own collectives.
+        device: This process's device; the graph's by default.
+
+    Raises: CompilationError; OutOfMemory.
+    """
+    options = xla_options(unit, traced, settings, where is not None)
+    store, heap_is_kept = unit.store("programs"), unit.options.heap == "keep"
+
+    def compile() -> programs.XlaProgram:
+        place = device or unit.jax_device
+        return with_tiles(lambda given: programs.compile_lowered(lowered, place, given, store, heap_is_kept, among), options)
+
+    with metrics.timed("compile"):
+        try:
+            try:
+                compiled = compile()
+            except jax.errors.JaxRuntimeError as error:  # on a GPU, autotuning takes memory
+                if not is_exhausted(error) or not streams.give_back_memory(unit.device):
+                    raise
+                compiled = compile()
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            if is_exhausted(error):
+                raise execution_error(unit.name, error) from error
+            raise compilation_error(unit.name, error) from error
+    dump.record(unit.dump_name(), module or unit.interpreter.module, lowered, compiled.text, unit.options.dump_directory)
+    return compiled
+
+
+def xla_options(unit: CompilationUnit, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
+    quick = quick_options() if meshes.is_planning() else {}
+    return {**options_for(unit.platform, traced.jaxpr, settings, on_mesh), **quick, **unit.options.xla}
+
+
+def bind(
+    unit: CompilationUnit,
+    compiled: programs.XlaProgram | None,
+    buffers: Buffers,
+    facts: Facts,
+    first: programs.XlaProgram | None = None,
+    among: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+) -> Executable:
+    """Binds a compiled program to tensors.
+
+    Args:
+        compiled: The program; None if there is nothing to compute.
+        buffers: The graph's buffers, with the layouts of the results.
+        facts: The facts of the trace.
+        first: The program of the checks, if they are a separate program that runs first.
+        among: Makes the context manager in which a program with XLA's own collectives runs.
+    """
+    if compiled is not None and unit.opens_layouts and (buffers.loose or buffers.free):
+        given, returned = compiled.orders()
+        check_closed(given, buffers.loose)
+        check_closed(returned, buffers.free)
+        if buffers.loose:
+            unit.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
+            buffers = buffers.laid_out(given)
+    acts = bool(facts.kernels) or among is not None
+    inside = among or contextlib.nullcontext
+    return Executable(unit.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=acts, first=first, among=inside)

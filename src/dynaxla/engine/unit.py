@@ -1,0 +1,193 @@
+"""A graph to compile, with the facts about it that do not depend on its sizes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+
+from .. import forks
+from ..buffers.device_kinds import Request, kind_of
+from ..buffers.native import GraphDevice, NativeBuffers
+from ..buffers.plan import Storages
+from ..buffers.protocol import Buffers
+from ..capture.graph import AtenGraph, graph_device, written_inputs
+from ..capture.inputs import Sizes, check_tensor
+from ..config import Options
+from ..errors import CompilationError, OptionError, UnsupportedTensor
+from ..lowering import Interpreter, Settings, SymbolValues
+from ..lowering.asynchronous import groups_in
+from ..lowering.forms import Choices, generic
+from ..lowering.function import Function
+from ..lowering.interchange import is_interchangeable
+from ..lowering.ops.sharding_constraints import shardings_in
+from ..observe import dump
+from ..passes.jaxpr.open_layouts import opens_layouts
+from ..runtime import by_torch, devices, meshes, networks
+from ..runtime.store import StoreProtocol
+from ..tuning import Tuner
+from .facts import Facts
+from .options import default_options
+from .pending import Kernels
+
+# Returns the store for a folder name, where later processes find entries; None if nothing is stored.
+Stores = Callable[[str], StoreProtocol | None]
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """A graph with concrete sizes. It is independent of the inputs that it was specialised for.
+
+    Attributes:
+        function: The computation; None if there is nothing to compute.
+        buffers: The memory of the graph's inputs and outputs.
+        facts: The facts of a graph without a function; empty otherwise.
+        settings: torch's settings at the time of specialisation.
+        symbols: The values of the graph's size symbols.
+        numbers: The non-tensor inputs, by position.
+        members: The processes that take part in collectives that XLA itself executes; None without such collectives.
+    """
+
+    function: Function | None
+    buffers: Buffers
+    facts: Facts
+    settings: Settings
+    symbols: SymbolValues
+    numbers: Mapping[int, Any]
+    members: networks.Members | None = None
+
+
+class CompilationUnit:
+    """A graph with everything about it that does not depend on its sizes.
+
+    Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
+    """
+
+    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: Stores | None = None) -> None:
+        self.name = graph.name
+        self.options = options
+        self.store = store or options.store
+        self.phase = graph.phase
+        # With gradients, each block passes on many values besides its result: a training step of BERT takes 1.1 times as long in parts.
+        self.has_blocks = blocks and graph.phase == "inference" and options.collectives == "torch"
+        self.waits = graph.waits
+        self.device = graph_device(graph.module)
+        self.platform = devices.platform_of(self.device)
+        self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
+        self.static_inputs = frozenset(graph.static)
+        self.kind = kind_of(self.device.type)
+        if self.kind is None and meshes.exist() and shardings_in(graph.module.graph):
+            raise UnsupportedTensor(
+                f"{self.name} shards a tensor on {self.device}, and only tensors on the device jax can be on a mesh",
+                hint='call dynaxla.enable_device(), and move the model and its inputs: x.to("jax")',
+            )
+        # The process groups whose collectives XLA itself executes.
+        self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()
+        if self.groups and self.platform != "cpu":
+            raise OptionError(
+                f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it supports only tensors on the CPU"
+            )
+        self.remade = graph.remade
+        self.opens_layouts = self.kind is None and opens_layouts(self.platform)
+        self.loose = graph.loose
+        placeholders = self.interpreter.placeholders
+        for node in placeholders:
+            if isinstance(node.meta["val"], torch.Tensor):
+                check_tensor(node.meta["val"], "an input")
+        self.sizes = Sizes(placeholders)
+        self._dumps = itertools.count(1)
+
+    @functools.cached_property
+    def storages(self) -> Storages:
+        return Storages(self.interpreter.module.graph)
+
+    @functools.cached_property
+    def jax_device(self) -> jax.Device:
+        return devices.jax_device(self.device)
+
+    @functools.cached_property
+    def choose(self) -> Choices:
+        """Chooses a form for each problem: by measurement with the option `tune`, otherwise by rules."""
+        if self.options.tune:
+            options = {**default_options(self.platform), **self.options.xla}
+            heap_is_kept = self.options.heap == "keep"
+            return Choices(Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), heap_is_kept).choose)
+        return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
+
+    def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
+        """Returns the graph with the concrete sizes of these inputs.
+
+        Args:
+            args: The inputs of a call.
+            settings: torch's settings; the current ones by default.
+            planned: See `Request`.
+        """
+        interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
+        values = [node.meta["val"] for node in interpreter.placeholders]
+        specs = [symbols.spec(value) for value in values if isinstance(value, torch.Tensor)]
+        reorders = self.platform == "cpu" and interpreter.reorders(specs)
+        place = GraphDevice(self.device, self.jax_device)
+        buffers: Buffers
+        if self.kind is not None:
+            remade, donate = self.remade, self.options.donate
+            buffers = self.kind.buffers(Request(interpreter, symbols, args, self.phase, place, self.storages, remade, donate, planned))
+        else:
+            free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
+            buffers = NativeBuffers(
+                interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self.storages
+            )
+        given = {index: args[index] for index in self.sizes.numbers}
+        # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
+        if not buffers.nodes and not interpreter.acts:
+            return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
+        choose = self.choose if buffers.where is None else generic
+        members = networks.Members.of(self.groups) if self.groups else None
+        function = Function(
+            interpreter, symbols, given, buffers.nodes, buffers.numbers,
+            settings=settings, choose=choose, reorders=reorders and buffers.where is None, where=buffers.where,
+            members=members,
+        )  # fmt: skip
+        return Specialised(function, buffers, Facts(), settings, symbols, given, members)
+
+    def numbers(self, buffers: Buffers, symbols: SymbolValues, given: Mapping[int, Any]) -> tuple[Any, ...]:
+        """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes."""
+        values = {self.interpreter.placeholders[position]: value for position, value in given.items()}
+        return tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
+
+    def dump_name(self) -> str:
+        """Returns the graph's name, with a number appended for every executable after the first."""
+        number = next(self._dumps)
+        return self.name if number == 1 else f"{self.name}_{number}"
+
+    @functools.cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.interpreter.module, self.storages.candidates)
+
+    @functools.cached_property
+    def may_be_torchs(self) -> bool:
+        """True if the graph only computes outputs, writes no input, and gives the same results by torch and XLA, up to rounding."""
+        module, interpreter = self.interpreter.module, self.interpreter
+        if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a dump, or the graph, needs a program
+            return False
+        return not written_inputs(module.graph) and is_interchangeable(module)
+
+    def do_without_refusable(self, error: CompilationError) -> None:
+        """Avoids, from now on, forms that this machine may not support.
+
+        Raises: the given error if no such form was in use, or they are avoided already.
+        """
+        if self.choose.is_certain or not self.choose.refusable:
+            raise error
+        self.choose.is_certain = True
+        dump.log.warning("%s is compiled again without %s: %s", self.name, ", ".join(sorted(self.choose.refusable)), error)
+
+    def run_by_torch(self, args: list[Any]) -> list[Any]:
+        """Runs the graph without XLA. Raises: ForkError if options.fallback is "error" and this process cannot use XLA."""
+        if self.options.fallback == "error" and forks.is_cut_off():
+            raise forks.cut_off()
+        return by_torch.run(self.interpreter.module, args)

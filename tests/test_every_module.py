@@ -57,7 +57,7 @@ ELSEWHERE = {
     "sharding/test_planning.py": "engine/held_back sharding/hypothetical sharding/placements",
     "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/pictures sharding/printed",
     # The parts of one walk.
-    "training/test_surroundings.py": "training/visiting training/watching",
+    "guards/test_snapshot.py": "guards/object_walker guards/reference_checks",
 }
 
 

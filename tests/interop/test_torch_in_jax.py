@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
+from dynaxla.guards import state_changes
+from dynaxla.guards.snapshot import walk
 from dynaxla.interop import to_jax, to_torch
-from dynaxla.training import readings
-from dynaxla.training.surroundings import walk
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
@@ -627,7 +627,7 @@ def test_a_change_that_the_program_does_not_see_keeps_its_derivative() -> None:
 
 def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = []
-    monkeypatch.setattr(readings, "walk", lambda roots: walks.append(roots) or walk(roots))
+    monkeypatch.setattr(state_changes, "walk", lambda roots: walks.append(roots) or walk(roots))
     model = Scaled()
     f, params = to_jax(model)
     nested = to_jax(to_torch(lambda x: x * FACTOR))

@@ -15,7 +15,7 @@ from typing import Any
 Fault = Callable[[], AbstractContextManager[Any]]
 
 # The modules whose FAULTS these are, and the folder of tests that is most likely to find them.
-FOLDERS = {"random_programs.faults": "lowering", "random_programs.rounded_faults": "capture", "surroundings_cases.faults": "training"}
+FOLDERS = {"random_programs.faults": "lowering", "random_programs.rounded_faults": "passes", "surroundings_cases.faults": "guards"}
 COUNT, SEED = 60, 47
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from dynaxla.guards.observation import observe
+from dynaxla.guards.snapshot import walk
 from dynaxla.training import compile_step
-from dynaxla.training.observation import observe
-from dynaxla.training.surroundings import walk
 
 from .choices import Choices
 from .places import Change, Made, Maker

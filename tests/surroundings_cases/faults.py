@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from dynaxla.training import contents, holders, surroundings, trust, visiting, watching
-from dynaxla.training.visiting import Visitor
+from dynaxla.guards import fingerprints, object_walker, reference_checks, slots, snapshot, trusted_code
+from dynaxla.guards.object_walker import Visitor
 
 from .cases import Verdict, draw_case, judge
 from .choices import SeededChoices
@@ -28,12 +28,12 @@ def _contents(name: str, blind: Callable[[type], bool]) -> None:
     """All values of such types are the same."""
 
     def planted() -> AbstractContextManager[Any]:
-        right = contents._finder
+        right = fingerprints._finder
 
         def finder(kind: type) -> Any:
             return (lambda value: "same") if blind(kind) else right(kind)
 
-        return patch.object(contents, "_finder", finder)
+        return patch.object(fingerprints, "_finder", finder)
 
     FAULTS[name] = planted
 
@@ -56,23 +56,23 @@ _contents("strings_are_alike", _named("str", "bytes"))
 
 @fault
 def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
-    right = contents.content
+    right = fingerprints.content
 
     def content(value: Any) -> Any:
         return (None, value) if type(value) in (int, bool, float) else right(value)
 
-    return patch.object(surroundings, "content", content)
+    return patch.object(snapshot, "content", content)
 
 
 def _parts(name: str, kind: type | tuple[type, ...], kept: Sequence[str]) -> None:
     def planted() -> AbstractContextManager[Any]:
-        right = contents.parts_of
+        right = fingerprints.parts_of
 
         def parts_of(value: Any) -> Any:
             found = right(value)
             return {key: found[key] for key in kept} if isinstance(value, kind) else found
 
-        return patch.object(visiting, "parts_of", parts_of)
+        return patch.object(object_walker, "parts_of", parts_of)
 
     FAULTS[name] = planted
 
@@ -103,7 +103,7 @@ def _unheld(name: str, skip: Callable[[Any, str], bool]) -> None:
 
 
 def _is_attributes(target: Any, name: str) -> bool:
-    return isinstance(target, holders.Attributes) and name in target.names
+    return isinstance(target, slots.Attributes) and name in target.names
 
 
 _unheld("closure_cells_are_not_held", lambda target, _: isinstance(target, types.CellType))
@@ -117,12 +117,12 @@ _unheld("sets_are_not_held", lambda target, _: isinstance(target, set))
 
 def _class_items(name: str, skip: Callable[[str, Any], bool]) -> None:
     def planted() -> AbstractContextManager[Any]:
-        right = visiting.ClassDict
+        right = object_walker.ClassDict
 
         def made(kind: type, counts: Callable[[str, Any], bool]) -> Any:
             return right(kind, lambda key, value: counts(key, value) and not skip(key, value))
 
-        return patch.object(visiting, "ClassDict", made)
+        return patch.object(object_walker, "ClassDict", made)
 
     FAULTS[name] = planted
 
@@ -139,12 +139,12 @@ def code_without_a_file_is_trusted() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _trusting() -> Iterator[None]:
-    right = trust.is_trusted_namespace
+    right = trusted_code.is_trusted_namespace
 
     def trusted(values: Any) -> bool:
         return values.get("__file__") is None or right(values)
 
-    with patch.object(trust, "is_trusted_namespace", trusted), patch.object(visiting, "is_trusted_namespace", trusted):
+    with patch.object(trusted_code, "is_trusted_namespace", trusted), patch.object(object_walker, "is_trusted_namespace", trusted):
         yield
 
 
@@ -172,60 +172,60 @@ def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _values(change: Callable[[Any], Any]) -> Iterator[None]:
-    right = contents.values_of
+    right = fingerprints.values_of
 
     def values_of(value: Any, with_data: bool = True) -> Any:
         return change(right(value, with_data))
 
-    with patch.object(visiting, "values_of", values_of), patch.object(watching, "values_of", values_of):
+    with patch.object(object_walker, "values_of", values_of), patch.object(reference_checks, "values_of", values_of):
         yield
 
 
 @fault
 def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
-    return _values(lambda found: contents.Values(found.kind, b""))
+    return _values(lambda found: fingerprints.Values(found.kind, b""))
 
 
 @fault
 def shapes_are_not_compared() -> AbstractContextManager[Any]:
-    right = surroundings.meta
-    return patch.object(surroundings, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
+    right = snapshot.meta
+    return patch.object(snapshot, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
 
 
 @fault
 def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
-    right = surroundings.meta
-    return patch.object(surroundings, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
+    right = snapshot.meta
+    return patch.object(snapshot, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
 
 
 @fault
 def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
-    return patch.object(watching.WalkSnapshot, "_are_namespaces_unchanged", lambda self: True)
+    return patch.object(reference_checks.WalkSnapshot, "_are_namespaces_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
-    return patch.object(watching.WalkSnapshot, "_are_places_unchanged", lambda self: True)
+    return patch.object(reference_checks.WalkSnapshot, "_are_places_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_does_not_look_at_keys() -> AbstractContextManager[Any]:
-    return patch.object(watching, "_keys", lambda target: ())
+    return patch.object(reference_checks, "_keys", lambda target: ())
 
 
 @fault
 def the_watch_does_not_look_at_versions_of_dicts() -> AbstractContextManager[Any]:
-    return patch.object(watching.DictCheck, "are_unchanged", lambda self: True)
+    return patch.object(reference_checks.DictCheck, "are_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_does_not_look_at_classes() -> AbstractContextManager[Any]:
-    return patch.object(watching.Identities, "are_unchanged", lambda self: True)
+    return patch.object(reference_checks.Identities, "are_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_compares_by_equality() -> AbstractContextManager[Any]:
-    return patch.object(watching, "_pointers", lambda values: list(map(repr, map(type, values))))
+    return patch.object(reference_checks, "_pointers", lambda values: list(map(repr, map(type, values))))
 
 
 def find(planted: Fault, seeds: Sequence[int]) -> tuple[int, int, Verdict] | None:

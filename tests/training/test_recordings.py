@@ -12,9 +12,9 @@ import torch
 
 import dynaxla
 from dynaxla.errors import CaptureError
+from dynaxla.guards.snapshot import ABSENT, walk
 from dynaxla.training.recorder import Recorder
 from dynaxla.training.recordings import ComputedNumber, KnownObject, Output, Recording, build, known_of, outputs_of
-from dynaxla.training.surroundings import ABSENT, walk
 
 X = torch.ones(3)
 

@@ -17,9 +17,9 @@ from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, 
 
 import dynaxla
 from dynaxla.errors import CaptureError, OptionError
+from dynaxla.guards.snapshot import walk
 from dynaxla.observe import metrics
 from dynaxla.training import watched
-from dynaxla.training.surroundings import walk
 
 pytestmark = pytest.mark.quick
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dynaxla.errors import CaptureError
+from dynaxla.guards.snapshot import Walk, walk
 from dynaxla.training import unrecordable
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.surroundings import Walk, walk
 
 
 @contextlib.contextmanager

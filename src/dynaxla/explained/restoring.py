@@ -14,9 +14,9 @@ import torch
 from torch._dynamo import pgo
 from torch.utils._pytree import tree_leaves
 
+from ..guards.snapshot import walk
 from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
-from ..training.surroundings import walk
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from ..errors import DynaxlaError, UnsupportedTensor
+from ..guards.fingerprints import NO_CONTENT, content, same
+from ..guards.state_changes import Readings
 from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
-from ..training.contents import NO_CONTENT, content, same
-from ..training.readings import Readings
 from . import jax_calls
 from .border import ArrayScope, check_operands, is_tracer, x64_now
 from .jax_calls import JaxCall

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..errors import CaptureError, DynaxlaError
+from ..guards.state_changes import state_of
 from ..lowering import dtypes
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
@@ -39,7 +40,6 @@ from ..lowering.interpreter import constant_value, draws_random
 from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
-from ..training.readings import state_of
 from .wide_calls import Call, Derivative, axes_of, narrowed, varying
 
 Tensors = Sequence[torch.Tensor]

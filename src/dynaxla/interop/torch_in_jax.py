@@ -16,11 +16,11 @@ from torch import nn
 
 from ..capture.inputs import check_tensor
 from ..errors import ArgumentError, CaptureError, OptionError
+from ..guards.state_changes import Readings
+from ..guards.torch_state import global_state
 from ..lowering import dtypes
 from ..lowering.interpreter import to_numpy
 from ..runtime import private
-from ..training.readings import Readings
-from ..training.torch_state import global_state
 from .torch_graphs import GraphOperand, TorchCall
 from .wide_calls import narrowed
 

@@ -21,7 +21,7 @@ from ..engine.executable import Executable
 from ..engine.options import quick_options
 from ..engine.xla import Program
 from ..errors import ArgumentError, CaptureError
-from ..training.observation import Refused
+from ..guards.observation import Refused
 from ..training.step import CompiledStep
 from ..training.watched import StepPrograms
 from . import traffic

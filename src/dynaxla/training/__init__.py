@@ -5,10 +5,6 @@ watched.py       the programs of a step; one is replayed, without Python, while 
 looks.py         detects in eager mode that Python reads tensors' values; eager_collectives.py: the collectives of a program, in eager mode
 recorded_graph.py  an executable graph: an XLA program, and the in-place updates that torch does after it (updates.py, fused_steps.py)
 recorder.py      runs the function once on fake tensors and records every ATen op below autograd; recordings.py: the result of that
-observation.py   side effects of a run (purity.py), and the code that it executes (names.py)
-readings.py      detects that the state read by a captured function has changed
-surroundings.py  state that the function can read besides its arguments (visiting.py, holders.py), its contents (contents.py, trust.py),
-                 and changes to it (watching.py); torch_state.py: torch's own settings
 scalars.py       Python numbers that become inputs of the program, such as learning rates
 draws.py         random draws that a step repeats, as activation checkpointing does
 shadows.py       settings that only the recording thread sees

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..guards.dispatch import has_own_dispatch
 from ..lowering.asynchronous import COLLECTIVES
 from ..lowering.ops import collectives
 from . import writing_collectives
-from .dispatch import has_own_dispatch
 from .parallel_modules import ParallelModules
 
 

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..guards.dispatch import has_own_dispatch
 from ..runtime import user_frames
 from ..torch_ops import aten
-from .dispatch import has_own_dispatch
 
 
 def _methods(*names: str) -> frozenset[Any]:

@@ -20,13 +20,13 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
+from ..guards.dispatch import has_own_dispatch
+from ..guards.fingerprints import NO_CONTENT, content
+from ..guards.snapshot import ABSENT, PLAIN, Walk
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
-from .contents import NO_CONTENT, content
-from .dispatch import has_own_dispatch
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
-from .surroundings import ABSENT, PLAIN, Walk
 from .updates import written
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..guards.slots import Place
+
 
 class TracedNumberInspected(Exception):
     """Raised when Python looks at a traced number's value, as in `if lr > 0`."""
 
 
-Place = tuple[str, Any]
 Read = Callable[[Place], float]
 
 

@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .. import forks
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
+from ..guards.observation import Refused
+from ..guards.torch_state import without_cached_casts
 from ..observe import events, metrics
 from ..runtime import by_torch
-from .observation import Refused
-from .torch_state import without_cached_casts
 from .watched import CallState, StepPrograms
 
 P = ParamSpec("P")

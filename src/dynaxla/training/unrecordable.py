@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ..errors import CaptureError
-from .names import codes, names_of
+from ..guards.code_names import codes, names_of
+from ..guards.shared_memory import shared
+from ..guards.snapshot import Walk, storage_of
+from ..guards.trusted_code import is_trusted_namespace
 from .recorder import Recorder
-from .shared_memory import shared
-from .surroundings import Walk, storage_of
-from .trust import is_trusted_namespace
 from .updates import written
 
 # Classes of objects that return another item each time, and cannot be restored.

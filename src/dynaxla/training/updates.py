@@ -15,12 +15,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from ..guards.dispatch import written_arguments
+from ..guards.snapshot import storage_of
 from ..runtime import devices
 from ..torch_ops import aten
-from .dispatch import written_arguments
 from .fused_steps import Fused
 from .scalars import is_number
-from .surroundings import storage_of
 
 _COUNTS = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
 # Moving averages of parameters, which read the parameters that the optimizer writes.

@@ -19,27 +19,27 @@ from torch.utils._pytree import tree_unflatten
 from ..config import Options
 from ..engine.held_back import DryRun, first_program
 from ..errors import CaptureError
+from ..guards.invariants import MetadataSnapshot
+from ..guards.numpy_arrays import TrackedArrays, ValuesRead, could_read_unseen, inputs_of
+from ..guards.observation import observe
+from ..guards.snapshot import ABSENT, ExecutedCode, Holder, Walk, global_state, walk
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Question
 from . import parallel_modules
-from .arrays import TrackedArrays, ValuesRead, could_read_unseen, inputs_of
 from .eager_collectives import HANDLERS as collectives_handlers
 from .eager_collectives import as_in_programs
 from .looks import HANDLERS as looks_handlers
 from .looks import Looks
-from .observation import observe
 from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
 from .recorder import Recorder, handlers
 from .recordings import KnownObject, Recording, build, known_of, outputs_of
 from .scalars import Place, TracedFloat, TracedNumberInspected
 from .shadows import as_written, compiling, other_groups
-from .surroundings import ABSENT, ExecutedCode, Holder, Walk, global_state, walk
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
-from .untouched import MetadataSnapshot
 
 # The most values that a step may reach. To record a step that reaches 150,000 floats takes 9 s, and each later call 2.7 ms (Intel Xeon with
 # AVX-512, not idle otherwise, 2026-11-28).

@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..runtime import devices, private
-from .contents import same
+from .fingerprints import same
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 

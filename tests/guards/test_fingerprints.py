@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.training.contents import (
+from dynaxla.guards.fingerprints import (
     LARGE,
     NO_CONTENT,
     content,

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError
 from ..runtime import private
-from .contents import LARGE, size_of
-from .names import names_of
+from .code_names import names_of
+from .fingerprints import LARGE, size_of
 from .observation import Effect, Refused
-from .trust import is_trusted_namespace, module_of
+from .trusted_code import is_trusted_namespace, module_of
 
 if TYPE_CHECKING:
-    from .surroundings import Walk
+    from .snapshot import Walk
 
 # Attributes that do not depend on an array's values.
 _METADATA = frozenset(("shape", "dtype", "ndim", "size", "strides", "itemsize", "nbytes", "__class__", "__module__", "__name__", "__len__"))

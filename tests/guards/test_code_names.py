@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.names import ExecutedCode, codes, names_of
+from dynaxla.guards.code_names import ExecutedCode, codes, names_of
 
 settings: Any = {}
 net: Any = None

@@ -22,13 +22,12 @@ import torch
 from ..buffers.addresses import Places, places
 from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
-from .contents import Values, values_of
 from .dispatch import has_own_dispatch
-from .holders import Attributes, ClassDict, Holder, Namespace
-from .scalars import Place
+from .fingerprints import Values, values_of
+from .slots import Attributes, ClassDict, Holder, Namespace, Place
 
 if TYPE_CHECKING:
-    from .surroundings import Walk
+    from .snapshot import Walk
 
 _is_leaf = operator.attrgetter("is_leaf")
 # Noting the versions of dicts takes as long as about this many comparisons of their entries.

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CaptureError
 from ..runtime import private
 from ..runtime.layout import ORDINARY
-from .surroundings import storage_of
+from .snapshot import storage_of
 
 
 class MetadataSnapshot:

@@ -9,7 +9,7 @@ import torch
 
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
-from .surroundings import Walk, storage_of, walk
+from .snapshot import Walk, storage_of, walk
 
 # The number of captures that are kept for one function. Their keys are shapes, dtypes, and the arguments that are no arrays.
 _KEPT = 64

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.training.purity import acts, constructs
+from dynaxla.guards.pure_functions import acts, constructs
 
 X = torch.ones(2)
 COMPUTES: list[Callable[..., Any]] = [

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .names import ExecutedCode, names_of
-from .purity import acts, constructs
+from .code_names import ExecutedCode, names_of
+from .pure_functions import acts, constructs
 from .torch_state import global_state
-from .trust import is_trusted_namespace, module_of
+from .trusted_code import is_trusted_namespace, module_of
 
 # Python 3.12.0 to 3.12.4 do not report calls of a method that is a C function, as pybind11's are (python/cpython#122029).
 _HIDES_METHODS = (3, 12) <= sys.version_info < (3, 12, 5)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ..runtime import private
-from .contents import is_record
-from .trust import module_of
+from .fingerprints import is_record
+from .trusted_code import module_of
 
 # All functions of these modules only compute, except for the named ones.
 _MODULES: dict[str, frozenset[str]] = {

@@ -27,7 +27,7 @@ import torch
 from numpy.random import default_rng
 from torch import nn
 
-from dynaxla.training.observation import _HIDES_METHODS, Effect, Refused, observe
+from dynaxla.guards.observation import _HIDES_METHODS, Effect, Refused, observe
 
 X = torch.arange(6.0)
 generator = torch.Generator()

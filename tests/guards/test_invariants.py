@@ -13,7 +13,7 @@ from torch import nn
 
 import dynaxla
 from dynaxla.errors import CaptureError
-from dynaxla.training.untouched import MetadataSnapshot
+from dynaxla.guards.invariants import MetadataSnapshot
 
 pytestmark = pytest.mark.quick
 

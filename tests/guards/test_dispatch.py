@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dynaxla.training.dispatch import written_arguments
+from dynaxla.guards.dispatch import written_arguments
 
 aten = torch.ops.aten
 X, Y = torch.ones(2, 3), torch.zeros(2, 3)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.training import trust
+from dynaxla.guards import trusted_code
 
 
 def function() -> None: ...
@@ -27,36 +27,36 @@ class Kind:
 
 @pytest.mark.parametrize("module", [torch, torch.nn.functional, torch.ops.aten, jax, np, json, dynaxla], ids=lambda module: module.__name__)
 def test_trusted_modules(module: types.ModuleType) -> None:
-    assert trust.is_trusted_module(module)
+    assert trusted_code.is_trusted_module(module)
 
 
 def test_other_modules() -> None:
-    assert not trust.is_trusted_module(pytest)
-    assert not trust.is_trusted_module(types.ModuleType("torch")), "a name is not enough"
+    assert not trusted_code.is_trusted_module(pytest)
+    assert not trusted_code.is_trusted_module(types.ModuleType("torch")), "a name is not enough"
 
 
 def test_functions() -> None:
-    assert trust.is_trusted_function(json.dumps)
-    assert not trust.is_trusted_function(function)
-    assert not trust.is_trusted_function(functools.wraps(json.dumps)(lambda: None)), "wraps copies names"
+    assert trusted_code.is_trusted_function(json.dumps)
+    assert not trusted_code.is_trusted_function(function)
+    assert not trusted_code.is_trusted_function(functools.wraps(json.dumps)(lambda: None)), "wraps copies names"
 
 
 def test_classes() -> None:
-    assert all(map(trust.is_trusted_class, (int, collections.OrderedDict, torch.nn.Linear, np.ndarray)))
-    assert not trust.is_trusted_class(Kind)
+    assert all(map(trusted_code.is_trusted_class, (int, collections.OrderedDict, torch.nn.Linear, np.ndarray)))
+    assert not trusted_code.is_trusted_class(Kind)
     scope: dict[str, Any] = {}
     exec("class Nameless: pass", scope)
     assert scope["Nameless"].__module__ == "builtins"
-    assert not trust.is_trusted_class(scope["Nameless"])
+    assert not trusted_code.is_trusted_class(scope["Nameless"])
 
 
 def test_files() -> None:
-    assert trust.is_trusted_file(json.__file__)
-    assert trust.is_trusted_file("<frozen importlib._bootstrap>")
-    assert not trust.is_trusted_file(__file__)
+    assert trusted_code.is_trusted_file(json.__file__)
+    assert trusted_code.is_trusted_file("<frozen importlib._bootstrap>")
+    assert not trusted_code.is_trusted_file(__file__)
     installed = str(Path(json.__file__).parents[1] / "site-packages" / "timm" / "layers.py")
-    assert not trust.is_trusted_file(installed)
-    assert trust.is_installed_file(installed)
+    assert not trusted_code.is_trusted_file(installed)
+    assert trusted_code.is_installed_file(installed)
 
 
 class Meta(type):
@@ -71,7 +71,7 @@ class Made(metaclass=Meta):
 
 def test_classes_whose_metaclass_defines_their_module() -> None:
     assert not isinstance(Meta.__module__, str)
-    assert (trust.module_of(Meta), trust.module_of(Made)) == ("", "somewhere")
+    assert (trusted_code.module_of(Meta), trusted_code.module_of(Made)) == ("", "somewhere")
     step = dynaxla.compile_step(lambda x: x * (2 if isinstance(Made(), Made) and type(Made) is Meta else 3))
     for _ in range(4):
         assert step(torch.ones(2)).tolist() == [2, 2]

@@ -1,6 +1,6 @@
 """Fingerprints of Python objects by their contents: numbers of every kind, slices, code, dates.
 
-An object without such a fingerprint is known by its entries (holders.py) or by its identity, or it cannot be compared.
+An object without such a fingerprint is known by its entries (slots.py) or by its identity, or it cannot be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 
 from ..runtime import private
 from ..runtime.guards import answering
-from .trust import is_own, is_trusted_class, is_trusted_function, module_of
+from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()

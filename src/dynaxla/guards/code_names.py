@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .trust import is_trusted_namespace
+from .trusted_code import is_trusted_namespace
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # Functions and attributes with which code reads attributes, or globals, that it does not name.

@@ -18,14 +18,14 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from ..errors import CaptureError
-from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
+from .code_names import ExecutedCode, codes, names_of
 from .dispatch import has_own_dispatch
-from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
-from .names import ExecutedCode, codes, names_of
-from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
+from .fingerprints import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
+from .slots import Attributes, ClassDict, Holder, Namespace, View, shown
+from .trusted_code import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
 if TYPE_CHECKING:
-    from .surroundings import Walk
+    from .snapshot import Walk
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 # Attributes of classes that do not influence their methods.

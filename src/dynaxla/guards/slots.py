@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-from .contents import NO_CONTENT, PLAIN, content
+from .fingerprints import NO_CONTENT, PLAIN, content
+
+# Where a value is: the path of its container, and its key there.
+Place = tuple[str, Any]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
 

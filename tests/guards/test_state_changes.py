@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.training.readings import Readings, state_of
+from dynaxla.guards.state_changes import Readings, state_of
 
 
 def test_a_stamp() -> None:

@@ -18,14 +18,13 @@ import torch
 
 from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
-from .arrays import tensor_of
-from .contents import NO_CONTENT, PLAIN, Values, content, restore_values, same
-from .holders import ABSENT, Holder
-from .names import ExecutedCode
-from .scalars import Place
+from .code_names import ExecutedCode
+from .fingerprints import NO_CONTENT, PLAIN, Values, content, restore_values, same
+from .numpy_arrays import tensor_of
+from .object_walker import Visitor
+from .reference_checks import Identities, WalkSnapshot
+from .slots import ABSENT, Holder, Place
 from .torch_state import global_state
-from .visiting import Visitor
-from .watching import Identities, WalkSnapshot
 
 __all__ = ["ABSENT", "PLAIN", "ExecutedCode", "Holder", "Walk", "global_state", "meta", "storage_of", "walk"]
 

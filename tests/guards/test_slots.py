@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.holders import ABSENT, BASES, Attributes, ClassDict, Holder, Namespace, View, entries, shown
+from dynaxla.guards.slots import ABSENT, BASES, Attributes, ClassDict, Holder, Namespace, View, entries, shown
 
 pytestmark = pytest.mark.quick
 

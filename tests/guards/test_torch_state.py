@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from dynaxla.guards.torch_state import global_state
 from dynaxla.runtime import private
-from dynaxla.training.torch_state import global_state
 
 SETTINGS: list[Callable[[], Any]] = [
     torch.no_grad,

@@ -28,9 +28,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynaxla
+from dynaxla.guards.observation import observe
+from dynaxla.guards.snapshot import Walk, walk
 from dynaxla.observe import metrics
-from dynaxla.training.observation import observe
-from dynaxla.training.surroundings import Walk, walk
 
 X = torch.arange(6.0)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla.guards.shared_memory import shared
 from dynaxla.observe import metrics
-from dynaxla.training.shared_memory import shared
 
 
 def _array_and_tensor(kind: str) -> tuple[Any, torch.Tensor]:

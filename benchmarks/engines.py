@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dynaxla.autoselect.candidates import no_cpp_compiler
 from dynaxla.backend import dynaxla
 from dynaxla.bench import engines
 from dynaxla.bench.engines import Call, Engine, Inputs, as_training, compiled, compiled_step, no_device
 from dynaxla.engine.options import COMMANDS, WITHOUT_CONVOLUTIONS
-from dynaxla.ensemble.candidates import no_cpp_compiler
 from dynaxla.interop import to_jax
 
 

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dynaxla.autoselect import agreement
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.suites import Bert, _import
 from dynaxla.bench.training import Training
-from dynaxla.ensemble import agreement
 
 from . import ROOT, tables
 from .cells import Cells

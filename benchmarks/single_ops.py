@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaxla.autoselect.agreement import compare
 from dynaxla.bench import report
 from dynaxla.bench.measure import prepared_process
 from dynaxla.bench.requests import check_writable
 from dynaxla.bench.runner import first_line
-from dynaxla.ensemble.agreement import compare
 
 from . import tables
 from .cells import Cells

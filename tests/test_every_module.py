@@ -21,7 +21,7 @@ ELSEWHERE = {
     # What torch runs, what is found, and what waits.
     "engine/test_pending.py": "engine/build",
     # What they find and serve shows in the contests that they are parts of.
-    "ensemble/test_contest.py": "ensemble/check ensemble/compiled",
+    "autoselect/test_contest.py": "autoselect/check autoselect/compiled",
     "lowering/test_forms.py": "lowering/ops/weight_gradients",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",

@@ -20,7 +20,7 @@ PAGES = {
         ("interop",),
         "Functions of one library in the other: see [JAX in PyTorch](../jax-in-torch.md) and [PyTorch in JAX](../torch-in-jax.md).",
     ),
-    "export": ("Export", ("interop.export", "exported.model"), "Models as StableHLO: see [Export](../export.md)."),
+    "export": ("Export", ("interop.export", "artifact.model"), "Models as StableHLO: see [Export](../export.md)."),
     "observing": (
         "Looking inside",
         ("explained", "observe"),

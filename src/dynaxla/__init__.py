@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .artifact.model import ExportedModel as ExportedModel
+    from .artifact.model import load_artifact as load_artifact
     from .backend import dynaxla as dynaxla
     from .backend import dynaxla_auto as dynaxla_auto
     from .backend import dynaxla_retrace as dynaxla_retrace
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from .errors import UnsupportedVersion as UnsupportedVersion
     from .explained import Explanation as Explanation
     from .explained import explain as explain
-    from .exported.model import ExportedModel as ExportedModel
-    from .exported.model import load_artifact as load_artifact
     from .interop import as_jax as as_jax
     from .interop import as_torch as as_torch
     from .interop import to_jax as to_jax
@@ -65,7 +65,7 @@ _PUBLIC = {
         "UnsupportedVersion",
     ),
     "explained": ("Explanation", "explain"),
-    "exported.model": ("ExportedModel", "load_artifact"),
+    "artifact.model": ("ExportedModel", "load_artifact"),
     "interop": ("as_jax", "as_torch", "to_jax", "to_torch"),
     "interop.export": ("export",),
     "lowering": ("lowers",),
@@ -77,7 +77,7 @@ _PUBLIC = {
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]
 # Modules that need no torch. Their names are imported without those of the other modules.
-_ALONE = ("errors", "exported.model")
+_ALONE = ("errors", "artifact.model")
 # Subpackages that are attributes of dynaxla without an import of their own, e.g. dynaxla.observe.metrics.
 _REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
 

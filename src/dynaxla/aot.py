@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from .autoselect.compiled import GraphFacts
 from .buffers.lost_writes import LostWrite, LostWrites, unwatched
 from .buffers.overlaps import Overlaps, folded
 from .capture.decompositions import decompositions
@@ -21,7 +22,6 @@ from .capture.inputs import Sizes
 from .capture.runtime_wrapper import around, remade, writes_alone
 from .config import Options
 from .engine.protocol import Runner
-from .ensemble.compiled import GraphFacts
 from .errors import OptionError
 from .observe import events, metrics, rewrites
 from .passes import pipeline

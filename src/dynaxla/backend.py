@@ -20,13 +20,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot import OVERLAP, AotCapture, from_cache, place_in_cache
+from .autoselect.compiled import GraphFacts, compete
 from .buffers.lost_writes import LostWrite
 from .buffers.overlaps import guarded, overlooked
 from .capture.inputs import check_tensor
 from .config import Options
 from .engine import artifact
 from .engine.scheduler import engine_for
-from .ensemble.compiled import GraphFacts, compete
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.forms import check_forced

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
+from dynaxla.autoselect import agreement
 from dynaxla.bench import report
 from dynaxla.bench.measure import ModelResult, Row, Settings, Spread
 from dynaxla.bench.runner import Placement
-from dynaxla.ensemble import agreement
 
 
 def test_means_are_of_good_rows_only() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from dynaxla.autoselect import agreement
 from dynaxla.bench import suites
-from dynaxla.ensemble import agreement
 
 
 def test_weights_follow_the_seed_and_batch_norms_are_settled() -> None:

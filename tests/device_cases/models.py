@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
+from dynaxla.autoselect.agreement import compare, in_float64, moved
 from dynaxla.bench.suites import MODELS, _import, images, make_inputs, make_model, tokens
 from dynaxla.bench.training import Training
-from dynaxla.ensemble.agreement import compare, in_float64, moved
 
 from . import compile_quickly
 from .running import compile_anew

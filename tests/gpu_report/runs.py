@@ -62,7 +62,7 @@ RUNS = [
     Run("resnet18_step", 200),
     Run("test_models_cuda.py", 180),
     Run("test_ops_cuda.py", 180),
-    Run("test_open_layouts.py", 120),
+    Run("test_gpu_layouts.py", 120),
     Run("test_crossing_devices.py", 100),
     Run("callbacks", 90),
     Run("graph_capture", 60),

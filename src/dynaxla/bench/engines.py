@@ -27,8 +27,8 @@ from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
+from ..autoselect.candidates import no_cpp_compiler
 from ..backend import dynaxla, dynaxla_retrace
-from ..ensemble.candidates import no_cpp_compiler
 from ..observe import metrics
 from ..runtime import private
 from ..training import compile_step

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..ensemble.agreement import NumericalAgreement, compare, in_float64, moved, worst
+from ..autoselect.agreement import NumericalAgreement, compare, in_float64, moved, worst
 from ..observe import metrics
 from . import capture
 from .engines import Engine

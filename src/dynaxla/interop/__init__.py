@@ -5,7 +5,7 @@ torch_graphs.py     their graphs and autograd's graphs for given shapes; wide_ca
 jax_in_torch.py     JAX functions as functions of torch tensors: `to_torch`; jax_calls.py: calls of these functions in torch's graphs
 sharing.py          one memory as a tensor and as an array: `as_jax`, `as_torch`; border.py: conversions around JAX functions that run now
 torch_under_jax.py  torch functions on the device "jax", traced by JAX: `as_jax` of a function
-export.py           models as StableHLO, which dynaxla/exported/ runs without torch; dynamic_sizes.py: their dynamic dimensions
+export.py           models as StableHLO, which dynaxla/artifact/ runs without torch; dynamic_sizes.py: their dynamic dimensions
 """
 
 from .jax_in_torch import to_torch as to_torch

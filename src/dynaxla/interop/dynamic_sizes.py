@@ -14,8 +14,8 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from ..artifact.stablehlo import scope_of
 from ..errors import CaptureError
-from ..exported.stablehlo import scope_of
 from ..lowering.graphs import user_line
 from ..lowering.metadata import SymbolValues, TensorSpec
 from ..runtime import private

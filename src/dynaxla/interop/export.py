@@ -17,13 +17,13 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..artifact.manifest import DTYPES, ArraySpec, CheckSpec, Manifest
+from ..artifact.model import ExportedModel
+from ..artifact.stablehlo import calls, is_stable
+from ..artifact.structures import ARRAY, CONSTANTS, Structure, constant, mapping, sequence
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..errors import CaptureError, LoweringError, OptionError, UnsupportedOp, UnsupportedTensor
-from ..exported.manifest import DTYPES, ArraySpec, CheckSpec, Manifest
-from ..exported.model import ExportedModel
-from ..exported.stablehlo import calls, is_stable
-from ..exported.structures import ARRAY, CONSTANTS, Structure, constant, mapping, sequence
 from ..lowering import dtypes
 from ..lowering.checks import Checks
 from ..lowering.eager import PORTABLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.ensemble import agreement
+from dynaxla.autoselect import agreement
 
 
 def test_farther_from_eager_is_right_if_eager_is_as_far_from_float64() -> None:

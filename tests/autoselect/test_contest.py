@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.ensemble import contest
+from dynaxla.autoselect import contest
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics, verdicts
 

@@ -8,7 +8,7 @@ import planted_engines
 import pytest
 import torch
 
-from dynaxla.ensemble import candidates
+from dynaxla.autoselect import candidates
 from dynaxla.errors import OptionError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.ensemble.clones import by_storage, clones, content, in_float64, sharing
+from dynaxla.autoselect.clones import by_storage, clones, content, in_float64, sharing
 
 
 def test_strides_sharing_and_gradients_are_those_of_the_originals() -> None:

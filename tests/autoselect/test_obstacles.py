@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.ensemble import obstacles
+from dynaxla.autoselect import obstacles
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dynaxla.exported.manifest import ArraySpec, CheckSpec, Damaged, Manifest, read, written
-from dynaxla.exported.structures import ARRAY, sequence
+from dynaxla.artifact.manifest import ArraySpec, CheckSpec, Damaged, Manifest, read, written
+from dynaxla.artifact.structures import ARRAY, sequence
 
 MANIFEST = Manifest(
     name="model",

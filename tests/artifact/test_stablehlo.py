@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from dynaxla.exported.manifest import ArraySpec, Damaged, Manifest
-from dynaxla.exported.stablehlo import _KEPT, calls, exported, is_stable
+from dynaxla.artifact.manifest import ArraySpec, Damaged, Manifest
+from dynaxla.artifact.stablehlo import _KEPT, calls, exported, is_stable
 
 
 def _program(function: object, checked: bool = True) -> tuple[Manifest, bytes]:

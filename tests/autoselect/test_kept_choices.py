@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.ensemble import kept_choices
-from dynaxla.ensemble.kept_choices import KeptChoices
+from dynaxla.autoselect import kept_choices
+from dynaxla.autoselect.kept_choices import KeptChoices
 from dynaxla.runtime.store import Store
 
 

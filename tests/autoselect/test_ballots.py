@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from scripts import run_script
 
-from dynaxla.ensemble import ballots
-from dynaxla.ensemble.contest import Alone
+from dynaxla.autoselect import ballots
+from dynaxla.autoselect.contest import Alone
 
 FIRST = {"dynaxla": 1.0, "inductor": 2.0, "eager": 4.0}
 SECOND = {"dynaxla": 9.0, "inductor": 3.0, "eager": 6.0}

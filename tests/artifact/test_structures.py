@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.exported.structures import ARRAY, Mismatch, constant, count, flatten, mapping, sequence, unflatten
+from dynaxla.artifact.structures import ARRAY, Mismatch, constant, count, flatten, mapping, sequence, unflatten
 
 DESCRIBED = sequence("tuple", [ARRAY, mapping({"a": sequence("list", [ARRAY, constant(3)]), 1: constant(None)})])
 

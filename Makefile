@@ -166,6 +166,7 @@ lint: install
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tests/prose.py
 
 format: install
 	$(VENV)/bin/ruff check --fix

@@ -18,11 +18,11 @@ from dynaxla.runtime.programs import XlaProgram
 
 
 class Numbers:
-    """Buffers whose arrays are their tensors. lends: whether the program has them while it runs. memory: whether there may be more of it
+    """Buffers whose arrays are their tensors. donates_inputs: whether the program has them while it runs. memory: whether there may be more of it
     after a call that had too little."""
 
-    def __init__(self, memory: bool = False, lends: bool = False) -> None:
-        self.memory, self.lends = memory, lends
+    def __init__(self, memory: bool = False, donates_inputs: bool = False) -> None:
+        self.memory, self.donates_inputs = memory, donates_inputs
         self.exported: list[Any] = []
         self.abandoned: list[bool] = []
 
@@ -148,7 +148,7 @@ def test_a_call_is_a_region_of_torchs_profiler() -> None:
 
 def test_results_of_a_program_that_writes_in_place_are_not_lost_to_an_interrupt() -> None:
     """Ctrl-C behind the program: the tensors have their new values before it goes on."""
-    binding = Numbers(lends=True)
+    binding = Numbers(donates_inputs=True)
 
     def interrupted(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         binding.export = exported
@@ -162,7 +162,7 @@ def test_results_of_a_program_that_writes_in_place_are_not_lost_to_an_interrupt(
 
 
 def test_a_program_that_writes_in_place_and_fails_is_abandoned() -> None:
-    binding = Numbers(memory=True, lends=True)
+    binding = Numbers(memory=True, donates_inputs=True)
 
     def fail(_: Sequence[Any]) -> Sequence[Any]:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: there is no more")

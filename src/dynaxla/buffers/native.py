@@ -23,7 +23,7 @@ from ..runtime.layout import Layout, row_major
 from .addresses import exporter
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
-from .protocol import Plain
+from .protocol import Buffers, Plain
 
 Order = tuple[int, ...]
 
@@ -41,8 +41,8 @@ class GraphDevice:
     jax_device: jax.Device
 
 
-class NativeBuffers:
-    """Buffers in torch's memory; see `protocol.Buffers`.
+class NativeBuffers(Buffers):
+    """Buffers in torch's memory. No array is donated, because XLA would copy a donated buffer that torch owns, and there is no mesh.
 
     Args:
         interpreter: The graph.
@@ -91,10 +91,6 @@ class NativeBuffers:
             self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
         # Results that only the backward pass reads may keep the memory order in which they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
-        self.orders: Mapping[int, Order] = {}
-        self.donated: Sequence[int] = ()  # XLA would copy a donated buffer that torch owns
-        self.where = None  # torch's memory is on one device
-        self.shardings: Sequence[Any] = ()
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = place.device.type == "cuda"
         self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
@@ -309,7 +305,7 @@ class NativeBinding:
     `waits` is set (see `AtenGraph`) and the program has checks.
     """
 
-    lends = False
+    donates_inputs = False
 
     def __init__(
         self,

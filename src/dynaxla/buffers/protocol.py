@@ -11,6 +11,7 @@ import torch
 from jax.sharding import NamedSharding
 from torch.fx import Node
 
+from ..errors import UnsupportedTensor
 from ..runtime.late_checks import Checks
 from ..runtime.layout import Layout
 
@@ -19,11 +20,10 @@ class Binding(Protocol):
     """Converts between tensors and arrays at each call of a compiled program. Thread-safe.
 
     Attributes:
-        lends: True if the program owns its input arrays until it has run; either `export` or `abandon` must then follow `arrays`.
+        donates_inputs: True if the program owns its input arrays until it has run; either `export` or `abandon` must then follow `arrays`.
     """
 
-    @property
-    def lends(self) -> bool: ...
+    donates_inputs: bool = False
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         """Returns the tensors that a call needs, out of all the graph's inputs: those that the program reads, then those that only outputs
@@ -91,7 +91,7 @@ class Plain:
 
 
 class Buffers(Protocol):
-    """The memory of one graph with concrete sizes.
+    """The memory of one graph with concrete sizes. Members with a default are capabilities that only some memory has.
 
     Attributes:
         nodes: The nodes whose values the program returns.
@@ -102,37 +102,22 @@ class Buffers(Protocol):
             inputs.
         orders: The orders given to `ordered`.
         donated: Indices among `avals()` of arrays that a program may overwrite. The first results of the program are their new values.
-        facts: Hashable; everything besides numbers on which a binding depends.
         where: The sharding of a value that is replicated on all devices of a mesh, if the program runs on one.
         shardings: On a mesh, the shardings of the program's first results; XLA chooses where an entry is None.
     """
 
-    @property
-    def nodes(self) -> Sequence[Node]: ...
+    nodes: Sequence[Node]
+    numbers: Sequence[Node]
+    free: Sequence[int] = ()
+    loose: Mapping[int, int] = {}
+    orders: Mapping[int, tuple[int, ...]] = {}
+    donated: Sequence[int] = ()
+    where: NamedSharding | None = None
+    shardings: Sequence[NamedSharding | None] = ()
 
     @property
-    def numbers(self) -> Sequence[Node]: ...
-
-    @property
-    def free(self) -> Sequence[int]: ...
-
-    @property
-    def loose(self) -> Mapping[int, int]: ...
-
-    @property
-    def orders(self) -> Mapping[int, tuple[int, ...]]: ...
-
-    @property
-    def donated(self) -> Sequence[int]: ...
-
-    @property
-    def facts(self) -> Any: ...
-
-    @property
-    def where(self) -> NamedSharding | None: ...
-
-    @property
-    def shardings(self) -> Sequence[NamedSharding | None]: ...
+    def facts(self) -> Any:
+        """Everything besides numbers on which a binding depends, as a hashable value."""
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
         """Returns the program's parameters: the seed of its key, if any, and then the packed arrays."""
@@ -170,20 +155,27 @@ class Buffers(Protocol):
 
         Raises:
             RuntimeError: A value has another shape or dtype than the graph's.
+            UnsupportedTensor: torch's kernels cannot read this memory.
         """
+        raise UnsupportedTensor(
+            "torch's kernels cannot run a graph on this device while XLA compiles it", hint="leave out the option compile='background'"
+        )
 
     def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
         """Returns the same buffers with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's
         value.
         """
+        return self
 
     def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
         """Returns the same buffers for a program that was compiled for loose arrays in these orders, by their index."""
+        return self
 
     def plain(self) -> Plain | None:
         """Returns the same buffers for a program that is composed of several, or None if a result is not a node's value alone in its
         memory.
         """
+        return None
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
         """Returns the binding for a compiled program. `numbers`: the values of `self.numbers`."""

@@ -25,9 +25,9 @@ from torch.fx import Node
 from ..buffers.device_kinds import LayoutMismatch, Request
 from ..buffers.native import assembler
 from ..buffers.plan import Constant, FromInput, Output, plan_outputs
-from ..buffers.protocol import Plain
+from ..buffers.protocol import Buffers
 from ..capture.graph import written_inputs
-from ..errors import DynaxlaError, UnsupportedTensor
+from ..errors import DynaxlaError
 from ..lowering import SymbolValues, TensorSpec, dtypes
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import metrics
@@ -157,11 +157,8 @@ class _Input:
         return jax.ShapeDtypeStruct(shape, dtypes.to_jax(self.place.dtype), sharding=self.sharding)
 
 
-class StorageBuffers:
-    """See `protocol.Buffers`."""
-
-    loose: Mapping[int, int] = {}
-    orders: Mapping[int, tuple[int, ...]] = {}
+class StorageBuffers(Buffers):
+    """Buffers in storages that XLA's arrays fill. A program may donate arrays, and may run on a mesh."""
 
     def __init__(self, request: Request) -> None:
         interpreter, symbols, args = request.interpreter, request.symbols, request.args
@@ -217,6 +214,12 @@ class StorageBuffers:
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
         self._slots = self._written_slots()
         self._donate = request.donate
+        self.donated = tuple(slot + self._draws_random for slot in self._slots) if self._donate else ()
+        # The first results are the new arrays of written inputs, with the inputs' shardings.
+        self.shardings = [self._inputs[slot].sharding for slot in self._slots]
+        if self.where is not None and self._phase == "forward":
+            # XLA's partitioner may choose the shapes of new tensors: some have one dimension in place of several sharded ones.
+            self.free = range(len(self._slots), len(self._slots) + len(self._buffers))
         self._arrays: Sequence[jax.Array] = ()
         self._offsets: Sequence[jax.Array] = ()
 
@@ -283,20 +286,6 @@ class StorageBuffers:
             self._inputs[index] = dataclasses.replace(item, sharding=sharding if fits else where, shape=shape if fits else None)
         return where
 
-    @property
-    def free(self) -> Sequence[int]:
-        """The indices of results whose shape XLA's partitioner may choose: all new tensors of a forward pass on a mesh.
-
-        Some of them have one dimension in place of several sharded ones.
-        """
-        count = len(self._slots)
-        return range(count, count + len(self._buffers)) if self.where is not None and self._phase == "forward" else ()
-
-    @property
-    def shardings(self) -> Sequence[NamedSharding | None]:
-        """The shardings of the program's first results, which are the new arrays of written inputs: those of the inputs."""
-        return [self._inputs[slot].sharding for slot in self._slots]
-
     def _written_slots(self) -> list[int]:
         """Returns the indices of the inputs for whose storages the program returns new arrays: one input for each storage."""
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
@@ -309,11 +298,6 @@ class StorageBuffers:
     @property
     def facts(self) -> tuple[Any, ...]:
         return tuple(self.specs.items()), tuple(self._inputs), tuple(buffer.spec.stride for buffer in self._buffers)
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The indices in `avals()` of the arrays that are donated to the program."""
-        return tuple(slot + self._draws_random for slot in self._slots) if self._donate else ()
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
         found = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
@@ -358,21 +342,6 @@ class StorageBuffers:
         self._arrays = self._offsets = ()
         packed = [buffer.pack(value) for buffer, value in zip(self._buffers, outputs[len(self._written) :], strict=True)]
         return [*(new[slot] for slot in self._slots), *packed]
-
-    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        raise UnsupportedTensor(
-            "torch's kernels cannot run a graph on the device jax while XLA compiles it",
-            hint="leave out the option compile='background'",
-        )
-
-    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> StorageBuffers:
-        return self
-
-    def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> StorageBuffers:
-        return self
-
-    def plain(self) -> Plain | None:
-        return None
 
     def bind(self, numbers: Sequence[Any]) -> StorageBinding:
         outputs = assembler(
@@ -432,7 +401,7 @@ class StorageBinding:
             names_mesh: the graph itself names the mesh, so the program runs on it even if all inputs are on one device.
         """
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
-        self._donate, self.lends = donate, bool(slots)
+        self._donate, self.donates_inputs = donate, bool(slots)
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
         self._mesh, self._names_mesh = mesh, names_mesh
@@ -555,7 +524,7 @@ class StorageBinding:
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         taken = cast("_Taken", tensors)
         arrays = taken.arrays
-        if self.lends:
+        if self.donates_inputs:
             slots = self._slots
             taken.lent = InUse()
             while not taken.lent.lend([taken.storages[slot] for slot in slots], [arrays[slot] for slot in slots]):

@@ -130,7 +130,7 @@ class Executable:
         try:
             with programs.below_caller(), self._kernels(), self._among():
                 start = metrics.now()
-                if binding.lends:
+                if binding.donates_inputs:
                     results = self._run_in_place(self._call, tensors)
                 else:
                     arrays = binding.arrays(tensors)

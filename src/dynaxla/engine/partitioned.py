@@ -206,7 +206,7 @@ class Partitioned:
 class _Binding:
     """See `buffers.protocol.Binding`. Tensors are this process's shards; contiguous ones are aliased, others are copied."""
 
-    lends = False
+    donates_inputs = False
 
     def __init__(self, outputs: Sequence[Any], computed: Sequence[int], positions: Mapping[Any, int], device: jax.Device) -> None:
         """Prepares the binding.

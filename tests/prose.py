@@ -1,6 +1,6 @@
 """`python tests/prose.py`: sentences that have to be read twice, in docstrings and comments of the library. Part of `make lint`.
 
-It finds a few patterns only; reading is what keeps the prose plain.
+It finds a few patterns, and modules that are named and do not exist. Reading is what keeps the prose plain.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ _WORDS = re.compile(r"\b(mend(?:s|ed|ing)?|is told|are told|beside)\b")
 # Several attributes or arguments in one paragraph: one a line is easier to read.
 _RUN_ON = re.compile(r"\b(Attributes|Args): \w+ \([^)]*\)[;,] \w+ \(")
 
+# A module by its path. Paths begin at the repository, at the package or at its folder `lowering`, or are those of other packages.
+_MODULES = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.py)\b")
+_STARTS = (ROOT, ROOT / "src" / "dynaxla", ROOT / "src" / "dynaxla" / "lowering")
+_OTHERS = ("torch", "jax", "functorch", "path")
+
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each finding in a module."""
@@ -42,6 +47,9 @@ def _in_text(text: str) -> Iterator[str]:
         yield f"{found[0]!r}: use an everyday word (fix, reported, next to)"
     if found := _RUN_ON.search(text):
         yield f"{found[1]} in one paragraph: write one a line"
+    for found in _MODULES.finditer(text):
+        if found[1].split("/")[0] not in _OTHERS and not any((start / found[1]).exists() for start in _STARTS):
+            yield f"there is no {found[1]}"
 
 
 def main() -> int:

@@ -15,7 +15,8 @@ import pytest
         ("x = 1  # mended in torch 2.14", "'mended'"),
         ("# the one beside it", "'beside'"),
         ('"""A thing.\n\nAttributes: a (its size); b (its name)\n"""', "write one a line"),
-        ('def f():\n    """Returns the size."""  # fixed', ""),
+        ('def f():\n    """Returns the size."""  # fixed, see engine/xla.py, cpu/onednn.py and torch/a.py', ""),
+        ("# see engine/nothing.py", "there is no engine/nothing.py"),
         ('text = "what is told beside the code is not looked at"', ""),
     ],
 )

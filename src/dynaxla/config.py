@@ -40,7 +40,7 @@ class Options:
             {"convolution": "xla"}; see dynaxla.lowering.forms. Default: the environment variable DYNAXLA_FORMS, e.g.
             "convolution=xla,contraction=onednn", or none.
         freeze: for inference: values that depend on parameters and buffers alone (batch norms folded into convolutions, weights cast by
-            autocast or packed for oneDNN's kernels) are computed once, and again after one of those tensors changes. `FrozenProgram` names
+            autocast or packed for oneDNN's kernels) are computed once, and again after one of those tensors changes. `FrozenValues` names
             the changes that PyTorch cannot detect.
         tune: measure, for each shape of an op with several implementations, all that support it, and use the fastest instead of the one
             expected to be the fastest. The first call takes longer; measurements are kept in the cache directory. See `dynaxla tune`.

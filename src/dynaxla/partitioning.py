@@ -86,7 +86,7 @@ _said: set[str] = set()
 
 
 def leave(name: str, reason: NotPartitioned, options: Options) -> None:
-    """Records that a graph is compiled as with partition="torch": counts it, emits a `WentOn` event, and logs each reason once.
+    """Records that a graph is compiled as with partition="torch": counts it, emits a `StepFellBack` event, and logs each reason once.
 
     Raises: CaptureError if options.fallback is "error".
     """

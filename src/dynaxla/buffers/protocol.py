@@ -32,7 +32,7 @@ class Binding(Protocol):
         Empties `args`.
 
         Raises:
-            Unlike: See device_kinds.py.
+            LayoutMismatch: See device_kinds.py.
         """
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:

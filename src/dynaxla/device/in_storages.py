@@ -445,7 +445,7 @@ class StorageBinding:
     def _verify(self, tensors: Sequence[torch.Tensor]) -> None:
         """Checks the metadata of the inputs.
 
-        Raises: Unlike for other strides or bits; DynaxlaError for another shape, dtype or device than the program was compiled for.
+        Raises: LayoutMismatch for other strides or bits; DynaxlaError for another shape, dtype or device than the program was compiled for.
         """
         for item, tensor in zip(self._inputs, tensors, strict=True):
             place = item.place
@@ -465,7 +465,7 @@ class StorageBinding:
     def _look(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
         """Brings the arrays into the shapes and dtypes that the program takes.
 
-        Raises: Unlike where an input does not fill its storage, or has another array than the program was compiled for.
+        Raises: LayoutMismatch where an input does not fill its storage, or has another array than the program was compiled for.
         """
         for index, (item, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
             if item.is_host:
@@ -484,7 +484,10 @@ class StorageBinding:
         self._known = [array.aval for array in taken.arrays]
 
     def _match(self, taken: _Taken) -> None:
-        """Moves arrays on one device to the program's mesh. Raises: Unlike if an array then has another sharding than the program takes."""
+        """Moves arrays on one device to the program's mesh.
+
+        Raises: LayoutMismatch if an array then has another sharding than the program takes.
+        """
         arrays, alone = taken.arrays, []
         for index, item in enumerate(self._inputs):
             if arrays[index].sharding is item.sharding:
@@ -500,7 +503,7 @@ class StorageBinding:
             arrays[index] = storages.spread(taken.storages[index], arrays[index], cast("NamedSharding", self._mesh))
 
     def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
-        """Raises Unlike if other inputs share storages than when the program was compiled, or a view fills its storage now."""
+        """Raises LayoutMismatch if other inputs share storages than when the program was compiled, or a view fills its storage now."""
         first: dict[int, int] = {}
         for index in self._views:
             item, tensor = self._inputs[index], tensors[index]

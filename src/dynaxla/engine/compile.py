@@ -81,7 +81,7 @@ def trace_graph(
         name: The name of the program.
         avals: The shapes and dtypes of its arguments.
         interpreter: The graph or the part that the function evaluates.
-        reorders: Whether cpu/transposes.py evaluates the function.
+        reorders: Whether passes/jaxpr/transposes.py evaluates the function.
         free: The indices of results whose dimensions may lie in any order.
         donated: See `Buffers`.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .protocol import Runner
 
-# The identifiers of threads in which programs raise HeldBack instead of running.
+# The identifiers of threads in which programs raise DryRun instead of running.
 threads: set[int] = set()
 
 
@@ -38,6 +38,6 @@ def first_program(call: Callable[[], Any]) -> DryRun | None:
 
 
 def hold_back(program: Runner, args: Sequence[Any]) -> None:
-    """Raises HeldBack if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
+    """Raises DryRun if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
     if threading.get_ident() in threads:
         raise DryRun(program, args)

@@ -59,7 +59,7 @@ class Context:
         Args:
             key: The JAX PRNG key from which the graph's random numbers are derived.
             drawn: The number of keys that other programs derive from `key` before this one.
-            reorders: True if cpu/transposes.py will process the traced program.
+            reorders: True if passes/jaxpr/transposes.py will process the traced program.
         """
         self.platform = platform
         self.eager = eager_on(platform)

@@ -406,7 +406,7 @@ class StepPrograms:
 
         Raises:
             Refused: the function was stopped before an effect that a program would not repeat.
-            _Wider: it has run code that no earlier call has run.
+            _NewCode: it has run code that no earlier call has run.
         """
         with guards.questions() as questions:
             result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))

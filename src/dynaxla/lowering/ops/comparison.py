@@ -68,7 +68,7 @@ def _minimum(x: Array, y: Array) -> Array:
 
 def _keeps_zeros(dtype: DType) -> bool:
     """True for dtypes that are clamped at zero by a select, which keeps the sign of zeros. For half types a maximum needs fewer roundings
-    (see cpu/halves.py)."""
+    (see passes/jaxpr/bfloat16_rounding.py)."""
     return dtypes.is_float(dtype) and dtype.itemsize > 2
 
 

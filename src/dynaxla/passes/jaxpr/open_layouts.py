@@ -21,7 +21,7 @@ from ...runtime.programs import Orders
 
 
 def opens_layouts(platform: str) -> bool:
-    """True if XLA chooses layouts on this platform. Its CPU compiler never changes a layout: there, cpu/transposes.py chooses."""
+    """True if XLA chooses layouts on this platform. Its CPU compiler never changes a layout: there, passes/jaxpr/transposes.py chooses."""
     return platform != "cpu"
 
 

@@ -26,7 +26,7 @@ _RUN_ON = re.compile(r"\b(Attributes|Args): \w+ \([^)]*\)[;,] \w+ \(")
 # A module by its path. Paths begin at the repository, at the package or at its folder `lowering`, or are those of other packages.
 _MODULES = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.py)\b")
 _STARTS = (ROOT, ROOT / "src" / "dynaxla", ROOT / "src" / "dynaxla" / "lowering")
-_OTHERS = ("torch", "jax", "functorch", "path")
+_OTHERS = ("torch", "jax", "functorch", "path", "Lib")
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:

@@ -18,8 +18,10 @@ from dynaxla.runtime.programs import XlaProgram
 
 
 class Numbers:
-    """Buffers whose arrays are their tensors. donates_inputs: whether the program has them while it runs. memory: whether there may be more of it
-    after a call that had too little."""
+    """Buffers whose arrays are their tensors.
+
+    donates_inputs: the program has them while it runs. memory: there may be more of it after a call that had too little.
+    """
 
     def __init__(self, memory: bool = False, donates_inputs: bool = False) -> None:
         self.memory, self.donates_inputs = memory, donates_inputs

@@ -114,8 +114,9 @@ class Interpreter:
             _ = self._steps
 
     def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
-        """True if arrays may have another memory order than that of their dimensions. On the CPU, passes/jaxpr/transposes.py evaluates such a
-        program.
+        """True if arrays may have another memory order than that of their dimensions.
+
+        On the CPU, passes/jaxpr/transposes.py evaluates such a program.
         """
         return self._has_convolutions or not all(spec.is_row_major for spec in inputs)
 

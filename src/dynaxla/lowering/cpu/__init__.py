@@ -6,9 +6,6 @@ onednn_support.py             decides where oneDNN's calls are used
 weight_orders.py              weights prepacked in oneDNN's own layout
 faster_kernels.py             ops that torch's kernels compute faster than XLA, with the time that they save
 lone_ops.py                   graphs without anything to fuse, which torch runs
-evaluation.py                 base class of the passes over a traced program:
-                              transposes.py (defers transposes; reshapes.py), bfloat16_rounding.py (rounds bfloat16 as rarely as possible),
-                              partitionable.py (programs that XLA's partitioner can shard)
 channels_last.py              memory order of activations between convolutions
 changed_parts.py              in-place updates of slices, restored after functionalization
 in_memory.py                  writes an intermediate result to memory; shared_values.py chooses these results in a graph

@@ -97,7 +97,7 @@ class Masks:
         """Returns the extents of a tensor whose dimensions are valid up to their true sizes.
 
         uniform: True if the tensor has the same values along each rounded dimension.
-        Raises: Unknown if a true size may be greater than the rounded one.
+        Raises: NoPaddingRule if a true size may be greater than the rounded one.
         """
         if free_unbacked_symbols(tensor):
             raise NoPaddingRule("its size depends on the values of a tensor")
@@ -108,19 +108,19 @@ class Masks:
         return tuple(Extent(extent.factors, uniform and self.is_padded(extent)) for extent in found)
 
     def exact(self, *values: Any) -> None:
-        """Raises Unknown if a number depends on a rounded size."""
+        """Raises NoPaddingRule if a number depends on a rounded size."""
         for value in pytree.tree_leaves(values):
             if self.is_rounded(value):
                 raise NoPaddingRule("it uses a dynamic size as a number")
 
     def fixed(self, *values: Any) -> None:
-        """Raises Unknown if a number may change between calls."""
+        """Raises NoPaddingRule if a number may change between calls."""
         for value in pytree.tree_leaves(values):
             if isinstance(value, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise NoPaddingRule("it uses a number that changes between calls")
 
     def unpadded(self, node: Node, dims: Iterable[int]) -> None:
-        """Raises Unknown if one of these dimensions has a rounded size."""
+        """Raises NoPaddingRule if one of these dimensions has a rounded size."""
         for dim in dims:
             if self.is_padded(self.of(node)[dim]):
                 raise NoPaddingRule(f"dimension {dim} of {_shape(node)} is padded")
@@ -128,7 +128,10 @@ class Masks:
     # New nodes
 
     def place(self, size: Any) -> int:
-        """Returns the index of a true size in `lengths`, adding it if needed. Raises: Unknown if it may be greater than the rounded one."""
+        """Returns the index of a true size in `lengths`, adding it if needed.
+
+        Raises: NoPaddingRule if it may be greater than the rounded one.
+        """
         if not grows(size):
             raise NoPaddingRule(f"the position {size} may be larger than its rounded value")
         if size not in self.sizes:
@@ -224,7 +227,10 @@ class Masks:
         return added
 
     def held(self, node: Node, dims: Iterable[int]) -> Node:
-        """Repeats the last valid elements of dimensions over the padding. Raises: Unknown for a flattened dimension (several factors)."""
+        """Repeats the last valid elements of dimensions over the padding.
+
+        Raises: NoPaddingRule for a flattened dimension (several factors).
+        """
         for dim in dims:
             extent = self.of(node)[dim].resolved
             if not self.is_padded(extent):
@@ -255,7 +261,10 @@ class Masks:
         return added
 
     def real(self, number: Any, like: torch.Tensor) -> Node:
-        """Returns the true value of a number computed from sizes, such as a quotient, as a float64 tensor of rank 0. Raises: Unknown."""
+        """Returns the true value of a number computed from sizes, such as a quotient, as a float64 tensor of rank 0.
+
+        Raises: NoPaddingRule.
+        """
 
         def made(op: Any, *parts: Node) -> Node:
             return self.add(op, parts, (), like, gives=torch.float64)

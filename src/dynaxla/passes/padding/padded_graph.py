@@ -171,7 +171,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         products: the factors of input dimensions that are no prefixes, by their size. A dimension of 4 * s has the factors (s, 4) for the
             heads of a batch, and (4, s) where a forward graph has flattened a batch and a length. Two concatenated tensors are a prefix.
 
-    Raises: Unknown.
+    Raises: NoPaddingRule.
     """
     module = copy_graph(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -213,7 +213,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
 
 
 def _apply(masks: Masks, node: Node) -> None:
-    """Applies the rule of a node's op, and records the extents of the result. Raises: Unknown, naming the op."""
+    """Applies the rule of a node's op, and records the extents of the result. Raises: NoPaddingRule, naming the op."""
     masks.node = node
     val = node.meta.get("val")
     several = isinstance(val, (tuple, list))
@@ -264,7 +264,7 @@ def _shared_storages(node: Node) -> set[int]:
 
 
 def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
-    """Raises Unknown if the extents that a rule returned do not match the result's sizes."""
+    """Raises NoPaddingRule if the extents that a rule returned do not match the result's sizes."""
     if not isinstance(fake, torch.Tensor):
         return
     if len(extents) != fake.dim():
@@ -370,7 +370,7 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
 
 
 def _shared(nodes: list[Node]) -> Node:
-    """Returns the node in whose memory the values of all these nodes lie. Raises: Unknown if one has another dtype."""
+    """Returns the node in whose memory the values of all these nodes lie. Raises: NoPaddingRule if one has another dtype."""
     origin = nodes[0]
     while (source := viewed(origin)) is not None:
         origin = source

@@ -195,7 +195,7 @@ def index_of(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool,
         is_index: True if an index out of range raises IndexError, else RuntimeError.
         held: True if the padding of `index` already holds valid indices.
 
-    Raises: Unknown.
+    Raises: NoPaddingRule.
     """
     size = value(table).shape[dim]
     if size == 0:

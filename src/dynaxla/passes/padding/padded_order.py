@@ -136,7 +136,10 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
 
 
 def by_strides(masks: Masks, node: Node) -> Extents:
-    """Rewrites `as_strided` as a slice of each dimension and a permutation. Raises: Unknown for other views, which depend on true sizes."""
+    """Rewrites `as_strided` as a slice of each dimension and a permutation.
+
+    Raises: NoPaddingRule for other views, which depend on true sizes.
+    """
     source, sizes, steps = node.args[:3]
     assert isinstance(source, Node)
     laid_out, result = masks.given.get(source, value(source)), value(node)
@@ -188,7 +191,7 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
     """Returns the position in each dimension of the element that lies `later` elements behind the first one in memory.
 
     steps: the stride of each dimension.
-    Raises: Unknown.
+    Raises: NoPaddingRule.
     """
     found = dict.fromkeys(steps, 0)
     rest = sympy.sympify(later)

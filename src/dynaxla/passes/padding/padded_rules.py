@@ -72,7 +72,7 @@ def others(node: Node, *names: str) -> list[Any]:
 
 
 def static(masks: Masks, arguments: Any) -> None:
-    """Raises Unknown if one of these tensors has a rounded size."""
+    """Raises NoPaddingRule if one of these tensors has a rounded size."""
     for item in torch.utils._pytree.tree_leaves(arguments):
         if isinstance(item, Node):
             masks.unpadded(item, range(len(masks.of(item))))
@@ -535,7 +535,7 @@ def _reduction(masks: Masks, node: Node) -> Any:
 
 
 def one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
-    """Raises Unknown unless linear positions in these dimensions are the same as with the true sizes.
+    """Raises NoPaddingRule unless linear positions in these dimensions are the same as with the true sizes.
 
     That holds if none of the dimensions is padded, or if there is only one and it is one prefix.
     """

@@ -93,7 +93,7 @@ def _told(masks: Masks, extents: Extents) -> tuple[int, int]:
 
 
 def _wide(masks: Masks, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _Wide:
-    """Returns the helper for statistics of x over `dims`. Raises: Unknown for complex numbers."""
+    """Returns the helper for statistics of x over `dims`. Raises: NoPaddingRule for complex numbers."""
     if x.is_complex():
         raise NoPaddingRule("it computes with complex numbers")
     dtype = torch.float32 if x.dtype.itemsize < 4 else x.dtype
@@ -222,7 +222,7 @@ def _norm_of_rounded_rows_backward(masks: Masks, node: Node, rows: Extents) -> l
 
 
 def _by_channels(masks: Masks, x: Extents, vectors: Sequence[Any]) -> Extents:
-    """Returns the extents of x, with the channels' extent joined with those of vectors of channels. Raises: Unknown."""
+    """Returns the extents of x, with the channels' extent joined with those of vectors of channels. Raises: NoPaddingRule."""
     return replaced(x, 1, joined([x[1], *(masks.of(vector)[0] for vector in vectors if isinstance(vector, Node))]))
 
 
@@ -346,7 +346,7 @@ class _ChannelGroups:
 
 
 def _group_arguments(masks: Masks, tensors: Sequence[Node], weights: Sequence[Any], channels: Any, groups: Any) -> Extents:
-    """Checks the arguments of a group norm, and returns the extents of the first tensor, the images. Raises: Unknown."""
+    """Checks the arguments of a group norm, and returns the extents of the first tensor, the images. Raises: NoPaddingRule."""
     masks.exact(channels, groups)
     static(masks, weights)
     for tensor in tensors:

@@ -22,7 +22,7 @@ from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, joined, quot
 
 
 def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
-    """Returns the spatial dimensions of a tensor, from `first` on. Raises: Unknown if a rounded one is not one prefix."""
+    """Returns the spatial dimensions of a tensor, from `first` on. Raises: NoPaddingRule if a rounded one is not one prefix."""
     extents = masks.of(tensor)
     places = range(first, len(extents))
     for dim in places:
@@ -32,7 +32,7 @@ def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
 
 
 def _images(masks: Masks, images: Any) -> list[int]:
-    """Returns the spatial dimensions of a batch of images with channels. Raises: Unknown."""
+    """Returns the spatial dimensions of a batch of images with channels. Raises: NoPaddingRule."""
     if not 3 <= value(images).dim() <= 5:
         raise NoPaddingRule("its input has no batch dimension")
     return _prefixes(masks, images, 2)
@@ -133,7 +133,7 @@ def _max_pool_backward(masks: Masks, node: Node) -> Extents:
 
 
 def _mean_of_whole_windows(masks: Masks, images: Node, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: Any) -> None:
-    """Raises Unknown if the number of elements in a window depends on where the image ends."""
+    """Raises NoPaddingRule if the number of elements in a window depends on where the image ends."""
     if divisor is not None or not any(masks.is_padded(extent) for extent in masks.of(images)[2:]):
         return
     if ceil_mode or (not count_include_pad and any(padding)):
@@ -180,7 +180,7 @@ _REPEATED_BACKWARD = tuple(getattr(aten, f"replication_pad{count}d_backward").de
 def _ends(masks: Masks, x: Node, padding: Sequence[int]) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]], list[int]]:
     """Returns the widths added before and after each dimension, the same for rounded dimensions only, and the padding without the latter.
 
-    Raises: Unknown.
+    Raises: NoPaddingRule.
     """
     masks.exact(padding)
     rank = value(x).dim()

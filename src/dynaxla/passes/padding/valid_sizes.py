@@ -56,7 +56,7 @@ Extents = tuple[Extent, ...]
 
 
 def size_of(size: int | torch.SymInt) -> Any:
-    """Returns a size as an int if it is known, else as a sympy expression. Raises: Unknown if it is not an integer."""
+    """Returns a size as an int if it is known, else as a sympy expression. Raises: NoPaddingRule if it is not an integer."""
     if isinstance(size, (torch.SymFloat, torch.SymBool, float)):
         raise NoPaddingRule("a number computed from sizes is not a whole number")
     if not isinstance(size, torch.SymInt):
@@ -109,7 +109,7 @@ def symbols_of(number: Any) -> Collection[Any]:
 def joined(extents: Sequence[Extent]) -> Extent:
     """Returns the extent of dimensions that are broadcast together.
 
-    Raises: Unknown if the extents have different factors.
+    Raises: NoPaddingRule if the extents have different factors.
     """
     told = {extent for extent in extents if extent.factors and not extent.uniform}
     if len(told) > 1:
@@ -123,7 +123,7 @@ def joined(extents: Sequence[Extent]) -> Extent:
 
 
 def broadcast(operands: Sequence[Extents]) -> Extents:
-    """Returns the extents of the result of a pointwise op on operands with these extents. Raises: Unknown."""
+    """Returns the extents of the result of a pointwise op on operands with these extents. Raises: NoPaddingRule."""
     rank = max(map(len, operands))
     padded = [(Extent(()),) * (rank - len(extents)) + extents for extents in operands]
     return tuple(joined(dims) for dims in zip(*padded, strict=True))
@@ -137,7 +137,7 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
     """Returns the extents after a reshape to `sizes`.
 
     symbols: the rounded symbols.
-    Raises: Unknown if the reshape splits a rounded size.
+    Raises: NoPaddingRule if the reshape splits a rounded size.
     """
     left = [factor for extent in extents for factor in extent.factors][::-1]
     if 0 in left:

@@ -208,7 +208,7 @@ _FAKES: dict[OpOverload, Callable[..., Any]] = {
 
 
 def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Returns an op's results for fake tensors. Raises: ByTorch if torch cannot compute them."""
+    """Returns an op's results for fake tensors. Raises: NotLowered if torch cannot compute them."""
     try:
         with _untold(), _disable_current_modes(), torch.no_grad(), mode:
             return _FAKES.get(op, op)(*args, **kwargs)
@@ -233,7 +233,7 @@ def _untold() -> Iterator[None]:
 
 
 def _check_numbers(problem: OpSpecialization, mode: FakeTensorMode) -> None:
-    """Raises ByTorch if torch's kernel rejects the numbers that are going to be compiled in."""
+    """Raises NotLowered if torch's kernel rejects the numbers that are going to be compiled in."""
     assert problem.form.functional is not None
     args, kwargs = problem.args, problem.functional_kwargs
     operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, TensorOperand)]
@@ -268,7 +268,7 @@ def trace(
 
     Returns: the graph, the nodes of the op's results, and the fake results in the structure in which the op returns them.
 
-    Raises: ByTorch if torch has no fake results for the op, or it cannot be decomposed.
+    Raises: NotLowered if torch has no fake results for the op, or it cannot be decomposed.
     """
     graph = Graph()
 
@@ -303,7 +303,7 @@ def trace(
 def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[Node | None]]:
     """Decomposes an op's node by a table of decompositions. Returns the graph, and the nodes of the op's results in it.
 
-    Raises: ByTorch if the op takes Python numbers as inputs, or cannot be traced.
+    Raises: NotLowered if the op takes Python numbers as inputs, or cannot be traced.
     """
     op: Any = node.target
     placeholders = node.graph.find_nodes(op="placeholder")
@@ -393,7 +393,7 @@ def build(problem: OpSpecialization) -> OneOp | Resized:
 def traced_op(problem: OpSpecialization) -> Traced | Resized:
     """Traces an op as a program, without compiling it.
 
-    Raises: ByTorch; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs it may raise any
+    Raises: NotLowered; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs, any
     exception, if one of them has to be compiled in.
     """
     form, args, targets = problem.form, problem.args, problem.targets
@@ -556,7 +556,7 @@ def compiled(
         avals: the shapes, dtypes and shardings of the inputs.
         shardings: of the first results; None where XLA chooses.
 
-    Raises: ByTorch for an UnsupportedOp; CompilationError; OutOfMemory.
+    Raises: NotLowered for an UnsupportedOp; CompilationError; OutOfMemory.
     """
     with metrics.timed("compile"):
         on_mesh = any(len(aval.sharding.device_set) > 1 for aval in avals)

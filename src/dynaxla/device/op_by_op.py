@@ -156,7 +156,7 @@ class _OpCall:
 def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
     """True if an operand is on the CPU and may be, as it has rank 0 or may be an index.
 
-    Raises: RuntimeError or ByTorch for a dtype or layout that the device does not have.
+    Raises: RuntimeError or NotLowered for a dtype or layout that the device does not have.
     """
     if tensor.layout != torch.strided:
         raise NotLowered(f"it takes a tensor of layout {tensor.layout}")
@@ -226,7 +226,7 @@ def run_by(function: Callable[..., Any] | None) -> None:
 def run(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
     """Computes an op. Its results are written to the targets; without targets they are new tensors.
 
-    Raises: ByTorch; the errors of `kernel`.
+    Raises: NotLowered; the errors of `kernel`.
     """
     is_traced = storages.hold_tracers(tree_leaves((args, kwargs, list(targets)))) if storages.tracers_exist() else False
     if _instead is not None and not is_traced:

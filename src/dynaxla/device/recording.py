@@ -174,7 +174,7 @@ def run_all() -> None:
 
 
 def record(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Records an op that `op_by_op.run` would compute. Raises: those errors of `run` that depend on metadata only; ByTorch."""
+    """Records an op that `op_by_op.run` would compute. Raises: those errors of `run` that depend on metadata only; NotLowered."""
     while True:
         with _lock:
             found = _record(form, args, kwargs, targets)

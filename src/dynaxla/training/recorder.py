@@ -94,7 +94,7 @@ class Recorder:
 
         Raises:
             CaptureError: Python needs a value, or an op cannot be recorded.
-            scalars.Compared: Python looks at a traced number.
+            scalars.TracedNumberInspected: Python looks at a traced number.
             Exception: any exception of the function.
         """
         try:
@@ -389,7 +389,7 @@ class Recorder:
     def _with_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Records an op with a number that is an input of the program.
 
-        Raises: scalars.Compared if there is no rule for the op.
+        Raises: scalars.TracedNumberInspected if there is no rule for the op.
         """
         function = scalars.rule(op)
         if function is None:

@@ -34,7 +34,7 @@ from benchmarks.cells import Cells
 from dynaxla.backend import dynaxla, dynaxla_auto
 from dynaxla.bench import report
 from dynaxla.bench.suites import make_model
-from dynaxla.observe.verdicts import verdicts
+from dynaxla.observe.engine_decisions import verdicts
 from dynaxla.runtime import machine
 
 PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"

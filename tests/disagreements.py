@@ -1,4 +1,4 @@
-"""What the three processes of `runtime/test_same_collectives.py` run: programs whose collectives fit together, and such whose do not."""
+"""Programs that three processes of `runtime/test_collective_agreement.py` run: with collectives that fit together, and with others."""
 
 from __future__ import annotations
 

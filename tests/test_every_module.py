@@ -19,7 +19,7 @@ ELSEWHERE = {
     "engine/test_scheduler.py": "engine/frozen_values",
     "engine/test_records.py": "engine/stored",
     # What torch runs, what is found, and what waits.
-    "engine/test_pending.py": "engine/build",
+    "engine/test_eager_executable.py": "engine/build",
     # What they find and serve shows in the contests that they are parts of.
     "autoselect/test_contest.py": "autoselect/check autoselect/compiled",
     "lowering/test_forms.py": "lowering/ops/weight_gradients",
@@ -33,12 +33,12 @@ ELSEWHERE = {
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
     # Every part of what is told, of functions that it is told of; and the forms that it is shown in.
-    "explained/test_calling.py": "explained/captures explained/collecting",
+    "explained/test_explain_function.py": "explained/captures explained/collecting",
     "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/words",
     "interop/test_export.py": "interop/dynamic_sizes",
     # Enabling the device is for a process's life: what it does is tested in processes that have it.
-    "device/test_op_by_op.py": "device/one_op device/on_the_cpu device/kernels",
-    "device/test_recording.py": "device/recorded",
+    "device/test_eager_mode.py": "device/one_op device/on_the_cpu device/kernels",
+    "device/test_lazy_mode.py": "device/recorded",
     "device/test_autocasting.py": "device/work_order",
     "device/test_registration.py": (
         "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"

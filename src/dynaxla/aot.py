@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from .autoselect.compiled import GraphFacts
+from .autoselect.competing_engines import GraphFacts
 from .buffers.lost_writes import LostWrite, LostWrites, unwatched
 from .buffers.overlaps import Overlaps, folded
 from .capture.decompositions import decompositions

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot import OVERLAP, AotCapture, from_cache, place_in_cache
-from .autoselect.compiled import GraphFacts, compete
+from .autoselect.competing_engines import GraphFacts, compete
 from .buffers.lost_writes import LostWrite
 from .buffers.overlaps import guarded, overlooked
 from .capture.inputs import check_tensor

@@ -3,7 +3,7 @@
 A forked child has XLA's memory but none of its threads, and XLA cannot be repaired there. XLA's compiler keeps threads for the whole
 process (one of them waits to report slow compilations) and talks to them at every compilation. The thread pool of a client is gone too, and
 freeing the client would wait for these threads. So a child of a process that has used XLA does not touch it: torch's own kernels run the
-graphs (by_torch.py), and no XLA object is freed. A child of a process that has only imported dynaxla uses XLA like any other process.
+graphs (eager_fallback.py), and no XLA object is freed. A child of a process that has only imported dynaxla uses XLA like any other process.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from torch import nn
 import dynaxla
 from dynaxla.autoselect import contest
 from dynaxla.errors import OptionError
-from dynaxla.observe import metrics, verdicts
+from dynaxla.observe import engine_decisions, metrics
 
 
 @pytest.fixture(autouse=True)
 def engines() -> Iterator[None]:
-    verdicts.reset()
+    engine_decisions.reset()
     with planted_engines.planted(**planted_engines.ENGINES):
         yield
 
@@ -36,11 +36,11 @@ def settled(call: Callable[[], None], count: int = 1, most: int = 800) -> dict[s
     """Call until there are so many verdicts, and once more; the last one."""
     for _ in range(most):
         call()
-        if len(verdicts.verdicts()) >= count:
+        if len(engine_decisions.verdicts()) >= count:
             call()
             call()
-            return verdicts.verdicts()[-1]
-    raise AssertionError(f"no verdict after {most} calls: {verdicts.verdicts()}")
+            return engine_decisions.verdicts()[-1]
+    raise AssertionError(f"no verdict after {most} calls: {engine_decisions.verdicts()}")
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:
     for rows in [4] * 60 + [7] * 60 + [4] * 5:
         x = torch.randn(rows, 6)
         torch.testing.assert_close(call(x, w), product(x, w))
-    last = verdicts.verdicts()[-1]
+    last = engine_decisions.verdicts()[-1]
     assert last["chosen"] == "dynaxla"
     assert "it is wrong" in last["left_out"]["planted_other_sizes"]
 
@@ -133,7 +133,7 @@ def test_sizes_that_are_always_new() -> None:
     for rows in range(17, 32):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(call(x, w), product(x, w))
-    (verdict,) = [item for item in verdicts.verdicts() if item["sizes"][0] == 32]
+    (verdict,) = [item for item in engine_decisions.verdicts() if item["sizes"][0] == 32]
     assert "several sizes" in verdict["why"]
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_run_twice() -> None:
     x = torch.randn(50)
     drop = compiled(lambda x: nn.functional.dropout(x, 0.5) * 2, "planted_right", "eager")
     drop(x)
-    (verdict,) = verdicts.verdicts()
+    (verdict,) = engine_decisions.verdicts()
     assert verdict["chosen"] == "dynaxla"
     assert "it draws random numbers: aten." in verdict["why"]
     assert "test_contest.py" in verdict["why"]
@@ -225,7 +225,7 @@ def test_what_is_not_run_twice() -> None:
         for _ in range(3):
             torch.testing.assert_close(call(x), x + 1)
     assert len(calls) == 3
-    assert "it calls a custom op" in verdicts.verdicts()[-1]["why"]
+    assert "it calls a custom op" in engine_decisions.verdicts()[-1]["why"]
 
 
 def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:
@@ -259,10 +259,10 @@ def test_a_choice_is_kept_and_a_damaged_one_forgotten(tmp_path: Path) -> None:
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
     first = settled(one)
     torch._dynamo.reset()
-    verdicts.reset()
+    engine_decisions.reset()
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
     one()
-    (verdict,) = verdicts.verdicts()
+    (verdict,) = engine_decisions.verdicts()
     assert verdict["kept"]
     assert (verdict["chosen"], verdict["seconds"]) == (first["chosen"], first["seconds"])
     assert "an earlier process" in verdict["left_out"]["planted_slow"]
@@ -270,7 +270,7 @@ def test_a_choice_is_kept_and_a_damaged_one_forgotten(tmp_path: Path) -> None:
     (file,) = (tmp_path / "engines").iterdir()
     file.write_bytes(b"something else")
     torch._dynamo.reset()
-    verdicts.reset()
+    engine_decisions.reset()
     call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
     assert not settled(one)["kept"]
 
@@ -295,7 +295,7 @@ def test_threads_that_call_at_once() -> None:
         thread.join()
     assert not wrong
     settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
-    assert len(verdicts.verdicts()) == 1
+    assert len(engine_decisions.verdicts()) == 1
 
 
 def test_inference_mode_and_autocast() -> None:
@@ -314,7 +314,7 @@ def test_a_users_mistake_is_the_users() -> None:
     with pytest.raises((IndexError, RuntimeError)):
         call(table, bad)
     settled(lambda: torch.testing.assert_close(call(table, good), table[good] * 2))
-    assert not verdicts.verdicts()[-1]["left_out"]
+    assert not engine_decisions.verdicts()[-1]["left_out"]
 
 
 def test_other_threads_settings_are_other_graphs() -> None:

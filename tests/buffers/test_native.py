@@ -14,7 +14,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.buffers.native import GraphDevice, NativeBuffers
-from dynaxla.buffers.plan import FromBuffer
+from dynaxla.buffers.output_plan import FromBuffer
 from dynaxla.capture.graph import OpenLayouts, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients

@@ -14,14 +14,14 @@ import torch
 from speed import skip_guard_profile
 
 import dynaxla
-from dynaxla.device import one_op
+from dynaxla.device import op_compiler
 from dynaxla.engine import compile as engine_compile
 
 
 def compile_quickly() -> None:
     """From now on, ops, what is recorded, and graphs: the subject here is what XLA is given, and what becomes of its results."""
-    options_for, quickly = one_op.options_for, quick.options()
-    for module in (one_op, engine_compile):
+    options_for, quickly = op_compiler.options_for, quick.options()
+    for module in (op_compiler, engine_compile):
         module.options_for = lambda *problem: {**options_for(*problem), **quickly}
     skip_guard_profile()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from aliased_views import failures
 
-from dynaxla.device import memory, op_by_op, recording
+from dynaxla.device import eager_mode, lazy_mode, strided_memory
 from dynaxla.runtime.cache import LeastRecentlyUsed
 
 
@@ -26,27 +26,27 @@ def check_compiled() -> None:
 
 def _planted(patch: pytest.MonkeyPatch) -> None:
     """What is compiled until the patch is undone is not kept."""
-    patch.setattr(op_by_op, "_programs", LeastRecentlyUsed(100))
-    patch.setattr(recording, "_ops", recording._Table())
+    patch.setattr(eager_mode, "_programs", LeastRecentlyUsed(100))
+    patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
 
 
 def check_lost_writes_are_found() -> None:
     """A write to a part of a storage changes nothing."""
-    write = memory.write
+    write = strided_memory.write
 
-    def lost(array: Any, place: memory.StridedView, value: Any) -> Any:
+    def lost(array: Any, place: strided_memory.StridedView, value: Any) -> Any:
         return write(array, place, value) if place.fills(array.size * array.dtype.itemsize) else array
 
     with pytest.MonkeyPatch.context() as patch:
         _planted(patch)
-        patch.setattr(memory, "write", lost)
+        patch.setattr(strided_memory, "write", lost)
         for mode in ("eager", "lazy"):
             assert "after" in next(failures(range(12), [mode]))
 
 
 def check_stale_views_are_found() -> None:
     """A view shows what was in the storage when it was first read."""
-    finish = op_by_op._OpCall.finish
+    finish = eager_mode._OpCall.finish
     first: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def stale(call: Any, *settings: Any) -> Any:
@@ -57,5 +57,5 @@ def check_stale_views_are_found() -> None:
         return finish(call, *settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op_by_op._OpCall, "finish", stale)
+        patch.setattr(eager_mode._OpCall, "finish", stale)
         assert "after" in next(failures(range(12), ["eager"]))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import dynaxla
 from dynaxla.bench import suites
-from dynaxla.device import in_storages, storages
+from dynaxla.device import storage_buffers, storages
 from dynaxla.engine import compile as engine_compile
 from dynaxla.observe import metrics
 
@@ -523,7 +523,7 @@ def check_an_input_that_others_write_to_while_a_program_is_made_for_it() -> None
     compiled = compile_anew(lambda x: x + 1)
     compiled(torch.zeros(4, device="jax"))
     base = torch.arange(6.0, device="jax")
-    storage, buffers, seen = base.untyped_storage(), in_storages.buffers, []
+    storage, buffers, seen = base.untyped_storage(), storage_buffers.buffers, []
     array = storages.array_of(storage)
     assert array is not None
     other = array.reshape(2, 3)
@@ -538,7 +538,7 @@ def check_an_input_that_others_write_to_while_a_program_is_made_for_it() -> None
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(in_storages, "buffers", buffers_meanwhile)
+        patch.setattr(storage_buffers, "buffers", buffers_meanwhile)
         for _ in range(2):
             assert compiled(base[2:]).tolist() == [3, 4, 5, 6]
     assert len(seen) == 2

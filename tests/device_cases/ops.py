@@ -17,7 +17,7 @@ import torch
 from compare import TOLERANCE, strides
 from torch import nn
 
-from dynaxla.device import on_the_cpu, op_by_op
+from dynaxla.device import cpu_fallback, eager_mode
 from dynaxla.observe import metrics
 from dynaxla.runtime.cache import LeastRecentlyUsed
 
@@ -185,9 +185,9 @@ def check_what_xla_does_not_compute() -> None:
     assert metrics.snapshot()["device_fallbacks"] == before + 4
     assert len([record for record in records if "aten.nonzero" in record]) <= 1
     written = torch.zeros(2, 2, device="jax")
-    on_the_cpu.run_on_the_cpu(torch.ops.aten.fill_.Scalar, (written.t()[0], 4.0), {}, "a test")
+    cpu_fallback.run_on_the_cpu(torch.ops.aten.fill_.Scalar, (written.t()[0], 4.0), {}, "a test")
     assert written.tolist() == [[4, 0], [4, 0]]
-    on_the_cpu.run_on_the_cpu(torch.ops.aten.add.out, (written, 1.0), {"out": written}, "a test")
+    cpu_fallback.run_on_the_cpu(torch.ops.aten.add.out, (written, 1.0), {"out": written}, "a test")
     assert written.tolist() == [[5, 1], [5, 1]]
 
 
@@ -232,7 +232,7 @@ def check_ops_are_found_again() -> None:
     for _ in range(20):
         (x * x).sum()
     assert metrics.snapshot()["compile"] == before
-    assert len(op_by_op._programs) <= op_by_op.CAPACITY
+    assert len(eager_mode._programs) <= eager_mode.CAPACITY
 
 
 def _at_once(count: int, work: Callable[[], Any]) -> list[Any]:
@@ -265,7 +265,7 @@ def check_threads_compile_a_new_op_once() -> None:
     work()
     assert compiled == metrics.snapshot()["compile"] - before
     assert compiled <= 4, compiled
-    assert not op_by_op._makers._waited
+    assert not eager_mode._makers._waited
 
 
 def check_threads_do_not_wait_for_ever() -> None:
@@ -283,7 +283,7 @@ def check_threads_do_not_wait_for_ever() -> None:
 
     def find(key: str, make: Callable[[Any], Any]) -> Any:
         try:
-            return op_by_op.find(cache, make, key, (), False, lambda: key)[0]
+            return eager_mode.find(cache, make, key, (), False, lambda: key)[0]
         except RuntimeError as error:
             return str(error)
 
@@ -299,7 +299,7 @@ def check_threads_do_not_wait_for_ever() -> None:
         return [problem, find({"one": "other", "other": "one"}[problem], lambda inner: [inner])]
 
     _at_once(2, lambda: find(next(order), needs))
-    assert not op_by_op._makers._waited
+    assert not eager_mode._makers._waited
 
 
 def check_many_ops_leave_nothing() -> None:
@@ -312,7 +312,7 @@ def check_many_ops_leave_nothing() -> None:
             total.add_(x, alpha=1 / (step + 2))
             total[3:9].mul_(0.9)
         gc.collect()
-        return len(gc.get_objects()), len(jax.live_arrays()), len(op_by_op._programs)
+        return len(gc.get_objects()), len(jax.live_arrays()), len(eager_mode._programs)
 
     before = loop(1000)
     after = loop(2000)

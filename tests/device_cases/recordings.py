@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.device import recorded, recording, storages
+from dynaxla.device import lazy_mode, lazy_programs, storages
 from dynaxla.observe import metrics
 
 from .ops import _alike
@@ -44,7 +44,7 @@ def check_what_runs_a_recording() -> None:
             y = x * 2
             assert _is_recorded(x)
             look(x)
-            assert not any(found.steps for found in recording._recordings.values()), look
+            assert not any(found.steps for found in lazy_mode._recordings.values()), look
             assert (x.tolist(), y.tolist()) == ([[2] * 3] * 2, [[4] * 3] * 2)
     with dynaxla.lazy():
         x = torch.ones(2, device="jax") + 1
@@ -107,17 +107,17 @@ def check_what_a_recording_reads_is_what_was_there() -> None:
 def _wanted(function: Callable[[], Any]) -> list[int]:
     """How many values the programs give that run meanwhile."""
     found: list[int] = []
-    run = recorded.run
+    run = lazy_programs.run
 
     def watched(steps: Any, arrays: Any, wanted: Any, device: Any) -> Any:
         found.append(len(wanted))
         return run(steps, arrays, wanted, device)
 
-    recorded.run = watched
+    lazy_programs.run = watched
     try:
         function()
     finally:
-        recorded.run = run
+        lazy_programs.run = run
     return found
 
 
@@ -227,7 +227,7 @@ def check_failed_checks() -> None:
 
 def check_an_interruption_changes_nothing() -> None:
     x = torch.ones(2, device="jax")
-    compiled = recorded.one_op.compiled
+    compiled = lazy_programs.one_op.compiled
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -235,18 +235,18 @@ def check_an_interruption_changes_nothing() -> None:
     with dynaxla.lazy():
         y = x * 3
         x.add_(y)
-        recorded.one_op.compiled = interrupt
+        lazy_programs.one_op.compiled = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
                 dynaxla.sync()
         finally:
-            recorded.one_op.compiled = compiled
+            lazy_programs.one_op.compiled = compiled
         assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
 
 
 def check_ops_while_a_recording_runs() -> None:
     """A finalizer or a signal's handler may come in between: it adds to the recording, or runs it."""
-    run = recorded.run
+    run = lazy_programs.run
     acts: list[tuple[Callable[[torch.Tensor], Any], bool]] = [
         (lambda x: x.add_(1), True), (lambda x: x.add_(1).tolist(), True), (lambda x: (x * 2).sum().item(), False),
     ]  # fmt: skip
@@ -261,11 +261,11 @@ def check_ops_while_a_recording_runs() -> None:
 
         with dynaxla.lazy():
             y = (x * 7).add_(x)
-            recorded.run = interfere
+            lazy_programs.run = interfere
             try:
                 assert y.tolist() == [16] * 3
             finally:
-                recorded.run = run
+                lazy_programs.run = run
         assert not left
         assert x.tolist() == [3 if written else 2] * 3
 
@@ -288,7 +288,7 @@ def check_changing_wishes_are_few_programs() -> None:
         return len(kept)
 
     done = _counts(lambda: [keep(wishes) for wishes in (31, *range(31))])
-    assert done["compile"] == recorded._VARIANTS
+    assert done["compile"] == lazy_programs._VARIANTS
     assert done["execute"] == 32
 
 
@@ -341,7 +341,7 @@ def check_threads() -> None:
 
 def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
     """A compiled program in another thread takes a storage's array between two looks of the recording thread."""
-    find = recording.op_by_op.find
+    find = lazy_mode.op_by_op.find
     y = torch.arange(5.0, device="jax")
     storage = y.untyped_storage()
     array, lent = storages.array_of(storage), storages.InUse()
@@ -353,15 +353,15 @@ def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch, dynaxla.lazy():
-        patch.setattr(recording, "_ops", recording._Table())
-        patch.setattr(recording.op_by_op, "find", find_meanwhile)
+        patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
+        patch.setattr(lazy_mode.op_by_op, "find", find_meanwhile)
         y[2:].add_(1)
     assert y.tolist() == [0, 1, 3, 4, 5]
 
 
 def check_long_recordings_run() -> None:
-    most = recording.MOST
-    recording.MOST = 50
+    most = lazy_mode.MOST
+    lazy_mode.MOST = 50
     try:
         with dynaxla.lazy():
             x = torch.zeros(2, device="jax")
@@ -370,7 +370,7 @@ def check_long_recordings_run() -> None:
         assert done["found_compiled"] == 2
         assert x.tolist() == [210, 210]
     finally:
-        recording.MOST = most
+        lazy_mode.MOST = most
 
 
 def check_nothing_is_left() -> None:
@@ -384,7 +384,7 @@ def check_nothing_is_left() -> None:
                 if step % 4 == 3:
                     y.item()
         gc.collect()
-        return len(gc.get_objects()), len(recorded.jax.live_arrays())
+        return len(gc.get_objects()), len(lazy_programs.jax.live_arrays())
 
     before = loop(200)
     after = loop(400)

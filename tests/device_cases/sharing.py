@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import dynaxla
-from dynaxla.device import copies, op_by_op, registration
+from dynaxla.device import copies, eager_mode, registration
 from dynaxla.runtime import private
 
 from .running import at_once, quick_switches
@@ -195,7 +195,7 @@ def check_children() -> None:
 
 def check_many_shapes_are_bounded() -> None:
     """Caches have an end; and what falls out of them is compiled again."""
-    caches = (op_by_op._programs, op_by_op._numbers, copies._reads)
+    caches = (eager_mode._programs, eager_mode._numbers, copies._reads)
     before = [cache.capacity for cache in caches]
     x = torch.ones(1, device="jax")
     gc.collect()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.engine.held_back import first_program
+from dynaxla.engine.dry_run import first_program
 from dynaxla.engine.schedule import ConstantOutput, Kind, Schedule, Step
 
 pytestmark = pytest.mark.quick

@@ -28,7 +28,7 @@ from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.forms import Form
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
-from dynaxla.runtime import by_torch, programs, streams, transfer
+from dynaxla.runtime import eager_fallback, programs, streams, transfer
 
 
 def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> Program:
@@ -186,7 +186,7 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         runner.cache.after_fork()
         assert len(left) == 1
         assert runner.executables() == []
-        monkeypatch.setattr(by_torch, "is_needed", lambda _: True)
+        monkeypatch.setattr(eager_fallback, "is_needed", lambda _: True)
         monkeypatch.setattr(forks, "is_cut_off", lambda: True)
         before = compiled()
         if fallback == "kernel":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaxla.explained import words
+from dynaxla.explained import formatting
 from dynaxla.explained.advice import advise
 from dynaxla.explained.explanation import (
     Break,
@@ -162,7 +162,7 @@ def test_what_cannot_be_measured_is_not_advised_to_be() -> None:
         advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
         assert len(advised) == len(several) - 2
         assert all(why.startswith("1 problem (convolution)") for why in advised)
-        assert words.form_row(forms[0])[-1] == "xla"
+        assert formatting.form_row(forms[0])[-1] == "xla"
 
 
 def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
@@ -177,9 +177,9 @@ def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [words.seconds(value) for value in (None, 12.3456, 0.01234, 1.5e-6)] == ["-", "12.3 s", "12.3 ms", "1.5 µs"]
-    assert [words.size(value) for value in (3, 1536, 500 << 20, 3 << 40)] == ["3 B", "1.5 KiB", "500 MiB", "3072 GiB"]
-    assert [words.number(count, "copy") for count in (1, 2)] == ["1 copy", "2 copies"]
+    assert [formatting.seconds(value) for value in (None, 12.3456, 0.01234, 1.5e-6)] == ["-", "12.3 s", "12.3 ms", "1.5 µs"]
+    assert [formatting.size(value) for value in (3, 1536, 500 << 20, 3 << 40)] == ["3 B", "1.5 KiB", "500 MiB", "3072 GiB"]
+    assert [formatting.number(count, "copy") for count in (1, 2)] == ["1 copy", "2 copies"]
 
 
 def test_a_page_is_saved(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from dynaxla import interop as interop  # which has a lowering, too
 from dynaxla.lowering import registry
-from dynaxla.runtime import by_torch
+from dynaxla.runtime import eager_fallback
 
 aten = torch.ops.aten
 
@@ -179,7 +179,7 @@ def _check_gradients(group: Sequence[Op], changes: bool) -> None:
     if changes:
         first = _leaves(group, _all_samples(group, SIZE))
         _mark_what_changes(first, samples)
-        with mock.patch.object(by_torch, "is_needed", return_value=True):
+        with mock.patch.object(eager_fallback, "is_needed", return_value=True):
             compiled(first)
     mine, theirs = (_leaves(group, samples) for _ in range(2))
     actual, expected = tuples(compiled(mine)), tuples(function(theirs))

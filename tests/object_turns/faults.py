@@ -7,38 +7,38 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from dynaxla.training import watched
+from dynaxla.training import replayed_steps
 
 
 @contextlib.contextmanager
 def place_of_the_recording() -> Iterator[None]:
     """A place is found once, and not from each call's own arguments."""
-    find, known = watched._holder, dict[str, Any]()
-    with mock.patch.object(watched, "_holder", lambda around, given, path: known.setdefault(path, find(around, given, path))):
+    find, known = replayed_steps._holder, dict[str, Any]()
+    with mock.patch.object(replayed_steps, "_holder", lambda around, given, path: known.setdefault(path, find(around, given, path))):
         yield
 
 
 @contextlib.contextmanager
 def created_object_shared() -> Iterator[None]:
     """All calls put the same tensor in a place."""
-    make, made = watched.build, dict[int, Any]()
+    make, made = replayed_steps.build, dict[int, Any]()
 
     def once(template: Any, *args: Any) -> Any:
         return made.setdefault(id(template), (template, make(template, *args)))[1]
 
-    with mock.patch.object(watched, "build", once):
+    with mock.patch.object(replayed_steps, "build", once):
         yield
 
 
 @contextlib.contextmanager
 def creation_forgotten() -> Iterator[None]:
     """The last of the places of a call stays as it was."""
-    put = watched._put
+    put = replayed_steps._put
 
     def put_all_but_one(around: Any, given: Any, values: Any) -> None:
         put(around, given, dict(list(values.items())[:-1]))
 
-    with mock.patch.object(watched, "_put", put_all_but_one):
+    with mock.patch.object(replayed_steps, "_put", put_all_but_one):
         yield
 
 

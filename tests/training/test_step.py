@@ -19,7 +19,7 @@ import dynaxla
 from dynaxla.errors import CaptureError, OptionError
 from dynaxla.guards.snapshot import walk
 from dynaxla.observe import metrics
-from dynaxla.training import watched
+from dynaxla.training import replayed_steps
 
 pytestmark = pytest.mark.quick
 
@@ -421,7 +421,7 @@ def test_a_step_is_watched_again_after_a_rest() -> None:
 
 
 def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(watched, "_MOST_VALUES", 1000)
+    monkeypatch.setattr(replayed_steps, "_MOST_VALUES", 1000)
     data = [float(number) for number in range(2000)]
 
     def step(x: torch.Tensor) -> torch.Tensor:

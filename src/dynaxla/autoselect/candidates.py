@@ -12,8 +12,8 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch.fx import Graph, GraphModule, Node
 
 from ..errors import OptionError
-from .check import Call
 from .contest import UNTRIED, first_line
+from .verification import Call
 
 # Backends that cannot be engines: one that selects among engines itself, and a baseline.
 _NOT_HERE = ("dynaxla_auto", "dynaxla_retrace")

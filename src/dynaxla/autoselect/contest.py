@@ -26,11 +26,11 @@ import torch
 
 from .. import forks
 from ..observe import metrics
-from ..observe.verdicts import Verdict, note
+from ..observe.engine_decisions import Verdict, note
 from ..runtime import private
 from . import obstacles
-from .check import Call, Expected, now, run
 from .clones import clones
+from .verification import Call, Expected, now, run
 
 EAGER = "eager"
 # The engine for graphs that must not be run twice.
@@ -77,7 +77,7 @@ class Timing:
 
 
 class Kept:
-    """The choices of earlier processes. This base class has none; see kept_choices.py."""
+    """The choices of earlier processes. This base class has none; see stored_choices.py."""
 
     def find(self, sizes: Hashable) -> tuple[str, Mapping[str, float]] | None:
         """Returns the fastest engine for a class of sizes, and the measured seconds; None if there is no choice."""
@@ -91,7 +91,7 @@ class Kept:
 
 
 class Alone:
-    """Decides for this process alone. See ballots.py for several processes."""
+    """Decides for this process alone. See engine_agreement.py for several processes."""
 
     def decide(self, sizes: Hashable, seconds: Mapping[str, float]) -> str | None:
         """Returns the engine that all processes use for a class of sizes; None while it is not known, so that the caller asks again.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..capture.graph import Phase
 from ..lowering import Interpreter, SymbolValues
 from .native import GraphDevice
-from .plan import Storages
+from .output_plan import Storages
 from .protocol import Binding, Buffers
 
 

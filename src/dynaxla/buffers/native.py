@@ -22,7 +22,7 @@ from ..runtime import clients, late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout, row_major
 from .addresses import exporter
 from .arguments import Arguments, Parameter
-from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
+from .output_plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 from .protocol import Buffers, Plain
 
 Order = tuple[int, ...]

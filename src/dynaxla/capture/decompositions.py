@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ..lowering import refusals
+from ..lowering import kernel_refusals
 from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
 from ..torch_ops import aten, present, prims
@@ -211,8 +211,10 @@ def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
 @functools.lru_cache(maxsize=4)
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """Returns the cached table for a platform. registered: the number of lowerings, so that a new lowering invalidates the cache."""
-    core = {op: refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
-    return core | symbolic_floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
+    core = {op: kernel_refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
+    return (
+        core | symbolic_floats.DECOMPOSITIONS | {op: kernel_refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
+    )
 
 
 @functools.cache

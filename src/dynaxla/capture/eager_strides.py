@@ -2,8 +2,8 @@
 
 A trace takes strides from the fake implementation of an op, or from the ops that the op is decomposed into. Both can differ from the op's
 kernel when operands are not contiguous. So the kernel itself runs once, on small tensors with the operands' memory order, as
-refusals.py does for dtypes. If a traced result has another order than the kernel's, the trace copies it to the kernel's order. In XLA,
-such a copy only changes the layout of the returned array.
+kernel_refusals.py does for dtypes. If a traced result has another order than the kernel's, the trace copies it to the kernel's order. In
+XLA, such a copy only changes the layout of the returned array.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
 from .. import forks
-from ..lowering import dtypes, refusals
+from ..lowering import dtypes, kernel_refusals
 from ..runtime import private
 
 # Kernels that interpret weights as pointers, or need lengths that match each other, and ops that compute nothing. These are not tried.
@@ -68,7 +68,7 @@ def _has_order(op: OpOverload) -> bool:
         return False
     if any(item.alias_info is not None for item in op._schema.returns):
         return False
-    if torch.Tag.nondeterministic_seeded in op.tags and refusals.with_generator(op) is None:
+    if torch.Tag.nondeterministic_seeded in op.tags and kernel_refusals.with_generator(op) is None:
         return False  # it would draw from torch's own generator
     return bool(op._schema.returns)
 
@@ -97,7 +97,7 @@ def _wanted(
         return None
     elements = sum(math.prod(spec[0]) for spec in lie if spec is not None)
     traced = [_numbers(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in results]
-    trusts = refusals.trusts(op)
+    trusts = kernel_refusals.trusts(op)
     if elements <= _FEW or (trusts and elements <= _MOST and op.overloadpacket not in flop_registry):
         return _compared(traced, _by_kernel(op, args, kwargs, None))
     if trusts:
@@ -239,7 +239,7 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], most: i
                 return op(*given, **named)
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return op(*given, **named)
-        drawing = refusals.with_generator(op)
+        drawing = kernel_refusals.with_generator(op)
         assert drawing is not None
         return drawing(*given, **named | {"generator": generator})
 

@@ -112,7 +112,7 @@ def _lines(module: GraphModule) -> Iterator[str]:
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
-        # True if the user called this op directly: only such calls are checked for refusals of torch's kernel (lowering/refusals.py).
+        # True if the user called this op directly: kernel_refusals.py checks only such calls.
         original = str(node.meta.get("original_aten") or node.target) == str(node.target)
         description = repr(node.meta.get("desc"))
         parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {original}"]

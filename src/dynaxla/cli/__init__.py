@@ -8,9 +8,9 @@ import typer
 
 from .. import __version__
 from .bench import bench, table_command
-from .examination import doctor
-from .explaining import WithScript, explain
-from .exporting import export
+from .doctor_command import doctor
+from .explain_command import WithScript, explain
+from .export_command import export
 from .ops import ops
 from .tune import tune
 

@@ -16,9 +16,9 @@ from ..observe import metrics
 from ..runtime import meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
-from . import memory, places, storages
-from .memory import StridedView
-from .one_op import compiled
+from . import pjrt_devices, storages, strided_memory
+from .op_compiler import compiled
+from .strided_memory import StridedView
 
 # Compiled programs that read or write a view, for which there is no ATen op.
 _reads: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
@@ -35,7 +35,7 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         tensor = tensor.contiguous()
         layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
     packed = tensor.permute(layout.permutation)
-    array = storages.as_array(packed, places.jax_device(device.index or 0))
+    array = storages.as_array(packed, pjrt_devices.jax_device(device.index or 0))
     return storages.make(tuple(tensor.shape), layout.strides if tensor.numel() else tuple(tensor.stride()), tensor.dtype, device, array)
 
 
@@ -72,13 +72,13 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
         return array
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
-            return memory.read(array, place)
+            return strided_memory.read(array, place)
     key = "read", place, array.shape, array.dtype, _placed(array, device)
     call = _reads.get(key)
     if call is None:
 
         def read(held: jax.Array) -> list[jax.Array]:
-            return [memory.read(held, place)]
+            return [strided_memory.read(held, place)]
 
         call = compiled(read, [_aval(array, device)], device, EXACT)
         _reads.put(key, call)
@@ -95,7 +95,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     if place != wanted:
         return False
     if private.identity_of(mine) == private.identity_of(theirs):
-        return not memory.shares_elements(wanted)  # ops refuse to write to tensors whose elements overlap
+        return not strided_memory.shares_elements(wanted)  # ops refuse to write to tensors whose elements overlap
     if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes():
         return False
     array = storages.held_by(mine)
@@ -111,13 +111,13 @@ def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Dev
     """Returns the bytes of a storage's array as an array of another shape and dtype."""
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
-            return memory.alike(array, shape, dtype)
+            return strided_memory.alike(array, shape, dtype)
     key = "packed", shape, dtype, array.shape, array.dtype, _placed(array, device)
     call = _reads.get(key)
     if call is None:
 
         def pack(held: jax.Array) -> list[jax.Array]:
-            return [memory.alike(held, shape, dtype)]
+            return [strided_memory.alike(held, shape, dtype)]
 
         call = compiled(pack, [_aval(array, device)], device, EXACT)
         _reads.put(key, call)
@@ -137,7 +137,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
         kept = packed_array(target).sharding if storages.sharding_in(storage) is not None else device
         storages.set_array(storage, storages.as_array(permuted, kept))
         return
-    memory.refuse_shared_elements(place)
+    strided_memory.refuse_shared_elements(place)
     while True:
         before = storages.array_of(storage)
         value = storages.as_array(source, meshes.common([storages.sharding_in(storage)]) or device)
@@ -152,14 +152,14 @@ def _with_part(held: jax.Array | None, nbytes: int, place: StridedView, value: j
             held = jax.device_put(np.zeros(nbytes, np.uint8), device)
     if storages.any_tracer((held, value)):
         with jax.enable_x64(True):
-            return memory.write(held, place, value)
+            return strided_memory.write(held, place, value)
     key = "write", place, held.shape, held.dtype, _placed(held, device)
     call = _reads.get(key)
     if call is None:
 
         def written(array: jax.Array, value: jax.Array) -> list[jax.Array]:
-            new = memory.write(array, place, value)
-            return [new if kept is None else memory.alike(new, held.shape, held.dtype)]
+            new = strided_memory.write(array, place, value)
+            return [new if kept is None else strided_memory.alike(new, held.shape, held.dtype)]
 
         kept = meshes.sharding_of(held)
         call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT, [kept])

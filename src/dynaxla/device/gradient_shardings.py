@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime import meshes
 from . import copies, storages
-from .recording import DeferredContent
+from .lazy_mode import DeferredContent
 
 # The sharded leaf tensors, which may get a gradient.
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()

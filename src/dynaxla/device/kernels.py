@@ -15,8 +15,8 @@ from ..runtime import meshes, private
 from ..runtime.layout import row_major
 from ..torch_ops import aten
 from ..training import fused_steps
-from . import autocasting, copies, op_by_op, places, storages
-from .memory import StridedView
+from . import autocasting, copies, eager_mode, pjrt_devices, storages
+from .strided_memory import StridedView
 
 
 def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def _check(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: b
     if pin_memory:
         raise RuntimeError("Cannot pin a tensor on the device jax: only dense CPU tensors can be pinned")
     dtype = dtype or torch.get_default_dtype()
-    if not op_by_op.dtypes.is_supported(dtype):
+    if not eager_mode.dtypes.is_supported(dtype):
         raise RuntimeError(f"JAX has no dtype {dtype}, so the device jax does not support it: use another dtype")
     return dtype
 
@@ -60,7 +60,7 @@ def empty_strided(
     dtype = _check(dtype, layout, pin_memory)
     if any(length < 0 for length in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
-    place = places.with_index(device or torch.device(storages.NAME))
+    place = pjrt_devices.with_index(device or torch.device(storages.NAME))
     return storages.make(size, stride, dtype, place)
 
 
@@ -98,14 +98,14 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         return target
     if storages.is_ours(source) and source.device == target.device:
         if not copies.share(source, target):
-            op_by_op.run_or_fall_back(aten.clone.default, (source,), [target])
+            eager_mode.run_or_fall_back(aten.clone.default, (source,), [target])
         return target
     host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
     host = host.to(target.dtype).expand(target.shape)
     if isinstance(storages.held_by(target.untyped_storage()), storages.StorageContent) and not StridedView.of(target).fills(
         target.untyped_storage().nbytes()
     ):  # so that recorded ops do not run for this copy
-        op_by_op.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
+        eager_mode.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
     else:
         copies.write(target, host)
     return target
@@ -121,7 +121,7 @@ def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any)
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if storages.is_ours(target):
-        op_by_op.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
+        eager_mode.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
     else:
         target.resize_(source.shape)
     return copy_from(source, target)
@@ -210,13 +210,13 @@ def native_batch_norm(
     """Implements native_batch_norm, which updates the running statistics although its schema does not declare these writes."""
     if not training and running_mean is not None:
         op = aten._native_batch_norm_legit_no_training.default
-        return op_by_op.run_or_fall_back(op, (x, weight, bias, running_mean, running_var, momentum, eps))
+        return eager_mode.run_or_fall_back(op, (x, weight, bias, running_mean, running_var, momentum, eps))
     old = [running_mean, running_var]
     if running_mean is None or running_var is None:
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         old = [torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2)]
     functional = aten._native_batch_norm_legit_functional.default
-    *results, mean, var = op_by_op.run_or_fall_back(functional, (x, weight, bias, *old, True, momentum, eps))
+    *results, mean, var = eager_mode.run_or_fall_back(functional, (x, weight, bias, *old, True, momentum, eps))
     if running_mean is not None and running_var is not None:
         copy_from(mean, running_mean)
         copy_from(var, running_var)
@@ -226,7 +226,7 @@ def native_batch_norm(
 def native_batch_norm_out(*args: Any, out: torch.Tensor, save_mean: torch.Tensor, save_invstd: torch.Tensor) -> Any:
     targets = (out, save_mean, save_invstd)
     for target, value in zip(targets, native_batch_norm(*args), strict=True):
-        op_by_op.resize_output(target, tuple(value.shape), tuple(value.stride()))
+        eager_mode.resize_output(target, tuple(value.shape), tuple(value.stride()))
         copy_from(value, target)
     return targets
 
@@ -244,7 +244,7 @@ def rrelu_with_noise(
     The functional op returns both, so the general kernel cannot map its results to the arguments.
     """
     op = aten.rrelu_with_noise_functional.default
-    result, slopes = op_by_op.run_or_fall_back(op, (x, noise, lower, upper, training, generator))
+    result, slopes = eager_mode.run_or_fall_back(op, (x, noise, lower, upper, training, generator))
     if training:
         copy_from(slopes, noise)
     return result
@@ -256,7 +256,7 @@ def rrelu_with_noise_(x: torch.Tensor, noise: torch.Tensor, *args: Any) -> torch
 
 def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: torch.Tensor) -> torch.Tensor:
     result = rrelu_with_noise(x, noise, *args)
-    op_by_op.resize_output(out, tuple(result.shape), tuple(result.stride()))
+    eager_mode.resize_output(out, tuple(result.shape), tuple(result.stride()))
     return copy_from(result, out)
 
 
@@ -363,11 +363,11 @@ def register() -> None:
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
     autocasting.register(own)
     own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # 0: attention as matmuls and a softmax
-    others.fallback(private.unseen(op_by_op.kernel), private.SPARE_KEY)
+    others.fallback(private.unseen(eager_mode.kernel), private.SPARE_KEY)
 
 
 def _whole(op: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return op_by_op.kernel(op, *args, **kwargs)
+        return eager_mode.kernel(op, *args, **kwargs)
 
     return private.unseen(kernel)

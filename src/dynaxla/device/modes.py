@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from .. import forks
-from . import op_by_op, recording
+from . import eager_mode, lazy_mode
 
 _lock = forks.lock()
 _NAMES = ("eager", "lazy")
@@ -28,7 +28,7 @@ def set_mode(mode: str) -> None:
         _mode = mode
         _apply()
     if mode == "eager":
-        recording.run_all()
+        lazy_mode.run_all()
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def lazy() -> Iterator[None]:
         yield
     finally:
         _enter(-1)
-    recording.run_all()
+    lazy_mode.run_all()
 
 
 def sync() -> None:
@@ -53,7 +53,7 @@ def sync() -> None:
     Raises: the error of an op that rejects the values of its operands (an index out of range); CompilationError; ExecutionError; ForkError.
     Tensors then hold the values from before the recorded ops, and reading a tensor that a recorded op created raises ExecutionError.
     """
-    recording.run_all()
+    lazy_mode.run_all()
 
 
 def _enter(change: int) -> None:
@@ -64,4 +64,4 @@ def _enter(change: int) -> None:
 
 
 def _apply() -> None:
-    op_by_op.run_by(recording.record if _blocks or _mode == "lazy" else None)
+    eager_mode.run_by(lazy_mode.record if _blocks or _mode == "lazy" else None)

@@ -17,7 +17,7 @@ from ..buffers import device_kinds
 from ..errors import UnsupportedVersion
 from ..lowering import registry
 from ..runtime import devices, private
-from . import gradient_shardings, in_storages, kernels, module, moves, places, storage_methods, storages
+from . import gradient_shardings, kernels, module_moves, pjrt_devices, storage_buffers, storage_methods, storages, torch_module
 
 _lock = forks.lock()
 _enabled: list[bool] = []
@@ -102,14 +102,14 @@ def enable_device() -> None:
             )
         if not private.HAS_EMPTY_STORAGES:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
-        places.devices()
+        pjrt_devices.devices()
         registry.fill()  # here, so that it does not happen while an op runs
-        private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks(), _guard())
+        private.register_device(storages.NAME, sys.modules[torch_module.__name__], _Hooks(), _guard())
         storage_methods.install()
-        moves.install()
+        module_moves.install()
         kernels.register()
-        devices.register(storages.NAME, places.jax_device)
-        device_kinds.register(storages.NAME, in_storages)
+        devices.register(storages.NAME, pjrt_devices.jax_device)
+        device_kinds.register(storages.NAME, storage_buffers)
         if not private.before_backward(_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
         _enabled.append(True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..runtime import private
-from . import places, storages
+from . import pjrt_devices, storages
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -128,6 +128,6 @@ def install() -> None:
         if len(args) > 1 or (args and not isinstance(args[0], int)) or set(kwargs) - {"device", "size"}:
             raise NotImplementedError("a storage on the device jax is created from a size: torch.UntypedStorage(size, device=...)")
         size = args[0] if args else kwargs.get("size", 0)
-        return storages.make_storage(size, places.with_index(torch.device(device)))
+        return storages.make_storage(size, pjrt_devices.with_index(torch.device(device)))
 
     torch.UntypedStorage.__new__ = new

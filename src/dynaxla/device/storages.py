@@ -21,8 +21,8 @@ from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import meshes, private, transfer
 from ..runtime.layout import storage_extent
-from . import places
-from .beginnings import first_of
+from . import pjrt_devices
+from .device_templates import first_of
 
 NAME = "jax"
 _ARRAY = "_dynaxla_array"
@@ -309,7 +309,7 @@ def is_ours(tensor: Any) -> bool:
 
 
 def device_of(tensor: torch.Tensor) -> jax.Device:
-    return places.jax_device(tensor.device.index or 0)
+    return pjrt_devices.jax_device(tensor.device.index or 0)
 
 
 def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> None:

@@ -18,16 +18,16 @@ from ..capture.graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes
 from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.interchange import is_interchangeable
+from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump, metrics
 from ..passes import pipeline
 from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput
 from ..passes.padding.valid_sizes import Extents
-from ..runtime import background, by_torch, late_checks, private, transfer
+from ..runtime import background, eager_fallback, late_checks, private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
+from .eager_executable import Kernels
 from .executable import Executable
-from .pending import Kernels
 from .protocol import Engine, Runner
 from .xla import Program
 
@@ -103,7 +103,7 @@ class BucketProgram:
         return self._engine.runner(self._graph)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if by_torch.is_looked_at() or by_torch.is_needed(args):
+        if eager_fallback.is_looked_at() or eager_fallback.is_needed(args):
             return self._exact(args)
         key = self._sizes.key(args)
         call = self._calls.get(key)
@@ -119,14 +119,14 @@ class BucketProgram:
         results = self._results(call, given)
         if results is None:
             return self._meanwhile(call, given)
-        with by_torch.kernels():
+        with eager_fallback.kernels():
             return call.cut(given, results)
 
     def _results(self, call: _CallPlan, given: Sequence[Any]) -> Sequence[Any] | None:
         """Returns the program's results; None if it is not yet compiled."""
         executable, run = None, self._run
         if isinstance(run, Program) and run.cache.in_background:
-            with by_torch.kernels():
+            with eager_fallback.kernels():
                 padded = call.padded(given, self._filled if call.is_ready else None)
             executable = run.ready(padded)
             was_ready, call.is_ready = call.is_ready, executable is not None
@@ -134,7 +134,7 @@ class BucketProgram:
                 return None
             if was_ready:
                 return executable(executable.take(padded))
-        with by_torch.kernels():
+        with eager_fallback.kernels():
             padded = call.padded(given, self._filled)
         return run(padded) if executable is None else executable(executable.take(padded))
 
@@ -146,7 +146,7 @@ class BucketProgram:
             values = dict(zip(self._kernels.nodes, self._kernels.values(given), strict=True))
         metrics.add("meanwhile")
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
-        with by_torch.kernels():
+        with eager_fallback.kernels():
             return call.exact(given, [values[node] for node in self._padded.computed], others)
 
     @functools.cached_property

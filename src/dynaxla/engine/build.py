@@ -14,17 +14,17 @@ from ..buffers.native import NativeBuffers
 from ..buffers.protocol import Buffers
 from ..errors import CompilationError
 from ..lowering import dtypes
-from ..lowering.by_xla import calls_in
 from ..lowering.context import Context
-from ..lowering.cpu import lone_ops
+from ..lowering.cpu import unfusable_graphs
+from ..lowering.xla_collectives import calls_in
 from ..observe import events, metrics, rewrites
 from ..passes import pipeline
-from ..runtime import heap, networks, programs
+from ..runtime import heap, process_networks, programs
 from .blocks import in_parts
 from .compile import bind, compile_lowered, lower, trace
+from .eager_executable import EagerExecutable, Kernels
 from .executable import Executable
 from .facts import Facts
-from .pending import EagerExecutable, Kernels
 from .stored import graph_key, recalled_executable, record
 from .unit import CompilationUnit, Specialised
 
@@ -65,7 +65,7 @@ def is_for_torch(unit: CompilationUnit, specialised: Specialised) -> bool:
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
     needed = unit.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
     with _reported(unit, specialised):
-        return lone_ops.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx)
+        return unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx)
 
 
 @contextlib.contextmanager
@@ -118,7 +118,12 @@ def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:
 
 
 def _build_for_processes(
-    unit: CompilationUnit, specialised: Specialised, members: networks.Members, traced: jax.stages.Traced, buffers: Buffers, facts: Facts
+    unit: CompilationUnit,
+    specialised: Specialised,
+    members: process_networks.Members,
+    traced: jax.stages.Traced,
+    buffers: Buffers,
+    facts: Facts,
 ) -> Executable:
     """Builds an executable with collectives that XLA itself executes.
 

@@ -13,7 +13,7 @@ from ..buffers.addresses import states
 from ..capture.graph import OpenLayouts
 from ..lowering.cpu import weight_orders
 from ..observe import metrics
-from ..runtime import by_torch
+from ..runtime import eager_fallback
 from ..runtime.programs import Orders
 from .executable import Executable
 from .protocol import Runner
@@ -39,11 +39,11 @@ class FrozenValues:
         self._lock = forks.lock()
 
     def __call__(self, sources: list[Any]) -> Sequence[Any]:
-        if by_torch.is_looked_at():
+        if eager_fallback.is_looked_at():
             return self._prepare(sources)
         kept = self._kept
         if kept is None or not kept.is_of(sources):
-            if by_torch.is_needed(sources):
+            if eager_fallback.is_needed(sources):
                 return self._prepare(sources)
             with self._lock:
                 kept = self._kept
@@ -81,7 +81,7 @@ class PackedOrPlain:
         self._lock = forks.lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if weight_orders.holds() and not by_torch.is_looked_at() and not by_torch.is_needed(args):
+        if weight_orders.holds() and not eager_fallback.is_looked_at() and not eager_fallback.is_needed(args):
             return self._packed(args)
         with self._lock:
             if self._plain is None:

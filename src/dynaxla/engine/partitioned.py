@@ -25,10 +25,10 @@ from ..lowering.graphs import user_line
 from ..lowering.ops.process_values import partition_spec
 from ..observe import dump, events, metrics
 from ..passes import pipeline
-from ..runtime import late_checks, networks, private, programs, transfer
+from ..runtime import late_checks, private, process_networks, programs, transfer
+from ..runtime.collective_agreement import Collective
 from ..runtime.process_meshes import ProcessMesh
 from ..runtime.replica_groups import all_groups_in
-from ..runtime.same_collectives import Collective
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
 from .options import options_for
@@ -84,7 +84,7 @@ class Partitioned:
         if forks.is_cut_off():
             raise forks.cut_off()
         with self._lock:
-            token = networks.token([self._mesh.group])
+            token = process_networks.token([self._mesh.group])
             if self._run is None or self._run_for != token:
                 with programs.below_caller():
                     self._run, self._run_for = self._told(), token
@@ -161,7 +161,7 @@ class Partitioned:
         traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
         with metrics.timed("lower"), jax.enable_x64(True):
             lowered = private.lower(traced)
-        members = networks.Members.of([self._mesh.group])
+        members = process_networks.Members.of([self._mesh.group])
         members.agreement.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
         network, compiled = self._among(members, lowered, options)
@@ -179,8 +179,8 @@ class Partitioned:
         return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)
 
     def _among(
-        self, members: networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
-    ) -> tuple[networks.Network, programs.XlaProgram]:
+        self, members: process_networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
+    ) -> tuple[process_networks.Network, programs.XlaProgram]:
         """Compiles the program. Returns: the network, with connections for all of the program's collectives, and the program."""
         while True:
             network = members.connected()

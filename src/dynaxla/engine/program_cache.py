@@ -11,13 +11,13 @@ import torch
 
 from .. import forks
 from ..lowering import Settings, dtypes
-from ..lowering.interchange import is_interchangeable
+from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
 from ..runtime import background
 from ..runtime.cache import LeastRecentlyUsed
 from .build import Runnable, is_for_torch, make_runnable
+from .eager_executable import EagerExecutable, Pending
 from .executable import Executable
-from .pending import EagerExecutable, Pending
 from .stored import stored_executable
 from .unit import CompilationUnit, Specialised
 

@@ -9,7 +9,7 @@ from ..config import Options
 from ..errors import CompilationError
 from ..observe import metrics
 from ..passes import pipeline
-from ..runtime import by_torch, programs
+from ..runtime import eager_fallback, programs
 from .compile import bind, compile_lowered, lower, trace
 from .executable import Executable
 from .program_cache import ProgramCache
@@ -35,7 +35,7 @@ class RetracedProgram:
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        if by_torch.is_looked_at() or by_torch.is_needed(args):
+        if eager_fallback.is_looked_at() or eager_fallback.is_needed(args):
             return self.unit.run_by_torch(args)
         with programs.below_caller():
             return self._trace_and_run(args)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from . import held_back
+from . import dry_run
 from .executable import Executable
 
 
@@ -85,8 +85,8 @@ class Schedule:
         self._is_one_program = [step.kind for step in steps if step.kind in (Kind.PROGRAM, Kind.KERNELS)] == [Kind.PROGRAM]
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        if held_back.threads and not self._is_one_program:
-            held_back.hold_back(self, args)
+        if dry_run.threads and not self._is_one_program:
+            dry_run.hold_back(self, args)
         values = [*args, *self._more]
         args.clear()
         for run, taken, returned, dead in self._turns:

@@ -33,7 +33,7 @@ from ..passes.aten.split import GraphPart
 from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, between_programs, last_writes
 from ..passes.aten.weight_packing import pack_weights
 from ..passes.jaxpr.open_layouts import opens_layouts
-from ..runtime import by_torch, devices
+from ..runtime import devices, eager_fallback
 from .bucket import Bucket
 from .frozen_values import FrozenValues, PackedOrPlain
 from .protocol import Engine, Runner
@@ -179,7 +179,7 @@ class Scheduler:
                 run: Any = self._compiler.runner(AtenGraph(f"{graph.name}_part{number}", part.module, positions, phase, waits))
                 steps.append(Step(Kind.PROGRAM, run, part.inputs, part.outputs, part.module))
             else:
-                steps.append(Step(Kind.KERNELS, functools.partial(by_torch.run, part.module), part.inputs, part.outputs, part.module))
+                steps.append(Step(Kind.KERNELS, functools.partial(eager_fallback.run, part.module), part.inputs, part.outputs, part.module))
         return Schedule(graph.name, placeholders, steps, _outputs(graph.module.graph.output_node().args[0]))
 
 
@@ -196,7 +196,7 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
 
     def write(values: list[Any]) -> tuple[()]:
         metrics.add("late_writes")
-        with by_torch.kernels():
+        with eager_fallback.kernels():
             late.writes.forward(*values)
         return ()
 

@@ -14,7 +14,7 @@ import torch
 from .. import forks
 from ..buffers.device_kinds import Request, kind_of
 from ..buffers.native import GraphDevice, NativeBuffers
-from ..buffers.plan import Storages
+from ..buffers.output_plan import Storages
 from ..buffers.protocol import Buffers
 from ..capture.graph import AtenGraph, graph_device, written_inputs
 from ..capture.inputs import Sizes, check_tensor
@@ -24,16 +24,16 @@ from ..lowering import Interpreter, Settings, SymbolValues
 from ..lowering.asynchronous import groups_in
 from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
-from ..lowering.interchange import is_interchangeable
 from ..lowering.ops.sharding_constraints import shardings_in
+from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
 from ..passes.jaxpr.open_layouts import opens_layouts
-from ..runtime import by_torch, devices, meshes, networks
+from ..runtime import devices, eager_fallback, meshes, process_networks
 from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
+from .eager_executable import Kernels
 from .facts import Facts
 from .options import default_options
-from .pending import Kernels
 
 # Returns the store for a folder name, where later processes find entries; None if nothing is stored.
 Stores = Callable[[str], StoreProtocol | None]
@@ -59,7 +59,7 @@ class Specialised:
     settings: Settings
     symbols: SymbolValues
     numbers: Mapping[int, Any]
-    members: networks.Members | None = None
+    members: process_networks.Members | None = None
 
 
 class CompilationUnit:
@@ -146,7 +146,7 @@ class CompilationUnit:
         if not buffers.nodes and not interpreter.acts:
             return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
         choose = self.choose if buffers.where is None else generic
-        members = networks.Members.of(self.groups) if self.groups else None
+        members = process_networks.Members.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, given, buffers.nodes, buffers.numbers,
             settings=settings, choose=choose, reorders=reorders and buffers.where is None, where=buffers.where,
@@ -190,4 +190,4 @@ class CompilationUnit:
         """Runs the graph without XLA. Raises: ForkError if options.fallback is "error" and this process cannot use XLA."""
         if self.options.fallback == "error" and forks.is_cut_off():
             raise forks.cut_off()
-        return by_torch.run(self.interpreter.module, args)
+        return eager_fallback.run(self.interpreter.module, args)

@@ -18,9 +18,9 @@ from ..errors import DynaxlaError
 from ..lowering import Settings
 from ..lowering.function import Function
 from ..observe import metrics
-from ..runtime import by_torch, meshes, networks, private, streams
+from ..runtime import eager_fallback, meshes, private, process_networks, streams
 from ..runtime.cache import LeastRecentlyUsed
-from . import held_back
+from . import dry_run
 from .build import Runnable, build
 from .executable import Executable, drawing_under_trace
 from .program_cache import ProgramCache, meta_like
@@ -69,12 +69,12 @@ class Program:
     def __call__(self, args: list[Any]) -> list[Any]:
         cache = self.cache
         again = cache.again
-        if again is not None and not private.mode_count() and not held_back.threads and (outputs := again(args)) is not None:
+        if again is not None and not private.mode_count() and not dry_run.threads and (outputs := again(args)) is not None:
             return outputs
-        if by_torch.is_looked_at():
+        if eager_fallback.is_looked_at():
             return self.unit.run_by_torch(args)
-        if held_back.threads:
-            held_back.hold_back(self, args)
+        if dry_run.threads:
+            dry_run.hold_back(self, args)
         kind = self.unit.kind
         if kind is not None:
             if kind.are_traced(args):
@@ -84,7 +84,7 @@ class Program:
         key = self._key(args)
         executable = cache.get(key)
         if executable is None:
-            if by_torch.is_needed(args):
+            if eager_fallback.is_needed(args):
                 return self.unit.run_by_torch(args)
             executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
         for _ in range(_TRIES):
@@ -130,7 +130,7 @@ class Program:
         unit = self.unit
         key: Any = () if unit.sizes.is_static else unit.sizes.key(args)
         if unit.groups:
-            key = (*key, networks.token(unit.groups))
+            key = (*key, process_networks.token(unit.groups))
         if unit.platform == "cuda":
             streams.check_not_captured()
             key = (*key, Settings.current(unit.platform))

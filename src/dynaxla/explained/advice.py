@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from . import words
+from . import formatting
 from .explanation import Advice, Break, Explanation
 
 # The fraction of a later call spent outside of programs above which dispatch overhead is reported as the bottleneck, and the seconds up to
@@ -123,12 +123,12 @@ def _copies(found: Explanation) -> Iterator[Advice]:
                 what = f"Call .resolve_conj().resolve_neg() on {copy.argument} once, outside of the loop"
             else:
                 what = f"Keep {copy.argument} on the program's device"
-            yield Advice(what, f"{graph.name} copies {words.size(copy.bytes)} of it at each call: {copy.reason}.")
+            yield Advice(what, f"{graph.name} copies {formatting.size(copy.bytes)} of it at each call: {copy.reason}.")
 
 
 def _fallbacks(found: Explanation) -> Iterator[Advice]:
     by_torch = sum(cost.share for cost in found.costs if "torch's kernel" in cost.what[:1])
-    for item in {fallback.op: fallback for fallback in words.fallbacks(found)}.values():
+    for item in {fallback.op: fallback for fallback in formatting.fallbacks(found)}.values():
         if "the graph is split" in item.reason or item.op == "a graph":
             what = "Use an op with a result of fixed size (torch.where instead of x[mask]), or move it to the end"
             why = f"{item.op}: {item.reason} ({item.where})."
@@ -146,7 +146,7 @@ def _overhead(found: Explanation) -> Iterator[Advice]:
     programs = sum(len(graph.programs) for graph in found.graphs)
     if outside > _OUTSIDE * found.later_seconds and found.later_seconds < programs * _SHORT * 10:
         what = "Compute more in a call: a larger batch, or a loop inside of the compiled function"
-        whole, rest = words.seconds(found.later_seconds), words.seconds(outside)
+        whole, rest = formatting.seconds(found.later_seconds), formatting.seconds(outside)
         inside = "XLA's programs and torch's kernels" if found.torch_seconds else "XLA's programs"
         why = f"Of a call's {whole}, {rest} are outside of {inside}: Python, torch's guards."
         yield Advice(what, why)
@@ -165,14 +165,14 @@ def _tuning(found: Explanation) -> Iterator[Advice]:
     several = [form for graph in found.graphs for form in graph.forms if form.others and form.is_measurable and not form.seconds]
     if several and found.xla_seconds and found.xla_seconds > 0.01 and not found.is_script:
         ops = ", ".join(sorted({form.op for form in several}))
-        why = f"{words.number(len(several), 'problem')} ({ops}) can be computed in other ways than the one that was expected to be fastest."
+        why = f"{formatting.number(len(several), 'problem')} ({ops}) can be computed in other ways than the expected one."
         yield Advice('Measure the forms on this machine: options={"tune": True}', why)
 
 
 def _first_call(found: Explanation) -> Iterator[Advice]:
     compiled = found.phases.get("XLA's compiler", 0.0)
     if compiled > _LONG_COMPILE:
-        why = f"XLA's compiler took {words.seconds(compiled)} here. Later processes find programs in the cache directory."
+        why = f"XLA's compiler took {formatting.seconds(compiled)} here. Later processes find programs in the cache directory."
         yield Advice('If starting is slow: options={"compile": "background"} runs torch\'s kernels until XLA is done', why)
 
 

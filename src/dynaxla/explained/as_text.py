@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import words
+from . import formatting
 from .explanation import CapturedGraph, Explanation, Graph
 
 _WIDTH = 120
@@ -36,7 +36,7 @@ def _print(found: Explanation, console: Console) -> None:
     console.print(Text(found.versions))
     if found.error:
         say(f"It failed: {found.error}", 0)
-    console.print(_table((), words.summary(found)))
+    console.print(_table((), formatting.summary(found)))
     heading("What to do next")
     for index, item in enumerate(found.advice, 1):
         say(f"{index}. {item.what}")
@@ -46,7 +46,7 @@ def _print(found: Explanation, console: Console) -> None:
     if found.costs:
         heading("The costliest lines, " + ("of all runs" if found.is_script else "of a later call"))
         rows = [
-            (f"{cost.share:.1%}", words.seconds(cost.seconds), str(cost.line), cost.line.source, ", ".join(cost.what))
+            (f"{cost.share:.1%}", formatting.seconds(cost.seconds), str(cost.line), cost.line.source, ", ".join(cost.what))
             for cost in found.costs
         ]
         console.print(_table(("share", "time", "line", "source", "mostly"), rows))
@@ -63,7 +63,7 @@ def _print(found: Explanation, console: Console) -> None:
         say(f"{again.line}: {again.reason}")
     heading("Phases of " + ("the script" if found.is_script else "the first call"))
     whole = max(found.seconds, sum(found.phases.values())) or 1.0
-    phases = [(name, words.seconds(spent), "#" * round(40 * spent / whole)) for name, spent in found.phases.items()]
+    phases = [(name, formatting.seconds(spent), "#" * round(40 * spent / whole)) for name, spent in found.phases.items()]
     console.print(_table((), phases))
     for captured in found.captured:
         _captured(captured, console, heading, say)
@@ -75,12 +75,12 @@ def _print(found: Explanation, console: Console) -> None:
 
 
 def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str], None], say: Callable[..., None]) -> None:
-    heading(words.title(captured))
-    say(words.ended(captured))
+    heading(formatting.title(captured))
+    say(formatting.ended(captured))
     for fallback in captured.fallbacks:
         say(f"torch computes {fallback.op} ({fallback.count}): {fallback.reason} [{fallback.where}]")
     if captured.rewrites:
-        console.print(_table(words.REWRITE, [words.rewrite_row(rewrite) for rewrite in captured.rewrites]))
+        console.print(_table(formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in captured.rewrites]))
     for graph in captured.graphs:
         _graph(graph, console, say)
 
@@ -88,12 +88,12 @@ def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str]
 def _graph(graph: Graph, console: Console, say: Callable[..., None]) -> None:
     console.print()
     say(f"{graph.name} ({graph.phase})")
-    console.print(_table((), words.facts(graph), indent=4))
+    console.print(_table((), formatting.facts(graph), indent=4))
     for columns, rows in (
-        (words.PROGRAM, [words.program_row(program) for program in graph.programs]),
-        (words.FORM, [words.form_row(form) for form in graph.forms]),
-        (words.REWRITE, [words.rewrite_row(rewrite) for rewrite in graph.rewrites]),
-        (words.COPY, [words.copy_row(copy) for copy in graph.copies]),
+        (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
+        (formatting.FORM, [formatting.form_row(form) for form in graph.forms]),
+        (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
+        (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(f.op, str(f.count), f.reason, f.where) for f in graph.fallbacks]),
     ):
         if rows:

@@ -21,7 +21,7 @@ import jax
 from ..observe import events
 from ..runtime import private
 from .explanation import Cost, Line
-from .words import BY_TORCH
+from .formatting import BY_TORCH
 
 # The number of later runs of each program to measure.
 RUNS = 3

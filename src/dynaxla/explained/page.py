@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from . import words
+from . import formatting
 from .explanation import CapturedGraph, Explanation, Graph, Line
 
 _STYLE = """
@@ -70,7 +70,7 @@ def _sections(found: Explanation) -> Iterable[str]:
     if found.error:
         yield _paragraph(f"It failed: {found.error}", "failed")
     yield "<nav>" + "".join(f'<a href="#{name}">{_text(title)}</a>' for name, title, _ in shown) + "</nav>\n"
-    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in words.summary(found))
+    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in formatting.summary(found))
     yield f'<dl class="summary">{cells}</dl>\n'
     for name, title, body in shown:
         yield f'<section id="{name}"><h2>{_text(title)}</h2>\n{body}</section>\n'
@@ -87,9 +87,9 @@ def _lines(found: Explanation) -> str:
     if not found.costs:
         return ""
     bars = {str(cost.line): cost.seconds for cost in found.costs}
-    rows = [(f"{cost.share:.1%}", words.seconds(cost.seconds), _located(cost.line), ", ".join(cost.what)) for cost in found.costs]
+    rows = [(f"{cost.share:.1%}", formatting.seconds(cost.seconds), _located(cost.line), ", ".join(cost.what)) for cost in found.costs]
     rest = f"{found.unplaced:.1%} of this time is of no line of yours that is known. It is that of processors, measured by XLA"
-    rest += f"; of {words.BY_TORCH}, by the clock." if found.torch_seconds else "."
+    rest += f"; of {formatting.BY_TORCH}, by the clock." if found.torch_seconds else "."
     return _bars("The costliest lines", bars) + _table(("share", "time", "line", "mostly"), rows, numbers=2) + _paragraph(rest, "dim")
 
 
@@ -111,25 +111,25 @@ def _phases(found: Explanation) -> str:
 
 
 def _captured(captured: CapturedGraph) -> str:
-    lines = _line(captured.line) + _paragraph(words.ended(captured), "dim")
+    lines = _line(captured.line) + _paragraph(formatting.ended(captured), "dim")
     rows = [(item.op, str(item.count), item.reason, item.where) for item in captured.fallbacks]
     lines += _table(("op", "count", "by torch, because", "line"), rows) if rows else ""
-    lines += _table(words.REWRITE, [words.rewrite_row(rewrite) for rewrite in captured.rewrites]) if captured.rewrites else ""
+    lines += _table(formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in captured.rewrites]) if captured.rewrites else ""
     inner = "".join(map(_graph, captured.graphs))
-    size = words.number(sum(graph.size for graph in captured.graphs), "op")
-    return f"<details open><summary>{_text(words.title(captured))}: {size}</summary>{lines}{inner}</details>\n"
+    size = formatting.number(sum(graph.size for graph in captured.graphs), "op")
+    return f"<details open><summary>{_text(formatting.title(captured))}: {size}</summary>{lines}{inner}</details>\n"
 
 
 def _graph(graph: Graph) -> str:
     tables = (
-        (words.PROGRAM, [words.program_row(program) for program in graph.programs]),
-        (words.FORM, [words.form_row(form) for form in graph.forms]),
-        (words.REWRITE, [words.rewrite_row(rewrite) for rewrite in graph.rewrites]),
-        (words.COPY, [words.copy_row(copy) for copy in graph.copies]),
+        (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
+        (formatting.FORM, [formatting.form_row(form) for form in graph.forms]),
+        (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
+        (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(item.op, str(item.count), item.reason, item.where) for item in graph.fallbacks]),
     )
     shown = "".join(_table(columns, rows) for columns, rows in tables if rows)
-    return f"<h3>{_text(graph.name)} <span class=dim>({_text(graph.phase)})</span></h3>{_table((), words.facts(graph))}{shown}"
+    return f"<h3>{_text(graph.name)} <span class=dim>({_text(graph.phase)})</span></h3>{_table((), formatting.facts(graph))}{shown}"
 
 
 class _Html(str):
@@ -178,7 +178,7 @@ def _bars(title: str, values: Mapping[str, float]) -> str:
             f'<text x="0" y="{top + 16}"><title>{_text(name)}</title>{_text(short)}</text>'
             f'<rect class="rail" x="{_NAMES}" y="{top + 4}" width="{room}" height="{_ROW - 8}"/>'
             f'<rect class="bar" x="{_NAMES}" y="{top + 4}" width="{width:.1f}" height="{_ROW - 8}"/>'
-            f'<text x="{_NAMES + room + 8}" y="{top + 16}">{_text(words.seconds(value))}</text>'
+            f'<text x="{_NAMES + room + 8}" y="{top + 16}">{_text(formatting.seconds(value))}</text>'
         )
     height = _ROW * len(rows)
     return (

@@ -26,7 +26,7 @@ from ..errors import DynaxlaError
 from ..lowering import dtypes, lowers
 from ..lowering.registry import registry
 from ..runtime import capture_lock, private
-from .border import ArrayScope, torch_dtype
+from .array_conversion import ArrayScope, torch_dtype
 
 _numbers = itertools.count(1)
 _calls: weakref.WeakValueDictionary[int, JaxCall] = weakref.WeakValueDictionary()

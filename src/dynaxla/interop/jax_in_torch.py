@@ -19,7 +19,7 @@ from ..guards.state_changes import Readings
 from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
 from . import jax_calls
-from .border import ArrayScope, check_operands, is_tracer, x64_now
+from .array_conversion import ArrayScope, check_operands, is_tracer, x64_now
 from .jax_calls import JaxCall
 
 _numbers = itertools.count(1)

@@ -11,7 +11,7 @@ from ..device import copies, storages
 from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import devices
-from .border import check, exported, imported, is_tracer, jax_device_of, torch_dtype, why_not, x64_now
+from .array_conversion import check, exported, imported, is_tracer, jax_device_of, torch_dtype, why_not, x64_now
 from .torch_under_jax import tensor_of, under_jax, undifferentiated
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ..device import copies, generators, places, storages
+from ..device import copies, generators, pjrt_devices, storages
 from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import devices
 from ..runtime.layout import row_major
-from .border import check, is_tracer, torch_dtype, x64_now
+from .array_conversion import check, is_tracer, torch_dtype, x64_now
 
 # A function from a list of tensors to a list of tensors.
 Flat = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -131,10 +131,10 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     elif len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
         raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
-    elif place.index is None and array.device in places.devices():
-        place = torch.device(storages.NAME, places.devices().index(array.device))
-    place = places.with_index(place)
-    if not is_tracer(array) and array.device != places.jax_device(place.index or 0):
+    elif place.index is None and array.device in pjrt_devices.devices():
+        place = torch.device(storages.NAME, pjrt_devices.devices().index(array.device))
+    place = pjrt_devices.with_index(place)
+    if not is_tracer(array) and array.device != pjrt_devices.jax_device(place.index or 0):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {place}", hint="move it with jax.device_put")
     return storages.make(array.shape, row_major(array.shape), kind, place, array)
 

@@ -10,10 +10,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 from torch.fx import Node
 
-from ..runtime.networks import Members
-from ..runtime.same_collectives import ProgramCollectives
+from ..runtime.collective_agreement import ProgramCollectives
+from ..runtime.process_networks import Members
 from .checks import Checks
-from .cpu.folding import extrema, summing
+from .cpu.vectorized_reductions import extrema, summing
 from .eager import eager_on
 from .epilogue import Claims
 from .forms import Choice, expected

@@ -12,8 +12,8 @@ import torch
 from jax.sharding import NamedSharding
 from torch.fx import GraphModule, Node
 
-from ..runtime.networks import Members
-from . import by_xla, dtypes
+from ..runtime.process_networks import Members
+from . import dtypes, xla_collectives
 from .checks import Check
 from .context import Context
 from .eager import PORTABLE
@@ -127,7 +127,7 @@ class Function:
         with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
         if self._members is not None and self._members.holds:
-            by_xla.hold(ctx)
+            xla_collectives.hold(ctx)
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)
 

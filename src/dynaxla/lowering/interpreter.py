@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import coverage, events
 from ..torch_ops import aten
-from . import dtypes, fallback, refusals
+from . import dtypes, fallback, kernel_refusals
 from .asynchronous import is_collective
 from .context import Context
 from .cpu import faster_kernels, weight_orders
-from .cpu.in_memory import in_memory
+from .cpu.materialize import in_memory
 from .cpu.shared_values import shared_values
 from .graphs import FOR_CHECKS, describe_inputs, line_scope, user_line
-from .keyed import alone, draw, keyed, operands, random_key
+from .keyed_random import alone, draw, keyed, operands, random_key
 from .metadata import TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
@@ -131,7 +131,7 @@ class Interpreter:
                 rule = find_rule(node, self.platform, self._registry)
                 if node.target in CONTROL_FLOW:
                     found.append(self._control_flow_step(node, self._registry))
-                elif rule is not None and (refusal := refusals.reason(node)):
+                elif rule is not None and (refusal := kernel_refusals.reason(node)):
                     found.append(self._refused_step(node, refusal))
                 elif node.target is keyed:
                     found.append(self._keyed_step(node, self._registry))
@@ -151,7 +151,7 @@ class Interpreter:
         if not self.is_lowered:
             return {step.node for step in self._steps if step.acts}
         called = [node for node in self.module.graph.nodes if node.op == "call_function"]
-        return {node for node in called if _acts(node) or (node.target not in CONTROL_FLOW and refusals.reason(node))}
+        return {node for node in called if _acts(node) or (node.target not in CONTROL_FLOW and kernel_refusals.reason(node))}
 
     @property
     def acts(self) -> bool:
@@ -304,7 +304,7 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
     """Returns the message with which torch's kernel refuses a node's arguments in the shapes of this trace; "" if it accepts them."""
     with _disable_current_modes():
-        return refusals.refusal_of_these(node.target, *_stand_ins(node, values))
+        return kernel_refusals.refusal_of_these(node.target, *_stand_ins(node, values))
 
 
 def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
@@ -312,10 +312,10 @@ def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
     none.
     """
     name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _call_numbers(node)]
-    if not refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
+    if not kernel_refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
         return ""
     with _disable_current_modes():
-        return refusals.refusal_of_numbers(node.target, *_stand_ins(node, values))
+        return kernel_refusals.refusal_of_numbers(node.target, *_stand_ins(node, values))
 
 
 def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
+from .dynamic_scalars import is_open
 from .eager import Eager
-from .open_numbers import is_open
 from .symbolic_numbers import as_array, is_symbolic
 
 

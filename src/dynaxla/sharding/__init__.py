@@ -4,8 +4,8 @@ communication.
 mesh.py         devices with named axes
 marking.py      the mesh axes along which a tensor's dimensions are sharded
 checkpoints.py  torch.distributed.checkpoint, shard by shard
-planning.py     a search for placements: placements.py generates candidates, hypothetical.py the inputs for which they are compiled
-traffic.py      the data that programs move between devices, and the memory that they need; pictures.py draws it
+planning.py     a search for placements: placements.py generates candidates, virtual_tensors.py the inputs for which they are compiled
+traffic.py      the data that programs move between devices, and the memory that they need; charts.py draws it
 """
 
 from .checkpoints import checkpointable as checkpointable

@@ -14,7 +14,7 @@ import jax
 import torch
 
 from ..device import copies, storages
-from ..device.memory import StridedView
+from ..device.strided_memory import StridedView
 from ..errors import ArgumentError, UnsupportedTensor
 from ..runtime import meshes, private
 from ..runtime.layout import ORDINARY

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..device import copies, gradient_shardings, storages
-from ..device.memory import StridedView
+from ..device.strided_memory import StridedView
 from ..errors import ArgumentError, UnsupportedTensor
 from ..lowering.ops import sharding_constraints
 from ..runtime import meshes, private

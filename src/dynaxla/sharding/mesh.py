@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import torch
 
-from ..device import places
+from ..device import pjrt_devices
 from ..errors import ArgumentError
 from ..lowering.ops import sharding_constraints
 
@@ -61,8 +61,8 @@ class Mesh:
             self.devices = tuple(range(-count, 0))
             sharding_constraints.mesh(self.sizes, self.names, self.devices)
             return
-        self.devices = tuple(range(count)) if devices is None else tuple(places.named(device).index for device in devices)
-        there = len(places.devices())
+        self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.named(device).index for device in devices)
+        there = len(pjrt_devices.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
             raise ArgumentError(
                 f"{shown} needs {count} different devices, not {list(self.devices)}",

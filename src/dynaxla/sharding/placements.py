@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .hypothetical import Dims
 from .mesh import Mesh
+from .virtual_tensors import Dims
 
 # The maximum number of consecutive matrices that are changed together: attention has this many.
 _LONGEST_RUN = 4

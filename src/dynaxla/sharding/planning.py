@@ -15,22 +15,22 @@ from torch.utils._pytree import tree_leaves
 
 from ..config import Options
 from ..device import storages
-from ..device.memory import StridedView
+from ..device.strided_memory import StridedView
 from ..engine.build import compile_for_plan
 from ..engine.executable import Executable
 from ..engine.options import quick_options
 from ..engine.xla import Program
 from ..errors import ArgumentError, CaptureError
 from ..guards.observation import Refused
+from ..training.replayed_steps import StepPrograms
 from ..training.step import CompiledStep
-from ..training.watched import StepPrograms
 from . import traffic
-from .hypothetical import Dims, bytes_of_inputs, placed, storage_key
 from .marking import mark_sharding, shard_module
 from .mesh import Mesh
 from .placements import Group, Placement, PlacementChoices, groups_of
-from .printed import table, text_of
+from .text_tables import table, text_of
 from .traffic import CollectiveTraffic, DeviceMemory
+from .virtual_tensors import Dims, bytes_of_inputs, placed, storage_key
 
 _log = logging.getLogger("dynaxla")
 

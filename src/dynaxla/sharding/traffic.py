@@ -21,8 +21,8 @@ from ..errors import ArgumentError
 from ..runtime import meshes
 from ..runtime.replica_groups import KINDS, groups_in
 from ..training.step import CompiledStep
-from .pictures import draw
-from .printed import table, text_of
+from .charts import draw
+from .text_tables import table, text_of
 
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")

@@ -3,7 +3,7 @@
 Where several processes train together, one of them may run a step in eager mode, because it prints or has a batch of another size, while
 another replays its program. Their collectives have to match in kind, order and contents. So in eager mode, too, modules of
 torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with those of the other
-processes (runtime/same_collectives.py).
+processes (runtime/collective_agreement.py).
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ from . import parallel_modules, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .fused_steps import Fused, fused_step
 from .local_shards import local_lists
-from .looks import LOOKS, REPLACES, in_optimizer
+from .recording_settings import InKernel, as_written
 from .scalars import Numbers, TracedFloat
-from .shadows import InKernel, as_written
 from .updates import written
+from .value_reads import LOOKS, REPLACES, in_optimizer
 
 # First part of the key of a number that is a tensor's value; the tensor's id is the second.
 _VALUE = "value"

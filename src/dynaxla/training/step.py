@@ -1,10 +1,10 @@
 """`compile_step`: decides for each call of a step whether it replays a program, runs in eager mode, or is recorded.
 
-A call with surroundings and arguments that have been recorded runs a program and nothing else (watched.py). Any other call runs in eager
-mode and is watched. Only if such a call does nothing that a program would not do (print, count, look at values), the next call like it is
-recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always runs in eager mode: it shows
-what state the step can read. A step that repeatedly does what no program can do rests: it runs in eager mode without being watched, for
-twice as many calls each time.
+A call with surroundings and arguments that have been recorded runs a program and nothing else (replayed_steps.py). Any other call runs in
+eager mode and is watched. Only if such a call does nothing that a program would not do (print, count, look at values), the next call like
+it is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always runs in eager mode: it
+shows what state the step can read. A step that repeatedly does what no program can do rests: it runs in eager mode without being watched,
+for twice as many calls each time.
 
 With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
 processes, each decides for itself: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
@@ -27,8 +27,8 @@ from ..errors import CaptureError, DynaxlaError, OptionError
 from ..guards.observation import Refused
 from ..guards.torch_state import without_cached_casts
 from ..observe import events, metrics
-from ..runtime import by_torch
-from .watched import CallState, StepPrograms
+from ..runtime import eager_fallback
+from .replayed_steps import CallState, StepPrograms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,7 +122,7 @@ class CompiledStep(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _inside.get() or by_torch.is_looked_at():  # called inside another step, or while torch traces
+        if _inside.get() or eager_fallback.is_looked_at():  # called inside another step, or while torch traces
             return self._function(*args, **kwargs)
         with _inside:
             if self._resting > 0:
@@ -142,7 +142,11 @@ class CompiledStep(Generic[P, R]):
     def _call(self, args: Any, kwargs: Any, at_once: bool) -> Any:
         """Run a call. With `at_once`, a call without a program is recorded even if no call like it has run in eager mode."""
         if not at_once and not self._watched.has_seen_anything:
-            return self._function(*args, **kwargs) if by_torch.is_needed(_tensors(args, kwargs)) else self._run_watched(None, args, kwargs)
+            return (
+                self._function(*args, **kwargs)
+                if eager_fallback.is_needed(_tensors(args, kwargs))
+                else self._run_watched(None, args, kwargs)
+            )
         try:
             found = self._watched.situation(args, kwargs)
         except CaptureError as error:
@@ -152,7 +156,7 @@ class CompiledStep(Generic[P, R]):
             self._in_vain, self._failures, self._rest = 0, 0, _FIRST_REST
             return result
         tensors = _tensors(args, kwargs)
-        if by_torch.is_needed(tensors):
+        if eager_fallback.is_needed(tensors):
             return self._function(*args, **kwargs)
         if self._in_vain >= _MOST_IN_VAIN and not at_once:
             return self._without_program(

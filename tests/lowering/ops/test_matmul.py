@@ -11,7 +11,7 @@ from compare import assert_equal, check
 from gradients import check_gradients
 from single_op import run_op
 
-from dynaxla.lowering import refusals
+from dynaxla.lowering import kernel_refusals
 
 aten = torch.ops.aten
 
@@ -211,7 +211,7 @@ def test_bilinear_and_gradients() -> None:
 
 def test_products_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     """mm.dtype, bmm.dtype, addmm.dtype and baddbmm.dtype have kernels for GPUs alone, so torch would refuse them here."""
-    monkeypatch.setattr(refusals, "reason", lambda node: "")
+    monkeypatch.setattr(kernel_refusals, "reason", lambda node: "")
     x, y, wide = torch.randn(2, 3, 5).bfloat16(), torch.randn(2, 5, 4).bfloat16(), torch.randn(2, 3, 4)
     product = x.float() @ y.float()
     assert_equal(run_op(aten.mm.dtype, x[0], y[0], torch.float32, expected=product[0]), product[0])

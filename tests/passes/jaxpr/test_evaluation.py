@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from dynaxla.lowering.cpu.in_memory import in_memory
+from dynaxla.lowering.cpu.materialize import in_memory
 from dynaxla.passes.jaxpr.evaluation import Evaluation, bind
 
 

@@ -7,14 +7,14 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from dynaxla.lowering.cpu import exponential, folding
-from dynaxla.lowering.cpu.in_memory import in_memory
+from dynaxla.lowering.cpu import exponential, vectorized_reductions
+from dynaxla.lowering.cpu.materialize import in_memory
 from dynaxla.passes.jaxpr.partitionable import partitionable
 
 
 def _program(x: jax.Array) -> dict[str, jax.Array]:
     with jax.named_scope("at[model.py:3]"):
-        total = folding.reduce_sum(in_memory(exponential.exp(x)), (1,))
+        total = vectorized_reductions.reduce_sum(in_memory(exponential.exp(x)), (1,))
     return {"total": total, "product": x @ x.T}
 
 

@@ -5,12 +5,12 @@ flash_attention.py            torch's attention kernels
 onednn_support.py             decides where oneDNN's calls are used
 weight_orders.py              weights prepacked in oneDNN's own layout
 faster_kernels.py             ops that torch's kernels compute faster than XLA, with the time that they save
-lone_ops.py                   graphs without anything to fuse, which torch runs
+unfusable_graphs.py                   graphs without anything to fuse, which torch runs
 channels_last.py              memory order of activations between convolutions
-changed_parts.py              in-place updates of slices, restored after functionalization
-in_memory.py                  writes an intermediate result to memory; shared_values.py chooses these results in a graph
-few_vectors.py, stretches.py, widening.py
+inplace_updates.py              in-place updates of slices, restored after functionalization
+materialize.py                  writes an intermediate result to memory; shared_values.py chooses these results in a graph
+gemv.py, split_k_gemv.py, widening.py
                               matrix products with few rows or half types
-folding.py, window_maxima.py, exponential.py
+vectorized_reductions.py, window_maxima.py, exponential.py
                               reductions and functions that XLA:CPU does not vectorize by itself
 """

@@ -61,7 +61,7 @@ _NUMBERS, _TIMES = 1024, 4
 
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
-    """Returns the nodes of a graph whose values should be written to memory (see in_memory.py); none on platforms other than the CPU."""
+    """Returns the nodes of a graph whose values should be written to memory (see materialize.py); none on platforms other than the CPU."""
     return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" else set()
 
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..cpu import flash_attention
-from ..cpu.folding import reduce_max, reduce_sum
+from ..cpu.vectorized_reductions import reduce_max, reduce_sum
 from ..cuda import fused_attention
 from ..forms import Forms, Operand
 from ..memory_order import eager_order, eager_spec

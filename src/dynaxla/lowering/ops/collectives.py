@@ -1,10 +1,10 @@
 """Lowerings of the collectives of `torch.distributed`. The compiled program calls torch's own collectives, on its own buffers, with the
-user's process groups. Where XLA's own collectives are requested, and XLA has the op, the program uses those instead (`by_xla.py`).
+user's process groups. Where XLA's own collectives are requested, and XLA has the op, the program uses those instead (`xla_collectives.py`).
 
 The collectives of a program run in the order of the graph: each has as an operand an array that the previous one returns (`Context.turn`).
 XLA knows no order among them, and two processes that call collectives in different orders wait for each other forever. Before a program's
-first run its processes compare the collectives that they are about to call (`runtime/same_collectives.py`). A collective returns when its
-result has arrived, so `wait_tensor` does nothing.
+first run its processes compare the collectives that they are about to call (`runtime/collective_agreement.py`). A collective returns when
+its result has arrived, so `wait_tensor` does nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
@@ -20,9 +20,9 @@ import torch
 from jax import Array
 
 from ...runtime import private, user_frames
+from ...runtime.collective_agreement import Collective, call_alone
 from ...runtime.layout import row_major
-from ...runtime.same_collectives import Collective, call_alone
-from .. import asynchronous, by_xla, dtypes
+from .. import asynchronous, dtypes, xla_collectives
 from ..context import Context
 from ..fallback import PLATFORMS, call_back
 from ..graphs import user_line
@@ -103,7 +103,7 @@ def _collective(*args: Any, ctx: Context) -> Any:
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
     if (members := ctx.members) is not None:
         described = dataclasses.replace(_described(ctx, settings, name), by=f"by XLA among ranks {list(members.ranks)}")
-        found = by_xla.lower(ctx, op._opname, arrays, settings, name, lambda: members.agreement.add(described))
+        found = xla_collectives.lower(ctx, op._opname, arrays, settings, name, lambda: members.agreement.add(described))
         if found is not None:
             return found if isinstance(ctx.output, (tuple, list)) else found[0]
     given = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]

@@ -14,7 +14,7 @@ from ...runtime import private
 from ...torch_ops import aten
 from .. import dtypes
 from ..dtypes import DType
-from ..open_numbers import is_open
+from ..dynamic_scalars import is_open
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 

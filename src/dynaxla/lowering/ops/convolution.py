@@ -16,7 +16,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
-from ..cpu.in_memory import in_memory
+from ..cpu.materialize import in_memory
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
@@ -277,7 +277,7 @@ def convolution(
     Dtype:  that of x.
     """
     stride, padding, dilation, output_padding = _per_dim(x, stride, padding, dilation, output_padding)
-    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors refusals.py asks torch's kernel.
+    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors, kernel_refusals.py asks torch.
     if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
         raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
     if transposed and any(more >= max(steps) for more, *steps in zip(output_padding, stride, dilation, strict=True)):

@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import surely
-from ..open_numbers import is_open
+from ..dynamic_scalars import is_open
 from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, number, result_type
 from ..registry import lowers
 from ..symbolic_numbers import as_array, is_symbolic

@@ -19,7 +19,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
-from ..open_numbers import is_open
+from ..dynamic_scalars import is_open
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic

@@ -11,7 +11,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.folding import reduce_max, reduce_sum
+from ..cpu.vectorized_reductions import reduce_max, reduce_sum
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .activations import gelu

@@ -17,8 +17,8 @@ from ...runtime import machine
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import few_vectors, onednn, onednn_support, torch_kernels
-from ..cpu.in_memory import in_memory
+from ..cpu import gemv, onednn, onednn_support, torch_kernels
+from ..cpu.materialize import in_memory
 from ..cpu.widening import widened
 from ..dimensions import surely
 from ..dtypes import DType
@@ -240,7 +240,7 @@ def _fits_few_vectors(problem: Contraction) -> bool:
         len(problem.x) == len(problem.y) == 2
         and problem.over in (((1,), (0,)), ((1,), (1,)))
         and problem.rows == 1
-        and few_vectors.has_way(1, problem.x[1], problem.dtype, problem.over[1] == (1,))
+        and gemv.has_way(1, problem.x[1], problem.dtype, problem.over[1] == (1,))
     )
 
 
@@ -250,7 +250,7 @@ def _suits_few_vectors(problem: Contraction) -> bool:
 
 @CONTRACTION.form("few_vectors", platforms=["cpu"], fits=_fits_few_vectors, suits=_suits_few_vectors)
 def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
-    out = few_vectors.product(lax.expand_dims(x, [0]), lax.expand_dims(y, [0]), problem.over[1] == (1,), False, problem.precision)
+    out = gemv.product(lax.expand_dims(x, [0]), lax.expand_dims(y, [0]), problem.over[1] == (1,), False, problem.precision)
     return convert(lax.squeeze(out, [0]), problem.out)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jax import Array, lax
 
-from ..cpu.folding import Reduction
+from ..cpu.vectorized_reductions import Reduction
 from ..promotion import convert
 
 Dims = Sequence[int]

@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support
-from ..cpu.folding import Reduction, sum_neighbours
+from ..cpu.vectorized_reductions import Reduction, sum_neighbours
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..graphs import is_wanted

@@ -11,7 +11,7 @@ from torch._inductor import inductor_prims as inductor_prims  # defines prims.fm
 from ...torch_ops import MissingOp, aten, prims
 from .. import dtypes
 from ..context import Context
-from ..cpu.folding import reduce_max, reduce_min
+from ..cpu.vectorized_reductions import reduce_max, reduce_min
 from ..dtypes import DType
 from ..promotion import Promotion, convert, number
 from ..registry import Lowering, lower_table, lowers, registry

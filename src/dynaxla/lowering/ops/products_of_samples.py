@@ -19,7 +19,7 @@ from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
-from ..updated import SliceUpdate, UpdatedOperand, chosen_by
+from ..slice_updates import SliceUpdate, UpdatedOperand, chosen_by
 from .indexing import Picks, take_along
 from .scattering import fit, write_slices
 

@@ -1,4 +1,4 @@
-"""Products with an updated tensor, computed from the tensor before the update and the new slices, so it is never copied (see updated.py).
+"""Products with an updated tensor, from the tensor before the update and the new slices, so it is never copied (see slice_updates.py).
 
 If the updated dimension remains in the result, the products with the overwritten slices are replaced by those with the new slices. If it is
 summed, the overwritten slices get weight zero, and the products with the new slices are added. Overwritten values never reach the result: a
@@ -19,12 +19,12 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn_support
-from ..cpu.few_vectors import product, strided_product
-from ..cpu.in_memory import in_memory
+from ..cpu.gemv import product, strided_product
+from ..cpu.materialize import in_memory
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
-from ..updated import Factor, SliceUpdate, UpdatedOperand, reading, sliced
+from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, reading, sliced
 from .indexing import from_front, take_along
 from .products_of_samples import Samples, of_samples, samples
 from .scattering import fit, write_slices

@@ -13,7 +13,7 @@ from torch.fx import Node
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.folding import reduce_max, reduce_min, reduce_prod, sum_neighbours
+from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, sum_neighbours
 from ..dimensions import reduced, surely, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order

@@ -7,8 +7,8 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..cpu.exponential import exp_nonpositive
-from ..cpu.folding import reduce_largest, reduce_max, reduce_sum
-from ..cpu.in_memory import in_memory
+from ..cpu.materialize import in_memory
+from ..cpu.vectorized_reductions import reduce_largest, reduce_max, reduce_sum
 from ..dimensions import surely
 from ..dtypes import DType
 from ..promotion import convert

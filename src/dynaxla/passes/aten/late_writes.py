@@ -35,7 +35,7 @@ from ...capture.graph import AtenGraph, written_inputs
 from ...lowering.fallback import writes
 from ...lowering.graphs import FOR_CHECKS, viewed
 from ...lowering.interpreter import is_plain_python
-from ...lowering.ops.held import held
+from ...lowering.ops.commit_if_ok import held
 from ...runtime import private
 from ...torch_ops import aten
 from .device_transfers import has_several

@@ -22,7 +22,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
-from ...lowering.refusals import reason
+from ...lowering.kernel_refusals import reason
 from ...torch_ops import aten
 
 _SAME = (aten.alias.default, aten.detach.default, aten.clone.default)

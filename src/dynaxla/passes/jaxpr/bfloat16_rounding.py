@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from ...lowering.cpu.in_memory import in_memory
+from ...lowering.cpu.materialize import in_memory
 from ...runtime import machine
 from .evaluation import Evaluation, bind
 

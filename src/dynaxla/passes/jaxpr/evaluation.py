@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.extend import core
 
-from ...lowering.cpu import in_memory
+from ...lowering.cpu import materialize
 from ...observe import events, rewrites
 
 Value = TypeVar("Value")
@@ -47,7 +47,7 @@ class Evaluation(ABC, Generic[Value]):
 
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
-        """Returns the same value, with its array written to memory (see in_memory.py)."""
+        """Returns the same value, with its array written to memory (see materialize.py)."""
 
     @abstractmethod
     def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
@@ -87,7 +87,7 @@ class Evaluation(ABC, Generic[Value]):
 
     def _results(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
-        if name in ("jit", "pjit") and params["name"] == in_memory.NAME:
+        if name in ("jit", "pjit") and params["name"] == materialize.NAME:
             return [self.in_memory(operands[0])]
         if name in ("jit", "pjit"):
             return self._run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)

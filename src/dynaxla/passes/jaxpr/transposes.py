@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
-from ...lowering.cpu.folding import is_foldable, sum_neighbours, sum_rows
-from ...lowering.cpu.in_memory import in_memory
+from ...lowering.cpu.materialize import in_memory
+from ...lowering.cpu.vectorized_reductions import is_foldable, sum_neighbours, sum_rows
 from .evaluation import Evaluation, bind
 from .reshapes import joining, reshaped
 

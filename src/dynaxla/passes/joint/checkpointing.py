@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ...errors import UnsupportedOp
 from ...lowering.interpreter import draws_random, find_rule
-from ...lowering.keyed import keyed, random_key
+from ...lowering.keyed_random import keyed, random_key
 
 _COMPUTED_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 

@@ -1,0 +1,53 @@
+"""`dynaxla explain`: runs a script and explains what it compiles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+_ARGUMENTS = "dynaxla.explain.arguments"
+
+
+class WithScript(TyperCommand):
+    """A command whose first argument is a script. All later arguments belong to the script, as with `python SCRIPT ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        mine, scripts = divided(args)
+        ctx.meta[_ARGUMENTS] = scripts
+        return super().parse_args(ctx, mine)
+
+
+def divided(args: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the arguments into those of the command, including the script, and those of the script."""
+    position = 0
+    while position < len(args) and args[position].startswith("-"):
+        position += 2 if args[position] in ("--output", "-o") else 1
+    return args[: position + 1], args[position + 1 :]
+
+
+def explain(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script; all that follows it is the script's.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page is written.")] = Path("explain.html"),
+) -> None:
+    """Run a script, explain everything that it compiles with dynaxla, and write the explanation as an HTML page.
+
+    It has graphs and their breaks, programs, forms, fallbacks, copies, memory, times, the costliest lines, and advice. If the script fails,
+    its exception is printed as Python prints it, and the page covers what was compiled before. The exit code is that of the script.
+    """
+    if not script.is_file():
+        raise typer.BadParameter(f"{script} is not a file")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"{output.parent} is not a directory")
+    from ..explained.explain_script import explain_script
+
+    output = output.absolute()  # the script may change the working directory
+    found, code = explain_script(script, context.meta[_ARGUMENTS])
+    typer.echo(str(found))
+    found.save(output)
+    typer.echo(f"\nThe page is {output}")
+    sys.exit(code)

@@ -1,0 +1,74 @@
+"""The fallback for ops that XLA does not compute: they run on copies in CPU memory, and their results are copied to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..observe import coverage, metrics
+from ..runtime import private
+from . import copies, pjrt_devices, storages
+
+
+def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
+    """Runs torch's CPU kernel of an op. The fallback is counted, and logged once for each op.
+
+    Raises: the errors of the kernel. In this case nothing has been written to the device.
+    """
+    device: torch.device | None = None
+    there: dict[int, torch.Tensor] = {}
+    back: dict[int, torch.Tensor] = {}
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def to_cpu(value: Any, is_written: bool) -> Any:
+        nonlocal device
+        if storages.is_ours(value):
+            if device is not None and device != value.device:
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but found at least two devices, {device} and {value.device}!"
+                )
+            device = value.device
+            if id(value) not in there:
+                there[id(value)] = copies.to_cpu(value)
+                back[id(there[id(value)])] = value
+            if is_written:
+                written.append((value, there[id(value)]))
+            return there[id(value)]
+        if isinstance(value, torch.Tensor) and value.dim() and value.device.type == "cpu" and is_written:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {op} is to write to a tensor on {value.device}!")
+        if isinstance(value, (list, tuple)):
+            return [to_cpu(item, is_written) for item in value]
+        if isinstance(value, torch.device) and value.type == storages.NAME:
+            device = pjrt_devices.with_index(value)
+            return torch.device("cpu")
+        return None if isinstance(value, torch.Generator) else value
+
+    schema = op._schema.arguments
+    writes = {item.name for item in schema if item.alias_info is not None and item.alias_info.is_write}
+    given = [to_cpu(value, schema[index].name in writes) for index, value in enumerate(args)]
+    named = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
+    with private.below_autograd():
+        result = op(*given, **named)
+    coverage.fell_back(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
+    metrics.add("device_fallbacks")
+    place = device or pjrt_devices.with_index(torch.device(storages.NAME))
+    for target, value in written:
+        if target.shape != value.shape:
+            storages.resize(target, tuple(value.shape), tuple(value.stride()))
+        copies.write(target, value)
+
+    def to_device(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in back:
+                return back[id(value)]
+            if value.layout != torch.strided:
+                raise NotImplementedError(f"{op} returns a tensor of layout {value.layout}, which the device {place} does not have")
+            return copies.from_cpu(value, place)
+        if isinstance(value, (list, tuple)):
+            return type(value)([to_device(item) for item in value])
+        return value
+
+    return to_device(result)

@@ -1,0 +1,148 @@
+"""`torch.jax.Stream` and `torch.jax.Event`, for code written for devices with several queues.
+
+PJRT runs the work of a device in one order, so a device has a single stream, and no stream waits for another stream of its device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import torch
+
+from ..runtime import programs
+from . import lazy_mode, pjrt_devices, storages
+
+
+def wait(index: int) -> None:
+    """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
+    lazy_mode.run_all()
+    programs.wait_for(pjrt_devices.jax_device(index))
+    _finish(_arrays(index), index)
+
+
+def is_done(index: int) -> bool:
+    lazy_mode.run_all()
+    return all(map(_is_computed, _arrays(index)))
+
+
+def _finish(arrays: list[jax.Array], index: int) -> None:
+    """Waits for arrays. If another thread donates one of them meanwhile, waits for all programs of the device, one of which computes it."""
+    is_donated = False
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except RuntimeError:
+            if not array.is_deleted():
+                raise
+            is_donated = True
+    if is_donated:
+        programs.wait_for(pjrt_devices.jax_device(index))
+
+
+def _is_computed(array: jax.Array) -> bool:
+    """True if an array is computed, or is deleted since another thread has donated it. jaxlib crashes if a deleted array is asked."""
+    try:
+        return array.is_deleted() or array.is_ready()
+    except RuntimeError:
+        if array.is_deleted():
+            return True
+        raise
+
+
+def _arrays(index: int) -> list[jax.Array]:
+    """Returns the live arrays of a device, including arrays that another thread donates meanwhile, whose sharding can still be read."""
+    device = pjrt_devices.jax_device(index)
+    return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
+
+
+class Stream:
+    """The single queue of a device.
+
+    Attributes:
+        device: the torch device.
+        priority: as given by the user; it has no effect.
+    """
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = pjrt_devices.named(device)
+        self.priority = priority
+
+    @property
+    def device_index(self) -> int:
+        return self.device.index or 0
+
+    @property
+    def stream_id(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        wait(self.device_index)
+
+    def query(self) -> bool:
+        """Returns True if all work submitted to the device is done."""
+        return is_done(self.device_index)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Waits for the stream of another device. Work of the same device runs in order anyway."""
+        if stream.device != self.device:
+            stream.synchronize()
+
+    def wait_event(self, event: Event) -> None:
+        if event.device is not None and event.device != self.device:
+            event.synchronize()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+
+class Event:
+    """A point in the queue of a device. `device` is None before the event is recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        if interprocess:
+            raise NotImplementedError(f'events of the device "{storages.NAME}" cannot be shared between processes')
+        self.enable_timing = enable_timing
+        self.device: torch.device | None = None
+        self._seconds: float | None = None
+        self._before: list[jax.Array] = []
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Records the event after the work submitted so far. With timing, it waits for that work, to know the time of its end."""
+        self.device = (stream or Stream()).device
+        self._before = _arrays(self.device.index or 0)
+        if self.enable_timing:
+            wait(self.device.index or 0)
+            self._seconds = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or Stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        before, self._before = self._before, []
+        if self.device is not None:
+            _finish(before, self.device.index or 0)
+
+    def query(self) -> bool:
+        return all(map(_is_computed, self._before))
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Returns the milliseconds from this event to a later one, including all work between them."""
+        if self._seconds is None or end_event._seconds is None:
+            raise RuntimeError("both events must be made with enable_timing=True, and recorded, before elapsed_time is called")
+        return (end_event._seconds - self._seconds) * 1e3

@@ -1,0 +1,218 @@
+"""Runs graphs by torch's own kernels: until XLA has compiled them, or always if XLA would not improve on torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..buffers.protocol import Binding, Buffers
+from ..lowering.cpu.inplace_updates import write_in_place
+from ..lowering.graphs import user_frame
+from ..observe import events, metrics
+from ..runtime import background, eager_fallback, late_checks, private, transfer
+from ..runtime.guards import ArgumentCheck
+
+
+class Kernels:
+    """A graph whose nodes torch computes one by one.
+
+    Args:
+        module: The graph.
+        nodes: The nodes whose values are returned.
+    """
+
+    def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        graph, copies = Graph(), dict[Node, Node]()
+        graph.graph_copy(module.graph, copies)
+        graph.output(tuple(copies[node] for node in self.nodes))
+        graph.eliminate_dead_code()
+        write_in_place(graph)
+        self._module = GraphModule(module, graph)
+        self.compute = self._module.forward
+        # The graph's constant tensors. No result may alias them.
+        self.constants = [*self._module.buffers(), *self._module.parameters()]
+
+    def values(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Returns the values of `nodes`, in order."""
+        return _by_kernels(self.compute, args)
+
+    def timed_values(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[int, float]]:
+        """Returns `values`, and the seconds that they took by number of the user's line (see `events.line_number`)."""
+        timed = _Timed(self._module)
+        return _by_kernels(timed.run, args), timed.seconds
+
+
+def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+    if private.mode_count():
+        with _disable_current_modes(), eager_fallback.kernels():
+            return compute(*args)
+    with eager_fallback.kernels():
+        return compute(*args)
+
+
+class _Timed(Interpreter):
+    """Runs a graph node by node and measures the time of each line of user code.
+
+    Attributes:
+        seconds: The time by line number (see `events.line_number`).
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # an exception of a kernel must be the same as in eager mode
+        self.seconds: dict[int, float] = {}
+
+    def run_node(self, node: Node) -> Any:
+        if node.op != "call_function":
+            return super().run_node(node)
+        start = time.perf_counter()
+        value = super().run_node(node)
+        line = events.line_number(user_frame(node.meta.get("stack_trace")))
+        self.seconds[line] = self.seconds.get(line, 0.0) + time.perf_counter() - start
+        return value
+
+
+@dataclass(frozen=True)
+class _FirstCallLayouts:
+    """The layouts of the first call, for the fast path of later calls.
+
+    Attributes:
+        inputs: Returns true for input tensors with the layouts of the first call's.
+        values: Returns true for node values with the layouts of the first call's.
+        results: For each result, None if it is the node's value itself, else the shape and strides with which a tensor (not a view)
+            reinterprets the value's memory. None in place of the list if all results are the values themselves.
+        are_outputs: Whether the graph's outputs are exactly the results.
+    """
+
+    inputs: Callable[..., bool]
+    values: Callable[..., bool]
+    results: Sequence[tuple[Sequence[int], Sequence[int]] | None] | None
+    are_outputs: bool
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
+def _is_in_place(result: torch.Tensor, value: torch.Tensor) -> bool:
+    """True if a result has the storage, offset and dtype of a value that is neither conjugated nor negated lazily."""
+    if value.is_conj() or value.is_neg() or value.dtype != result.dtype or value.storage_offset() != result.storage_offset():
+        return False
+    return private.storage_id(result) == private.storage_id(value)
+
+
+class EagerExecutable:
+    """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`; its outputs have the same strides and
+    aliases, and own their memory where that one's do. Exceptions of torch's kernels are those of eager mode.
+
+    The overhead of a call should not exceed the few microseconds of a small graph. Between calls, other code evicts this code from the
+    processor's caches, so that each further line costs time.
+
+    Args:
+        name: The graph's name.
+        kernels: The graph's kernels, which return the values of `buffers.nodes` and then of `buffers.numbers`.
+        buffers: The buffers for these sizes.
+        device: The graph's device.
+    """
+
+    program = None
+    _counter = "by_torch"
+
+    def __init__(self, name: str, kernels: Kernels, buffers: Buffers, device: torch.device) -> None:
+        self.name = name
+        self._kernels, self._buffers, self._device = kernels, buffers, device
+        self._binding: Binding | None = None
+        self._alike: _FirstCallLayouts | None = None
+
+    @staticmethod
+    def take(args: list[Any]) -> list[Any]:
+        """Returns all arguments, since the graph may read inputs that a program would not. Empties args."""
+        given = args.copy()
+        args.clear()
+        return given
+
+    def __call__(self, given: list[Any]) -> list[Any]:
+        """Returns the graph's outputs for the arguments from `take`.
+
+        Raises: exceptions of torch's kernels. No input has been written to in that case.
+        """
+        if private.is_profiling():
+            with torch.profiler.record_function(self.name):
+                return self._run(given)
+        return self._run(given)
+
+    def again(self, args: list[Any]) -> list[Any] | None:
+        """Runs the fast path of a call. Returns None, without doing anything, if the inputs have other layouts than the first call's, or if
+        events or profiling are on. Raises: as a call does. Empties args unless it returns None or raises.
+
+        `unfusable_graphs.py` admits only ATen's own kernels, which allocate their results in the same way whatever the values are. So the
+        properties of the first call's values (each is a tensor that owns its memory and uses all of it) are not checked again. Their
+        layouts are, since torch's settings may have changed.
+        """
+        alike = self._alike
+        if alike is None or events.is_heard() or private.is_profiling() or not alike.inputs(*args):
+            return None
+        with private.below_autograd():
+            values = self._kernels.compute(*args)
+        metrics.add(self._counter)
+        if not alike.values(*values):
+            return self._given(values, self.take(args))
+        if alike.results is not None:
+            made = zip(values, alike.results, strict=True)
+            values = [value if place is None else transfer.reinterpret(value, *place) for value, place in made]
+        if alike.are_outputs:
+            args.clear()
+            return list(values)
+        assert self._binding is not None
+        return self._binding.outputs(values, self._binding.take(args))
+
+    def _run(self, given: list[Any]) -> list[Any]:
+        if self._device.type != "cpu":
+            late_checks.look(self._device)
+        values = self._values(given)
+        metrics.add(self._counter)
+        return self._given(values, given)
+
+    def _given(self, values: Sequence[Any], given: list[Any]) -> list[Any]:
+        """Returns the graph's outputs, made from the nodes' values. Empties given."""
+        count = len(self._buffers.nodes)
+        binding = self._binding
+        if binding is None:
+            binding = self._binding = self._buffers.bind(values[count:])
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        results = self._buffers.results(values[:count], tensors + self._kernels.constants)
+        is_first = self._alike is None and len(tensors) == len(given) and len(values) == count
+        outputs = binding.outputs(results, binding.take(given))
+        if is_first and all(map(_is_in_place, results, values)):
+            checks = ArgumentCheck(tensors).matches, ArgumentCheck(values).matches
+            places = [None if one is value else (one.shape, one.stride()) for one, value in zip(results, values, strict=True)]
+            self._alike = _FirstCallLayouts(*checks, places if any(places) else None, _are_same(outputs, results))
+        return outputs
+
+    def _values(self, given: list[Any]) -> Sequence[Any]:
+        if not events.is_heard():
+            return self._kernels.values(given)
+        values, lines = self._kernels.timed_values(given)
+        events.tell(events.Ran(self, sum(lines.values()), self._binding is None, lines))
+        return values
+
+
+class Pending(EagerExecutable):
+    """A graph with concrete sizes that torch's kernels run until its program is compiled.
+
+    Its kernels return the values of all nodes that the buffers of any sizes may need.
+    """
+
+    _counter = "meanwhile"
+
+    def _values(self, given: list[Any]) -> Sequence[Any]:
+        with background.in_its_place():  # instead of the program that another thread compiles
+            values = dict(zip(self._kernels.nodes, super()._values(given), strict=True))
+        return [values[node] for node in (*self._buffers.nodes, *self._buffers.numbers)]

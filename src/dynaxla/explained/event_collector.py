@@ -1,0 +1,323 @@
+"""Collects events while graphs are captured, compiled and run, and builds the parts of an explanation from them."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..engine.eager_executable import EagerExecutable
+from ..lowering import dtypes, registry
+from ..observe import engine_decisions, events
+from ..tuning import tried
+from . import formatting
+from .explanation import Break, CapturedGraph, ChosenForm, CompiledProgram, Copy, Fallback, Graph, Line, MemoryUse, Rewrite, Tensor
+from .graph_breaks import break_of, first_line
+from .line_costs import Profiler
+
+Ways = Counter[tuple[str, str, str]]
+
+
+@dataclass
+class _ProgramEvents:
+    executable: Any = None
+    sizes: str = ""
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    first: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+    # For each later run by torch's kernels, the seconds by line number.
+    lines: list[Mapping[int, float]] = field(default_factory=list)
+
+    @property
+    def is_by_torch(self) -> bool:
+        return isinstance(self.executable, EagerExecutable)
+
+
+class _Graph:
+    """A graph while events about it arrive. It keeps only text and numbers, since an engine changes the graph."""
+
+    def __init__(self, event: events.Functional, captured: _Captured) -> None:
+        self._competes, self._forced, names = captured.competes, captured.forced, captured.names
+        graph = event.graph
+        nodes = graph.module.graph
+        self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
+        self.names: dict[str, str] = {}
+        static = set(graph.static)
+        self.inputs: list[Tensor] = []
+        sizes = []
+        for position, node in enumerate(nodes.find_nodes(op="placeholder")):
+            self.names[node.name] = _name(node, names)
+            if position in static:
+                sizes.append(_tensor("", node).bytes)
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                self.inputs.append(_tensor(self.names[node.name], node))
+        self.parameters = len(sizes), sum(sizes)
+        outputs: Any = nodes.output_node().args[0]
+        given = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
+        self.outputs = [_tensor(node.name, node) for node in given]
+        self.kinds: Counter[str] = Counter()
+        for node in nodes.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                self.kinds[_kind(node)] += 1
+        self.programs: list[_ProgramEvents] = []
+        self.forms: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
+        self.fallbacks: Ways = Counter()
+        self.rewrites: list[Rewrite] = []
+        self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
+
+    def told(self) -> Graph:
+        measured = {(item.op, item.problem): item.seconds for item in tried()}
+        return Graph(
+            self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
+            tuple(self.inputs), tuple(self.outputs),
+            tuple(map(_told, self.programs)),
+            tuple(ChosenForm(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
+            tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
+            tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
+            *self._engine(), tuple(self.rewrites),
+        )  # fmt: skip
+
+    def took(self, event: events.FormChosen) -> None:
+        """Records a chosen form. A form that the user has forced does not count as measurable."""
+        is_measurable = event.is_measurable and self._forced.get(event.op) != event.form
+        self.forms[event.op, event.problem, event.form, tuple(event.others)] = is_measurable
+
+    def _engine(self) -> tuple[str, str]:
+        """Returns the engine that runs the graph, and the reason."""
+        # An ATen graph is called like its captured graph, with the phase appended.
+        found, is_of_another = engine_decisions.last_about(self.name.rpartition("_")[0])
+        if found is None:
+            return (
+                ("not decided yet", "the option engines lets several compete in more calls than these")
+                if self._competes
+                else ("dynaxla", "")
+            )
+        times = [f"{name} {formatting.seconds(seconds)}" for name, seconds in found.seconds.items()]
+        others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
+        before = ["decided in calls before these"] if is_of_another else []
+        return found.chosen, "; ".join([*before, found.why, *times, *others])
+
+
+@dataclass
+class _Captured:
+    number: int
+    line: Line | None
+    is_step: bool
+    ended: Break | None
+    names: list[str]
+    competes: bool
+    forced: Mapping[str, str]
+    graphs: list[_Graph] = field(default_factory=list)
+    fallbacks: Ways = field(default_factory=Counter)
+    rewrites: list[Rewrite] = field(default_factory=list)
+
+
+class _Thread:
+    """The capture and the programs in progress in a thread."""
+
+    def __init__(self) -> None:
+        self.captured: _Captured | None = None
+        self.building: list[tuple[_Graph | None, _ProgramEvents, Any]] = []
+        self.copies: list[events.Copied] = []
+
+
+class Collector:
+    """A listener of `observe.events`, for this thread and for threads that start while it listens. Events of other threads are ignored.
+
+    Args:
+        profiler: its `ran` is called for each run of a program.
+
+    Attributes:
+        phases: seconds by phase.
+        ways: how often steps ran in another way than as one program, by step, way and reason.
+    """
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.phases: defaultdict[str, float] = defaultdict(float)
+        self.ways: Ways = Counter()
+        self._profiler = profiler
+        self._all: list[_Captured] = []
+        self._graphs: dict[str, _Graph] = {}
+        self._programs: dict[int, tuple[_Graph | None, _ProgramEvents, Any]] = {}
+        self._threads: dict[int, _Thread] = defaultdict(_Thread)
+        self._others = {*threading.enumerate()} - {threading.current_thread()}
+        self._lock = threading.RLock()
+        self._hear: dict[type, Callable[[Any, _Thread], None]] = {
+            events.Captured: self._hear_captured, events.Functional: self._hear_functional, events.Building: self._hear_building,
+            events.Built: self._hear_built, events.FormChosen: self._hear_took, events.PhaseEnded: self._hear_spent,
+            events.FellBack: self._hear_fell_back, events.Copied: self._hear_copied, events.Ran: self._hear_ran,
+            events.StepFellBack: self._hear_went_on, events.Rewritten: self._hear_rewritten,
+        }  # fmt: skip
+
+    def counts(self) -> bool:
+        """True if events of the current thread are collected."""
+        return threading.current_thread() not in self._others
+
+    def __call__(self, event: Any) -> None:
+        if self.counts():
+            with self._lock:
+                self._hear[type(event)](event, self._threads[threading.get_ident()])
+
+    def captured(self) -> tuple[CapturedGraph, ...]:
+        """Returns the captured graphs, in order."""
+        with self._lock:
+            return tuple(
+                CapturedGraph(
+                    item.number, item.line, item.is_step, item.ended, tuple(graph.told() for graph in item.graphs),
+                    tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()), tuple(item.rewrites),
+                )
+                for item in self._all
+            )  # fmt: skip
+
+    def later_runs(self) -> list[tuple[Any, int]]:
+        """Returns each executable with the number of its runs after the first."""
+        with self._lock:
+            return [(program.executable, len(program.later)) for _, program, _ in self._programs.values()]
+
+    def run_seconds(self, by_torch: bool = False) -> float:
+        """Returns the seconds of all runs of XLA's programs so far, or of torch's kernels in place of a program."""
+        with self._lock:
+            wanted = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
+            return sum(sum(program.first) + sum(program.later) for program in wanted)
+
+    def lines_by_torch(self) -> dict[int, Mapping[int, float]]:
+        """Returns the seconds by line of the median later run, by id() of each executable that is torch's kernels instead of a program."""
+        with self._lock:
+            several = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
+            return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in several.items()}
+
+    def _graph_of(self, name: str) -> _Graph | None:
+        """Returns the graph of a program, whose name is that of the graph, or starts with it."""
+        found = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
+        return self._graphs[max(found, key=len)] if found else None
+
+    def _hear_captured(self, event: events.Captured, thread: _Thread) -> None:
+        names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
+        thread.captured = _Captured(
+            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
+        )
+        self._all.append(thread.captured)
+
+    def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
+        captured = next((item for item in reversed(self._all) if item.number == event.number), None)
+        if captured is None:  # it was captured before this listener was added
+            return
+        graph = self._graphs[event.graph.name] = _Graph(event, captured)
+        captured.graphs.append(graph)
+
+    def _hear_building(self, event: events.Building, thread: _Thread) -> None:
+        graph = self._graph_of(event.name)
+        program = _ProgramEvents(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
+        thread.building.append((graph, program, event.interpreter))
+        thread.copies.clear()
+
+    def _hear_built(self, event: events.Built, thread: _Thread) -> None:
+        graph, program, interpreter = thread.building.pop()
+        if event.executable is not None:
+            program.executable = event.executable
+            self._programs[id(event.executable)] = graph, program, interpreter
+            if graph is not None and (event.executable.program is not None or program.is_by_torch):
+                graph.programs.append(program)
+
+    def _hear_took(self, event: events.FormChosen, thread: _Thread) -> None:
+        if thread.building and (graph := thread.building[-1][0]) is not None:
+            graph.took(event)
+
+    def _hear_rewritten(self, event: events.Rewritten, thread: _Thread) -> None:
+        captured = thread.captured
+        graph = thread.building[-1][0] if thread.building else captured.graphs[-1] if captured is not None and captured.graphs else None
+        found = graph.rewrites if graph is not None else captured.rewrites if captured is not None else []
+        found.append(Rewrite(*event))
+
+    def _hear_spent(self, event: events.PhaseEnded, thread: _Thread) -> None:
+        self.phases[event.phase] += event.seconds
+        if thread.building:
+            thread.building[-1][1].seconds[event.phase] += event.seconds
+
+    def _hear_fell_back(self, event: events.FellBack, thread: _Thread) -> None:
+        key = event.op, event.reason, event.where
+        if thread.building and (graph := thread.building[-1][0]) is not None:
+            graph.fallbacks[key] += 1
+        elif thread.captured is not None:
+            thread.captured.fallbacks[key] += 1
+
+    def _hear_copied(self, event: events.Copied, thread: _Thread) -> None:
+        thread.copies.append(event)
+
+    def _hear_ran(self, event: events.Ran, thread: _Thread) -> None:
+        copies, thread.copies = thread.copies, []
+        known = self._programs.get(id(event.executable))
+        if known is None:  # it was compiled before this listener was added
+            return
+        graph, program, interpreter = known
+        (program.first if event.is_first else program.later).append(event.seconds)
+        if event.lines is not None:
+            if not event.is_first:
+                program.lines.append(event.lines)
+            return
+        self.phases["first run" if event.is_first else "later runs"] += event.seconds
+        if graph is not None:
+            for copied in copies:
+                position = event.executable.binding.positions[copied.place]
+                node = interpreter.placeholders[position].name
+                graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
+        self._profiler.ran(event.executable)
+
+    def _hear_went_on(self, event: events.StepFellBack, thread: _Thread) -> None:
+        self.ways[event.step, event.way, event.reason] += 1
+
+
+def _told(program: _ProgramEvents) -> CompiledProgram:
+    compiled = program.executable.program
+    needed = compiled.memory() if compiled is not None else None
+    memory = None
+    if needed is not None:
+        results = needed.output_size_in_bytes - needed.alias_size_in_bytes
+        memory = MemoryUse(needed.argument_size_in_bytes, results, needed.temp_size_in_bytes)
+    later = statistics.median(program.later) if program.later else None
+    runs = len(program.first) + len(program.later)
+    first = program.first[0] if program.first else None
+    return CompiledProgram(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later, program.is_by_torch)
+
+
+def _tensor(name: str, node: Node) -> Tensor:
+    """Describes a tensor of a graph. Its bytes are computed with the sizes of the capture in place of symbols."""
+    value = node.meta["val"]
+    shape = [size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 0 for size in value.shape]
+    text = dtypes.describe(value.dtype, tuple(value.shape))
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return Tensor(name, text, count * value.element_size())
+
+
+_ATTRIBUTES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def _source(node: Node) -> str:
+    """Returns the user's name for an input of a captured graph."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    name = name() if callable(name) else name  # torch 2.11
+    name = _ATTRIBUTES.sub(r".\1", node.meta.get("path") or name or node.name)
+    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", name)
+
+
+def _name(node: Node, names: Sequence[str]) -> str:
+    index = getattr(node.meta.get("desc"), "idx", None)
+    return (
+        names[index] if isinstance(index, int) and type(node.meta["desc"]).__name__ == "PlainAOTInput" and index < len(names) else node.name
+    )
+
+
+def _kind(node: Node) -> str:
+    """Returns the kind of an op: the name of the module with its lowering."""
+    rule = registry.find(node.target, "cpu")
+    return "no lowering" if rule is None else rule.by.rpartition(".")[2].replace("_", " ")

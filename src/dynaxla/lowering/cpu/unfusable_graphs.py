@@ -1,0 +1,347 @@
+"""Graphs in which XLA has nothing to fuse: the operands of each op are graph inputs, its results graph outputs.
+
+XLA's program for such a graph either calls torch's kernels or has loops that compute the same. In the second case its results are in
+freshly allocated memory, out of the cache: an addition of a million elements takes twice as long. So torch runs such a graph, unless XLA's
+loops are so much faster that they make up for this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...runtime.layout import Layout
+from ...torch_ops import aten
+from ..context import Context
+from ..forms import Forms
+from ..graphs import is_view, is_wanted
+from ..interpreter import is_plain_python
+from ..metadata import TensorSpec
+from .faster_kernels import KERNEL, problem_of
+from .inplace_updates import update_of
+
+# Elements of an op's largest tensor. Below, the cost of a call decides, which is about the same for both.
+LARGE = 1 << 16
+
+# Matrix products, of which _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices
+# with sides up to _TERM_BY_TERM term by term; up to _SMALL they are small. Factorizations count as products of a matrix with itself.
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
+_MULTIPLICATIONS = 4
+_TERM_BY_TERM, _SMALL = 8, 32
+_FACTORIZATIONS = (
+    aten._linalg_eigh.default,
+    aten._linalg_svd.default,
+    aten.cholesky_inverse.default,
+    aten.linalg_eig.default,
+    aten.linalg_lu_factor_ex.default,
+    aten.linalg_qr.default,
+)
+# Ops that return eigenvalues and eigenvectors. If a graph uses the eigenvalues only, lowerings compute no vectors.
+_OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
+
+# Ops that XLA fuses neither with their operands nor with each other: a graph may chain them and still have nothing to fuse.
+_UNFUSED = (
+    *_PRODUCTS,
+    *_FACTORIZATIONS,
+    aten._cdist_backward.default,
+    aten._cdist_forward.default,
+    aten.addmm.default,
+    aten.addmv.default,
+    aten.clone.default,
+    aten.mv.default,
+)
+
+# Copies, which torch does fast of views (also of expanded ones), if they consist of whole contiguous runs.
+_COPIES = (aten.clone.default, aten._to_copy.default)
+
+# Length of contiguous runs, with gaps between them, from which torch's elementwise loops and sums are as fast as for dense tensors. XLA's
+# loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
+_RUN = 64
+_SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
+
+# Ops with optional results: maxima with their indices, singular values with their vectors. XLA computes the first result alone faster; for
+# both results the lowering calls torch's kernel.
+_OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+
+# Resampling, whose source indices are constants of XLA's program: gradients take half of torch's time.
+_RESAMPLING = (
+    *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+)
+
+# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; ops that combine
+# several ops are not in that benchmark).
+_FASTER_BY_XLA = frozenset(
+    {
+        # Torch calls a function for each element, or reads and writes more memory than XLA.
+        aten.acosh.default,
+        aten.asinh.default,
+        aten.binary_cross_entropy.default,
+        aten.cosh.default,
+        aten.elu.default,
+        aten.elu_backward.default,
+        aten.eq.Tensor,
+        aten.erf.default,
+        aten.erfc.default,
+        aten.exp.default,
+        aten.fmax.default,
+        aten.fmin.default,
+        aten.frexp.Tensor,
+        aten.ge.Tensor,
+        aten.gelu.default,
+        aten.gelu_backward.default,
+        aten.gt.Tensor,
+        aten.heaviside.default,
+        aten.hypot.default,
+        aten.i0.default,
+        aten.igamma.default,
+        aten.isinf.default,
+        aten.isnan.default,
+        aten.isneginf.default,
+        aten.isposinf.default,
+        aten.ldexp.Tensor,
+        aten.le.Tensor,
+        aten.log.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
+        aten.lt.Tensor,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.mish.default,
+        aten.mish_backward.default,
+        aten.ne.Tensor,
+        aten.nextafter.default,
+        aten.polygamma.default,
+        aten.sigmoid.default,
+        aten.signbit.default,
+        aten.special_erfcx.default,
+        aten.special_i0e.default,
+        aten.special_i1.default,
+        aten.special_i1e.default,
+        aten.special_log_ndtr.default,
+        aten.special_ndtri.default,
+        aten.sqrt.default,
+        aten.tanh.default,
+        aten.tanh_backward.default,
+        aten.trunc.default,
+        aten.where.self,
+        aten.xlogy.Tensor,
+        # Reductions that torch does element by element, or in several passes.
+        aten.all.default,
+        aten.all.dim,
+        aten.any.default,
+        aten.any.dim,
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.histc.default,
+        aten.logsumexp.default,
+        aten.max.dim,
+        aten.min.dim,
+        aten.std.correction,
+        aten.std_mean.correction,
+        aten.var.correction,
+        aten.var_mean.correction,
+        # Copies and windows.
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten.avg_pool3d.default,
+        aten.avg_pool3d_backward.default,
+        aten.index.Tensor,
+        aten.index_copy.default,
+        aten.index_fill.int_Scalar,
+        aten.index_put.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+        aten.pixel_shuffle.default,
+        aten.pixel_unshuffle.default,
+        aten.put.default,
+        aten.scatter_reduce.two,
+        aten.searchsorted.Tensor,
+        aten.take.default,
+        aten.tril.default,
+        aten.triu.default,
+        aten.unfold_backward.default,
+        *(getattr(aten, name).default for name in _RESAMPLING),
+        *(getattr(aten, f"{name}_backward").default for name in _RESAMPLING),
+        # Combinations of several ops, which XLA fuses.
+        aten._native_multi_head_attention.default,
+        aten._transformer_encoder_layer_fwd.default,
+        # Transforms of few rows, or of lengths with large prime factors (the others have torch's kernel as their form).
+        aten._fft_c2c.default,
+        aten._fft_c2r.default,
+        aten._fft_r2c.default,
+        # Factorizations of matrices that are not small, and of singular values if the graph does not use the vectors.
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
+        aten._linalg_solve_ex.default,
+        aten.linalg_cholesky_ex.default,
+        aten.linalg_inv_ex.default,
+        aten.linalg_solve_triangular.default,
+        aten._linalg_svd.default,
+        # Products.
+        aten._trilinear.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+    }
+)
+
+
+# Ops for which torch is at least as fast in half types, and twice as fast without 512-bit vectors.
+_FASTER_BY_TORCH_IN_HALVES = frozenset(
+    {aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid.default, aten.sqrt.default}
+)
+
+
+@dataclass(frozen=True)
+class UnfusableOp:
+    """An op of a graph in which it can be fused with no other op.
+
+    Attributes:
+        op: the overload.
+        numbers: number of elements of its largest tensor, or the equivalent amount of work.
+        dense: True if torch reads its operands fast: they are dense, or consist of long runs that the op accepts, or are copied in runs.
+        matrix: the longest of the last two dimensions of its first operand.
+        dtype: of the first operand.
+        results: number of results that the graph uses.
+    """
+
+    op: torch._ops.OpOverload
+    numbers: int
+    dense: bool
+    matrix: int
+    dtype: torch.dtype
+    results: int
+
+
+@dataclass(frozen=True)
+class UnfusableGraph:
+    """A graph without anything to fuse.
+
+    Attributes:
+        ops: its ops, without constants and without the ops that `kernels` counts.
+        kernels: number of further ops whose form is torch's kernel.
+        platform: JAX's name of the platform.
+    """
+
+    ops: tuple[UnfusableOp, ...]
+    kernels: int
+    platform: str
+
+    def __str__(self) -> str:
+        return "nothing to fuse: " + (", ".join(f"{op.op} of {op.numbers} numbers" for op in self.ops) or "torch's kernels alone")
+
+
+GRAPH: Forms[UnfusableGraph] = Forms("graph")
+
+
+def _suits(problem: UnfusableGraph) -> bool:
+    """True if torch is expected to run the graph faster.
+
+    Each small op costs torch microseconds, so small ops must not outnumber the large ones and the calls of torch's kernels.
+    """
+    large = [op for op in problem.ops if op.numbers >= LARGE]
+    small = len(problem.ops) - len(large)
+    return len(large) + problem.kernels >= small and all(op.dense and not _is_faster_by_xla(op) for op in large)
+
+
+def _is_faster_by_xla(op: UnfusableOp) -> bool:
+    """True if XLA's loops for the op are faster than torch's kernel: not for small matrices, whose batches XLA computes one by one."""
+    are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
+    in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
+    has_several = op.op in _OF_SEVERAL and op.results > 1
+    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several)
+
+
+@GRAPH.form("torch", platforms=["cpu"], suits=_suits)
+def _by_torch() -> bool:
+    return True
+
+
+@GRAPH.form("xla")
+def _by_xla() -> bool:
+    return False
+
+
+def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
+    """True if torch's kernels should compute these nodes of a graph, given in their order. `ctx` supplies sizes and the choice of forms."""
+    alone: dict[Node, UnfusableOp] = {}
+    computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
+    updates = {node: update for node in computed if (update := update_of(node)) is not None}
+    changed = {update.changed for update in updates.values()}
+    kernels = 0
+    for node in computed:
+        if node in changed:  # an in-place update: this node and the one that writes the slice back count as one
+            continue
+        ctx.node = node
+        if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
+            kernels += 1
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
+            return False
+        if node.target in _OF_VECTORS and not is_wanted(node, 1):
+            return False
+        operands = updates[node].operands if node in updates else node.all_input_nodes
+        if not _is_constant(node):
+            computed_before = [origin for origin in map(_origin, operands) if origin in alone]
+            if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
+                return False
+            alone[node] = _described(node.target, operands, ctx)
+    return bool(computed) and ctx.choose(GRAPH, UnfusableGraph(tuple(alone.values()), kernels, ctx.platform)).run()
+
+
+def _is_free(node: Node) -> bool:
+    """True for nodes that cost torch nothing: views, arithmetic on sizes, selection of one of an op's results."""
+    return is_view(node) or node.target is aten._unsafe_view.default or is_plain_python(node)
+
+
+def _is_constant(node: Node) -> bool:
+    """True for ops that create a tensor from sizes or from another tensor's metadata."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    name = node.target._schema.name
+    return not node.all_input_nodes or name.startswith("aten::new_") or name.endswith("_like")
+
+
+def _origin(node: Node) -> Node:
+    """Returns the node that computes a value, through views and selections of one of several results."""
+    while node.op == "call_function" and _is_free(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> UnfusableOp:
+    operands = [spec for spec in map(ctx.spec, given) if isinstance(spec, TensorSpec)]
+    results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
+    numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
+    if op in _PRODUCTS:
+        numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
+    elif op in _FACTORIZATIONS:
+        numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
+    takes_runs = torch.Tag.pointwise in op.tags or op in _SUMS
+    dense = all(Layout.of(spec.shape, spec.stride).dense or (takes_runs and _is_in_runs(spec)) for spec in operands)
+    first = (operands or results)[0]
+    matrix = max(first.shape[-2:], default=1)
+    is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
+    used = sum(is_wanted(ctx.node, place) for place in range(len(results)))
+    return UnfusableOp(op, numbers, dense or is_copied, matrix, first.dtype, used)
+
+
+def _is_in_runs(spec: TensorSpec) -> bool:
+    """True if a tensor consists of contiguous runs of at least _RUN elements, without overlaps."""
+    extent, steps = 0, sorted((step, size) for size, step in zip(spec.shape, spec.stride, strict=True) if size != 1)
+    for step, size in steps:
+        if step <= extent:
+            return False
+        extent += step * (size - 1)
+    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= _RUN
+
+
+def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:
+    """True if neighbours in the copy's memory are neighbours in the source, or one expanded element."""
+    steps = [pair for size, *pair in zip(result.shape, result.stride, source.stride, strict=True) if size != 1]
+    return bool(steps) and min(steps)[1] in (0, 1)

@@ -1,0 +1,109 @@
+"""Processes that vote get one answer; here they are objects over one store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from scripts import run_script
+
+from dynaxla.autoselect import engine_agreement
+from dynaxla.autoselect.contest import Alone
+
+FIRST = {"dynaxla": 1.0, "inductor": 2.0, "eager": 4.0}
+SECOND = {"dynaxla": 9.0, "inductor": 3.0, "eager": 6.0}
+
+
+def pair(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> list[engine_agreement.Ballot]:
+    monkeypatch.setattr(engine_agreement, "_PAUSE", 0.0)
+    store = dist.HashStore()
+    return [engine_agreement.Ballot(store, rank, 2, "graph", patience) for rank in range(2)]
+
+
+def test_the_best_for_the_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = pair(monkeypatch)
+    assert one.decide((), FIRST) is None
+    assert other.decide((), SECOND) == "inductor"
+    assert one.decide((), FIRST) == "inductor"
+    assert one.decide((8,), FIRST) is None  # other sizes, another vote
+
+
+def test_an_engine_that_is_wrong_somewhere_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = pair(monkeypatch)
+    assert one.decide((), FIRST) is None
+    assert other.decide((), {"dynaxla": 3.0, "eager": 1.0}) == "dynaxla"
+    third, fourth = pair(monkeypatch)
+    assert third.decide((), {"dynaxla": 1.0}) is None
+    assert fourth.decide((), {"inductor": 1.0}) == "eager"
+    assert third.decide((), {"dynaxla": 1.0}) == "eager"
+
+
+def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = pair(monkeypatch, patience=0.0)
+    with caplog.at_level(logging.WARNING, "dynaxla"):
+        assert one.decide((), FIRST) == "dynaxla"
+        assert "processes [1] have not measured it" in caplog.text
+        assert other.decide((), {"inductor": 1.0}) == "eager"
+        assert "the engine dynaxla, whose results are wrong in this process" in caplog.text
+
+
+def test_a_store_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    class Gone:
+        def set(self, *_: object) -> None:
+            raise dist.DistNetworkError("the connection is closed")
+
+    with caplog.at_level(logging.WARNING, "dynaxla"):
+        assert engine_agreement.Ballot(Gone(), 0, 2, "graph").decide((), SECOND) == "inductor"
+    assert "does not answer" in caplog.text
+
+
+def test_one_process_votes_with_nobody() -> None:
+    assert type(engine_agreement.ballot_for("graph", ["dynaxla"])) is Alone
+    assert Alone().decide((), SECOND) == "inductor"
+
+
+SCRIPT = """
+import sys
+from torch.multiprocessing import start_processes
+
+def run(rank, folder):
+    import json, time, torch
+    import torch.distributed as dist
+    import dynaxla
+    from dynaxla.observe.verdicts import verdicts
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+
+    def late(module, _):
+        def call(*args):
+            time.sleep(0.01 * (rank == 0))
+            return module(*args)
+        return call
+
+    torch._dynamo.register_backend(late, name="late_in_the_first_process")
+    options = {"engines": ["dynaxla", "late_in_the_first_process"]}
+    function = torch.compile(lambda x: (x @ x).relu(), backend=dynaxla.dynaxla, options=options)
+    x, calls = torch.randn(8, 8), 0
+    until = time.monotonic() + 60
+    while not verdicts() and time.monotonic() < until:
+        torch.testing.assert_close(function(x), (x @ x).relu())
+        calls += 1
+    function(x)
+    with open(f"{folder}/{rank}", "w") as file:
+        json.dump([verdicts()[-1]["chosen"], calls], file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+start_processes(run, (sys.argv[1],), 2, start_method="fork")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+def test_two_processes_take_one_engine(tmp_path: Path) -> None:
+    """`pytest -m slow tests/ensemble`. One of them has a slow engine that is fast in the other."""
+    run_script(SCRIPT, [str(tmp_path)])
+    assert [json.loads((tmp_path / str(rank)).read_text())[0] for rank in range(2)] == ["dynaxla", "dynaxla"]

@@ -1,0 +1,61 @@
+"""What was found out is kept by graph, and what cannot be read is nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla.autoselect import stored_choices
+from dynaxla.autoselect.stored_choices import KeptChoices
+from dynaxla.runtime.store import Store
+
+
+def test_choices_by_class_of_sizes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "engines")
+    kept = KeptChoices(store, "graph")
+    kept.put((16,), "inductor", {"inductor": 1.0, "eager": 2.0})
+    KeptChoices(store, "graph").put((32, True), "eager", {})
+    again = KeptChoices(store, "graph")
+    assert again.find((16,)) == ("inductor", {"inductor": 1.0, "eager": 2.0})
+    assert again.find((32, True)) == ("eager", {})
+    assert again.find((64,)) is None
+    again.drop((16,))
+    assert KeptChoices(store, "graph").find((16,)) is None
+    assert KeptChoices(store, "other").find((32, True)) is None
+
+
+WRONG = [b"", b"nothing", b"[]", b'{"()": 3}', b'{"()": ["eager"]}', b'{"()": ["eager", {"a": "x"}]}', b'{"()": [1, {}]}']
+
+
+@pytest.mark.parametrize("data", WRONG)
+def test_what_cannot_be_read(tmp_path: Path, data: bytes) -> None:
+    store = Store(tmp_path / "engines")
+    store.put("graph", data)
+    kept = KeptChoices(store, "graph")
+    assert kept.find(()) is None
+    kept.put((), "eager", {})
+    assert KeptChoices(store, "graph").find(()) == ("eager", {})
+
+
+def test_what_a_key_depends_on() -> None:
+    keys: list[str] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        keys.append(stored_choices.key_of(module, inputs, torch.device("cpu"), ()))
+        return module.forward
+
+    def key(function: Any, *args: Any) -> str:
+        torch._dynamo.reset()
+        torch.compile(function, backend=backend)(*args)
+        return keys.pop()
+
+    x = torch.rand(3, 4)
+    first = key(lambda x: x + 1, x)
+    assert key(lambda x: x + 1, x) == first
+    others = [key(lambda x: x + 2, x), key(lambda x: x + 1, x.t()), key(lambda x: x + 1, x.double())]
+    with torch.autocast("cpu"):
+        others.append(key(lambda x: x + 1, x))
+    assert len({first, *others}) == 5

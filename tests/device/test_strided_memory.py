@@ -1,0 +1,72 @@
+"""A tensor's place in an array's memory."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.device.strided_memory import StridedView, nothing, read, shares_elements, write
+from dynaxla.lowering import dtypes
+from dynaxla.runtime import clients
+
+F32, I16, C64 = torch.float32, torch.int16, torch.complex64
+
+# dtype, shape, stride, offset in a storage of 24 float32 numbers; whether two elements share memory.
+PLACES = {
+    "all of it": (StridedView(F32, (24,), (1,)), False),
+    "transposed": (StridedView(F32, (4, 6), (1, 4)), False),
+    "columns": (StridedView(F32, (4, 2), (6, 1), 3), False),
+    "to the last element": (StridedView(F32, (3, 2), (9, 3), 2), False),
+    "steps between steps": (StridedView(F32, (2, 3), (10, 4), 1), False),
+    "across": (StridedView(F32, (2, 3), (2, 5), 1), False),
+    "expanded": (StridedView(F32, (3, 4), (0, 2)), True),
+    "windows": (StridedView(F32, (5, 3), (2, 1)), True),
+    "one": (StridedView(F32, (), (), 23), False),
+    "none": (StridedView(F32, (0, 3), (3, 1), 5), False),
+    "negative": (StridedView(F32, (2,), (5,), 1, False, True), False),
+    "halves of numbers": (StridedView(I16, (5,), (3,), 1), False),
+    "pairs of numbers": (StridedView(C64, (3,), (2,), 1, True), False),
+    "bytes": (StridedView(torch.uint8, (7,), (1,), 2), False),
+}
+
+
+def _host(place: StridedView, memory: torch.Tensor) -> torch.Tensor:
+    found = torch.as_strided(memory.view(place.dtype), place.shape, place.stride, place.offset)
+    found = found.conj() if place.conj else found
+    return torch._neg_view(found) if place.neg else found
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.resolve_conj().resolve_neg().numpy().astype(dtypes.to_jax(tensor.dtype))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_reading_and_writing(name: str) -> None:
+    place, shared = PLACES[name]
+    memory = torch.arange(24.0)
+    assert shares_elements(place) == shared
+    with jax.enable_x64(True), jax.default_device(clients.cpu_device()):
+        array = jax.numpy.asarray(memory.numpy()).reshape(4, 6)
+        value = _host(place, memory)
+        np.testing.assert_array_equal(jax.jit(read, static_argnums=1)(array, place), _numpy(value))
+        if shared:
+            return
+        new = torch.arange(1, value.numel() + 1).reshape(value.shape).to(place.dtype) * (1j if place.dtype.is_complex else 1)
+        after = jax.jit(write, static_argnums=1)(array, place, _numpy(new))
+    value.copy_(new)
+    np.testing.assert_array_equal(np.asarray(after).reshape(-1).view(np.uint8), memory.view(torch.uint8).numpy())
+
+
+def test_a_rest_that_is_no_element() -> None:
+    """Of seven bytes, a tensor of int16 reads three numbers; the last byte stays."""
+    with jax.default_device(clients.cpu_device()):
+        after = write(nothing(7).at[6].set(9), StridedView(I16, (2,), (1,), 1), np.array([1, 2], np.int16))
+    assert np.asarray(after).tolist() == [0, 0, 1, 0, 2, 0, 9]
+
+
+def test_what_fills_a_storage() -> None:
+    assert StridedView(F32, (4, 6), (1, 4)).fills(96)
+    assert not StridedView(F32, (4, 6), (1, 4)).fills(100)
+    assert not StridedView(F32, (24,), (0,)).fills(96)

@@ -1,0 +1,46 @@
+"""Products of few vectors with many, in each way in which they are computed."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from dynaxla.lowering.cpu import gemv
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(("rows", "columns", "count"), [(1, 24, 32), (3, 16, 48), (5, 8, 16), (1, 7, 20)])
+def test_product(rows: int, columns: int, count: int, dtype: str) -> None:
+    draw = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, y = (jax.numpy.asarray(draw.standard_normal(shape), dtype) for shape in ((2, rows, count), (2, columns, count)))
+        expected = np.einsum("brn,bcn->brc", np.asarray(x, np.float64), np.asarray(y, np.float64))
+        turned = np.swapaxes(np.asarray(y), 1, 2)
+        for found in jax.jit(lambda x, y, turned: [product(x, y, True), product(x, turned, False)])(x, y, turned):
+            assert found.dtype == ("float64" if dtype == "float64" else "float32")
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 if dtype == "float64" else 1e-4)
+
+
+def product(x: jax.Array, y: jax.Array, is_over_last: bool) -> jax.Array:
+    return gemv.product(x, y, is_over_last, True, lax.Precision.HIGHEST)
+
+
+WAYS = [
+    ("bfloat16", 1, False, True, "_by_lanes"), ("bfloat16", 1, False, False, "_by_slices"),
+    ("bfloat16", 2, False, True, "_by_lanes"), ("bfloat16", 2, False, False, None),
+    ("bfloat16", 5, False, True, None), ("bfloat16", 2, True, False, "_by_slices"),
+    ("float32", 1, False, True, None), ("float32", 1, False, False, None),
+    ("float32", 1, True, True, "_by_lanes"), ("float32", 1, True, False, "_by_slices"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "rows", "is_moved", "is_over_last", "way"), WAYS)
+def test_ways(dtype: str, rows: int, is_moved: bool, is_over_last: bool, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    for name in ("_by_lanes", "_by_slices"):
+        monkeypatch.setattr(gemv, name, lambda x, y, name=name: taken.append(name))
+    x, y = jax.numpy.zeros((2, rows, 32), dtype), jax.numpy.zeros((2, 32, 32), dtype)
+    gemv.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
+    assert taken == ([way] if way else [])

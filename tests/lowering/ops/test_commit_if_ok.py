@@ -1,0 +1,35 @@
+"""A held value is the new one if all checks before it hold, else the old one."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+
+from dynaxla.lowering import Context
+from dynaxla.lowering.ops.commit_if_ok import _held, held
+
+
+@pytest.mark.parametrize("conditions", [[], [True], [False], [True, False], [False, True]])
+def test_held(conditions: list[bool]) -> None:
+    new, old = jnp.arange(3.0), -jnp.arange(3.0)
+
+    def program(given: list[jax.Array]) -> jax.Array:
+        ctx = Context("cuda")
+        for condition in given:
+            ctx.require(condition, IndexError, "")
+        value = _held(new, old, ctx)
+        ctx.require(jnp.array(False), IndexError, "a later one does not count")
+        return value
+
+    value = jax.jit(program)([jnp.array(condition) for condition in conditions])
+    np.testing.assert_array_equal(value, new if all(conditions) else old)
+
+
+def test_torch_raises_where_it_checks_so_it_takes_the_new_value() -> None:
+    new = torch.ones(2)
+    result = held(new, torch.zeros(2))
+    assert result.tolist() == [1, 1]
+    assert result.data_ptr() != new.data_ptr()

@@ -1,0 +1,70 @@
+"""A draw with a key is a pure function of it: made again, it gives the same numbers, whatever was drawn in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hand_made import Builder
+from torch.fx import GraphModule, Node
+
+from dynaxla.errors import UnsupportedOp
+from dynaxla.lowering import Context, Interpreter
+from dynaxla.lowering.keyed_random import KEY_DTYPE, KEY_SHAPE, alone, keyed, operands, random_key
+
+aten = torch.ops.aten
+
+
+def key(build: Builder, number: int) -> Node:
+    with build.mode:
+        value = torch.empty(KEY_SHAPE, dtype=KEY_DTYPE)
+    node = build.call(random_key, number, value=value)
+    node.kwargs = {"device": torch.device("cpu")}
+    return node
+
+
+def evaluate(module: GraphModule, *inputs: Any, seed: int = 0) -> list[Any]:
+    interpreter = Interpreter(module, "cpu")
+    assert interpreter.draws_random
+    with jax.enable_x64(True):
+        return interpreter.run_whole(inputs, Context("cpu", key=jax.random.key(seed)))
+
+
+def test_the_same_key_is_the_same_draw() -> None:
+    build = Builder()
+    x = build.input(3)
+    keys = [key(build, number) for number in range(2)]
+    first = build.call(keyed, aten.rand_like.default, keys[0], x)
+    between = build.call(aten.rand_like.default, x)
+    again, other = (build.call(keyed, aten.rand_like.default, item, x) for item in keys)
+    module = build.module(first, between, again, other)
+    one, _, two, three = evaluate(module, jnp.ones(3, jnp.float32))
+    assert (one == two).all()
+    assert (one != three).any()
+    assert (evaluate(module, jnp.ones(3, jnp.float32), seed=1)[0] != one).any()
+
+
+def test_a_draw_as_a_graph_of_its_own() -> None:
+    """Its inputs are the nodes that it reads, each once and in order, and not the key."""
+    build = Builder()
+    x, y = build.input(3), build.input(3)
+    node = build.call(keyed, aten.normal.Tensor_Tensor, key(build, 0), y, x)
+    assert operands(node) == [y, x]
+    graph = alone(node).graph
+    assert [item.target for item in graph.find_nodes(op="placeholder")] == [y.name, x.name]
+    (inner,) = graph.find_nodes(op="call_function", target=aten.normal.Tensor_Tensor)
+    assert inner.meta["val"] is node.meta["val"]
+    assert operands(build.call(keyed, aten.normal.Tensor_Tensor, key(build, 0), x, x)) == [x]
+
+
+def test_only_programs_run_it() -> None:
+    """Torch's kernel would draw from torch's generator."""
+    with pytest.raises(AssertionError, match="programs alone"):
+        keyed(aten.rand_like.default, None, torch.ones(3))
+    build = Builder()
+    module = build.module(build.call(keyed, aten._to_sparse.default, key(build, 0), build.input(3)))
+    with pytest.raises(UnsupportedOp):
+        Interpreter(module, "cpu")

@@ -1,0 +1,53 @@
+"""Which products read an updated tensor as it was before, and the new slices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cache_readers import READERS, Inputs
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture.decompositions import decompositions
+from dynaxla.lowering import Context
+from dynaxla.lowering.slice_updates import PRODUCTS, UpdatedOperand, reading
+
+
+def readings(graph: GraphModule) -> list[UpdatedOperand]:
+    """Those of all products of a graph."""
+    ctx, found = Context("cpu"), []
+    for node in graph.graph.nodes:
+        ctx.node = node
+        found += [reading(ctx, position) for position in PRODUCTS.get(node.target, ())]
+    return [item for item in found if item is not None]
+
+
+def graph_of(name: str) -> GraphModule:
+    def run(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        return READERS[name].run(Inputs(*tensors))
+
+    with torch.no_grad():
+        graph: GraphModule = make_fx(run, decompositions("cpu"), "fake")(*vars(Inputs.make(torch.float32)).values())
+    return graph
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_who_needs_no_whole(name: str) -> None:
+    found = readings(graph_of(name))
+    assert len(found) == READERS[name].by_parts
+    assert all(item.places >= 4 for item in found)
+
+
+def test_what_is_read() -> None:
+    scores, sums = readings(graph_of("twice"))
+    assert not scores.sums_slices
+    assert sums.sums_slices
+    for item in (scores, sums):
+        assert [update.count for update in item.updates] == [2, 1]
+        assert item.rows == 9  # three queries of each of three heads
+        assert item.updates[0].base.op == "placeholder"
+        assert not item.is_moved
+
+
+def test_what_is_moved() -> None:
+    assert all(item.is_moved for item in readings(graph_of("in rows")))

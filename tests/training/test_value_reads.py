@@ -1,0 +1,99 @@
+"""Looks at values, by whatever way Python takes them: also where the function swallows what refuses them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.errors import CaptureError
+from dynaxla.training.value_reads import Looks
+
+LOOKS: dict[str, Callable[[torch.Tensor], float]] = {
+    "item": lambda x: x.max().item(),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: 2.0 if x.sum() > 9 else 5.0,
+    "all": lambda x: 2.0 if (x > 9).all() else 5.0,
+    "tolist": lambda x: x.tolist()[0],
+    "f-string": lambda x: float(f"{x[0]}"),
+    "numpy": lambda x: float(x.numpy()[0]),
+    "in": lambda x: 2.0 if 8.0 in x else 7.0,
+    "index": lambda x: [1.0, 2.0, 3.0, 4.0, 5.0][x[0].long() % 5],
+    "range": lambda x: float(sum(1 for _ in range(x[0].long()))),
+    "equal": lambda x: 2.0 if torch.equal(x, torch.full((2,), 8.0)) else 7.0,
+    "allclose": lambda x: 2.0 if torch.allclose(x, torch.full((2,), 8.0)) else 7.0,
+    "nonzero": lambda x: float(torch.nonzero(x > 9).shape[0]),
+    "mask": lambda x: float(x[x > 9].numel()),
+    "unique": lambda x: float(x.unique().shape[0]),
+}
+
+
+def scale_of(look: Callable[[torch.Tensor], float], x: torch.Tensor) -> float:
+    try:
+        return look(x)
+    except Exception:
+        return 1.0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_swallowed_refusal(name: str) -> None:
+    """Fake tensors refuse the look; the function must not go on as if its own exception had come."""
+    step = dynaxla.compile_step(lambda x: x * scale_of(LOOKS[name], x))
+    for value in (2.0, 4.0, 8.0, 16.0):
+        x = torch.full((2,), value)
+        torch.testing.assert_close(step(x), x * LOOKS[name](x))
+
+
+@pytest.mark.parametrize("name", ["item", "bool", "nonzero"])
+def test_a_swallowed_refusal_with_fullgraph(name: str) -> None:
+    with pytest.raises(CaptureError, match="value"):
+        dynaxla.compile_step(lambda x: x * scale_of(LOOKS[name], x), fullgraph=True)(torch.ones(2))
+
+
+def test_a_swallowed_look_at_a_learning_rate() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        factor = 1.0
+        with contextlib.suppress(Exception):
+            factor = 2.0 if optimizer.param_groups[0]["lr"] > 0.1 else 3.0
+        return x * factor
+
+    for rate in (0.5, 0.01, 0.5, 0.01):
+        optimizer.param_groups[0]["lr"] = rate
+        assert step(torch.ones(1)).item() == (2 if rate == 0.5 else 3)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_seen_in_eager_mode(name: str) -> None:
+    with Looks() as looks:
+        LOOKS[name](torch.full((2,), 8.0))
+    assert "test_value_reads.py" in looks.first
+
+
+def test_an_optimizer_of_ones_own_looks() -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["params"][0].sum().item()
+            return super().step(closure)
+
+    with Looks() as looks:
+        Own([torch.ones(3)], lr=0.1).step()
+    assert "test_value_reads.py" in looks.first
+
+
+def test_not_seen() -> None:
+    """Computing takes no look; an optimizer of torch's takes one at its step count, which a recording keeps in a tensor."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer: Any = torch.optim.Adam([parameter])
+    with Looks() as looks:
+        for _ in range(2):
+            (parameter * parameter[torch.tensor([0, 1, 2])]).sum().backward()
+            optimizer.step()
+    assert not looks.first

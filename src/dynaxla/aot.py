@@ -19,7 +19,7 @@ from .capture.decompositions import decompositions
 from .capture.graph import AtenGraph, Phase
 from .capture.graph_cache import KeptGraph, key_of
 from .capture.inputs import Sizes
-from .capture.runtime_wrapper import around, remade, writes_alone
+from .capture.runtime_wrapper import around, leading_writes, rederived_outputs
 from .config import Options
 from .engine.protocol import Runner
 from .errors import OptionError
@@ -118,10 +118,10 @@ class AotCapture:
         self.facts.check_aten(module)
         metadata = _metadata()
         static = tuple(metadata.static_input_indices) if metadata is not None else ()
-        graph = self._aten_graph(AtenGraph(self._name("inference"), module, static, remade=remade(metadata, module)))
+        graph = self._aten_graph(AtenGraph(self._name("inference"), module, static, rederived_outputs=rederived_outputs(metadata, module)))
         written = None
         if metadata is not None and not self.is_pickled:
-            written = writes_alone(metadata, module, self.module, self.example_inputs)
+            written = leading_writes(metadata, module, self.module, self.example_inputs)
         # Before `build`, which may change the graph.
         kept = KeptGraph.of(graph, written) if self.cache is not None and written is not None else None
         runner = self.build(graph)
@@ -138,9 +138,9 @@ class AotCapture:
 
     def _aten_graph(self, graph: AtenGraph) -> AtenGraph:
         """Reports a graph to listeners, and returns it."""
-        if events.is_heard():
+        if events.has_listeners():
             ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            events.tell(events.Functional(self.number, graph, ops))
+            events.emit(events.Functional(self.number, graph, ops))
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:

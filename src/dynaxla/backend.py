@@ -138,8 +138,8 @@ def _compile_unguarded(
         dump.prepare(options.dump)
     number = next(_graph_numbers)
     facts.name = f"dynaxla_{number}"
-    if events.is_heard():
-        events.tell(events.Captured(number, module, options, is_step=not collectives, competes=competes))
+    if events.has_listeners():
+        events.emit(events.Captured(number, module, options, is_step=not collectives, competes=competes))
     with rewrites.dumped(options.dump_directory, facts.name):
         pipeline.NESTED_REGIONS(module)
     device = facts.device = _accepted_device(module, example_inputs, options, is_pickled)

@@ -125,7 +125,7 @@ class Options:
 
         Raises: OptionError for a directory that the user chose but that cannot be used.
         """
-        if events.is_heard() and folder not in ("tuning", "self_tests"):
+        if events.has_listeners() and folder not in ("tuning", "self_tests"):
             return None
         if self.cache is not None:
             return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None

@@ -62,9 +62,9 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
                 given = {index: borders[index].spec for index in inputs}
                 returned = {index: outputs[index].spec for index in results if index < len(outputs)}
             graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
-            if events.is_heard():
+            if events.has_listeners():
                 ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-                events.tell(events.Functional(number, graph, ops))
+                events.emit(events.Functional(number, graph, ops))
             return Partitioned(graph, interpreter, options, view.mesh, given, returned, saved)
 
         return compile_graph
@@ -93,8 +93,8 @@ def leave(name: str, reason: NotPartitioned, options: Options) -> None:
     if options.fallback == "error":
         raise CaptureError(f"XLA does not partition {name}: {reason.message}", where=reason.where, hint=reason.hint or "partition='torch'")
     metrics.add("not_partitioned")
-    if events.is_heard():
-        events.tell(events.StepFellBack(name, "as with partition='torch'", reason.message))
+    if events.has_listeners():
+        events.emit(events.StepFellBack(name, "as with partition='torch'", reason.message))
     if reason.message not in _said:
         _said.add(reason.message)
         place = f" (first at {reason.where})" if reason.where else ""

@@ -197,19 +197,21 @@ def test_inputs_that_may_come_in_any_order() -> None:
     """An open one is an array in its own shape until its order is chosen; one that has an order crosses in that order."""
     inputs = [torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(5), torch.zeros(6, 7)]
     module = make_fx(lambda x, y, z, unread: [torch.rand_like(x) + x, y + 1, z + 1], tracing_mode="fake")(*inputs)
-    place, loose = GraphDevice(torch.device("cpu"), clients.cpu_device()), OpenLayouts([1, 2, 3])
+    place, open_inputs = GraphDevice(torch.device("cpu"), clients.cpu_device()), OpenLayouts([1, 2, 3])
 
     def made() -> NativeBuffers:
-        return NativeBuffers(Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", place, False, loose=loose)
+        return NativeBuffers(
+            Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", place, False, open_inputs=open_inputs
+        )
 
     buffers = made()
-    assert buffers.loose == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
+    assert buffers.open_inputs == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
     assert [aval.shape for aval in buffers.avals()[1:]] == [(2, 3), (3, 4), (5,)]
     (_, y, _) = buffers.laid_out({2: (1, 0)}).bind(()).arguments.parameters
     assert (y.stride, y.as_laid_out, y.array) == ((1, 3), True, ((3, 4), (1, 3)))
-    loose.orders = {1: (1, 0)}
+    open_inputs.orders = {1: (1, 0)}
     chosen = made()
-    assert chosen.loose == {}
+    assert chosen.open_inputs == {}
     assert [aval.shape for aval in chosen.avals()[1:]] == [(2, 3), (4, 3), (5,)]
 
 

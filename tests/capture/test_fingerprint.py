@@ -1,4 +1,4 @@
-"""A graph's text says all that a program is made of, and nothing that differs from one capture to the next. (test_graph_cache.py has more.)"""
+"""A graph's text says all that a program is made of, and nothing that differs from one capture to the next."""
 
 from __future__ import annotations
 

@@ -516,7 +516,7 @@ def test_who_looks_on_sees_the_long_way(again: list[bool]) -> None:
     assert again[-1] is False
     assert any(event.key.startswith("dynaxla_") for event in profile.key_averages()), "the graph has a name there"
     heard: list[Any] = []
-    with events.heard(heard.append):
+    with events.listening(heard.append):
         run(x)
     assert again[-1] is False
     assert [type(event) for event in heard] == [events.Ran]

@@ -76,7 +76,7 @@ def test_a_module_is_told_of_and_as_before() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
-    assert not events.is_heard()
+    assert not events.has_listeners()
 
 
 def alone(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,7 +298,7 @@ def test_an_error_is_told_and_all_is_as_before() -> None:
     assert "&lt;its own&gt;" in found.html()
     assert torch.equal(x, torch.ones(3))
     assert not seen
-    assert not events.is_heard()
+    assert not events.has_listeners()
 
 
 def test_a_later_call_may_fail() -> None:

@@ -41,7 +41,7 @@ def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump:
 def taken() -> Iterator[list[tuple[str, str]]]:
     """The ops and the forms that are taken inside."""
     found: list[tuple[str, str]] = []
-    with events.heard(lambda event: found.append((event.op, event.form)) if isinstance(event, events.FormChosen) else None):
+    with events.listening(lambda event: found.append((event.op, event.form)) if isinstance(event, events.FormChosen) else None):
         yield found
 
 

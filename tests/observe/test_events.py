@@ -7,11 +7,11 @@ from dynaxla.observe import coverage, events, metrics
 
 def test_listeners_hear_what_happens_while_they_listen() -> None:
     heard: list[object] = []
-    assert not events.is_heard()
-    with events.heard(heard.append), events.heard(lambda _: None), metrics.timed("test"):
-        assert events.is_heard()
+    assert not events.has_listeners()
+    with events.listening(heard.append), events.listening(lambda _: None), metrics.timed("test"):
+        assert events.has_listeners()
         coverage.fell_back("test.op", "a reason", "model.py:3")
-    assert not events.is_heard()
+    assert not events.has_listeners()
     coverage.fell_back("test.op", "a reason", "")
     fell, spent = heard
     assert fell == events.FellBack("test.op", "a reason", "model.py:3")

@@ -39,7 +39,7 @@ def test_reports_are_of_one_thread(tmp_path: Path) -> None:
 def test_an_evaluation_is_reported_with_the_equations_that_result() -> None:
     heard: list[events.Rewritten] = []
     rewrites.evaluating("outside of a trace", 3)
-    with events.heard(heard.append), rewrites.tracing() as report:
+    with events.listening(heard.append), rewrites.tracing() as report:
         rewrites.evaluating("first", 10)
         with rewrites.tracing():  # of another program
             rewrites.evaluating("inner", 1)

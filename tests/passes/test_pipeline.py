@@ -43,7 +43,7 @@ def test_rewrites_are_called_through_the_list() -> None:
 
 def rewritten(function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> list[events.Rewritten]:
     found: list[events.Rewritten] = []
-    with events.heard(lambda event: found.append(event) if isinstance(event, events.Rewritten) else None):
+    with events.listening(lambda event: found.append(event) if isinstance(event, events.Rewritten) else None):
         result = torch.compile(function, backend="dynaxla", dynamic=options.pop("dynamic", False), options=options)(*inputs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             result.sum().backward()

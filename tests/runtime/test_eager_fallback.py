@@ -91,8 +91,8 @@ def test_make_fx_sees_the_ops() -> None:
 def test_who_looks_at_the_ops() -> None:
     for mode, looks in ((FakeTensorMode(), True), (FunctionalTensorMode(), True), (TorchDispatchMode(), False)):
         with mode, TorchDispatchMode():
-            assert eager_fallback.is_looked_at() == looks
-    assert not eager_fallback.is_looked_at()
+            assert eager_fallback.is_being_traced() == looks
+    assert not eager_fallback.is_being_traced()
 
 
 def test_torch_runs_the_graph_below_autograd_and_keeps_no_argument() -> None:

@@ -188,5 +188,5 @@ class Arguments:
 
 def _note_copy(index: int, tensor: torch.Tensor, reason: str) -> None:
     metrics.add("input_copies")
-    if events.is_heard():
-        events.tell(events.Copied(index, reason, tensor.numel() * tensor.element_size()))
+    if events.has_listeners():
+        events.emit(events.Copied(index, reason, tensor.numel() * tensor.element_size()))

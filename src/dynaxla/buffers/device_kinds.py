@@ -42,7 +42,7 @@ class Request:
     phase: Phase
     place: GraphDevice
     storages: Storages
-    remade: frozenset[int]
+    rederived_outputs: frozenset[int]
     donate: bool
     planned: bool = False
 

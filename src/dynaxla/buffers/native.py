@@ -67,7 +67,7 @@ class NativeBuffers(Buffers):
         place: GraphDevice,
         reorders: bool,
         waits: bool = False,
-        loose: OpenLayouts | None = None,
+        open_inputs: OpenLayouts | None = None,
         storages: Storages | None = None,
     ) -> None:
         placeholders = interpreter.placeholders
@@ -84,10 +84,10 @@ class NativeBuffers(Buffers):
                 if isinstance(args[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
                     self.specs[position] = _as_given(self.specs[position], args[position])
         several = {position for position, spec in self.specs.items() if len(spec.shape) > 1}
-        choosable = sorted(loose.positions & several - aliased) if loose is not None else []
+        choosable = sorted(open_inputs.positions & several - aliased) if open_inputs is not None else []
         for position in choosable:
             spec = self.specs[position]
-            order = loose.orders.get(position) if loose is not None and loose.orders is not None else None
+            order = open_inputs.orders.get(position) if open_inputs is not None and open_inputs.orders is not None else None
             self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
         # Results that only the backward pass reads may keep the memory order in which they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
@@ -104,8 +104,10 @@ class NativeBuffers(Buffers):
         # runtime/streams.py.
         self._has_seed = self._draws_random or self._on_gpu
         first = 1 if self._has_seed else 0
-        is_open = loose is not None and loose.orders is None
-        self.loose = {self._passed.index(position) + first: position for position in choosable if is_open and position in self._passed}
+        is_open = open_inputs is not None and open_inputs.orders is None
+        self.open_inputs = {
+            self._passed.index(position) + first: position for position in choosable if is_open and position in self._passed
+        }
         self._laid_out: frozenset[int] = frozenset()
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
 
@@ -196,8 +198,8 @@ class NativeBuffers(Buffers):
 
     def laid_out(self, orders: Mapping[int, Order]) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, specs=dict(self.specs), _laid_out=frozenset(self.loose.values()))
-        for index, position in self.loose.items():
+        found.__dict__.update(self.__dict__, specs=dict(self.specs), _laid_out=frozenset(self.open_inputs.values()))
+        for index, position in self.open_inputs.items():
             spec = self.specs[position]
             found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, orders.get(index)).strides)
         return found

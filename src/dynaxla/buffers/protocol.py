@@ -109,7 +109,7 @@ class Buffers(Protocol):
     nodes: Sequence[Node]
     numbers: Sequence[Node]
     free: Sequence[int] = ()
-    loose: Mapping[int, int] = {}
+    open_inputs: Mapping[int, int] = {}
     orders: Mapping[int, tuple[int, ...]] = {}
     donated: Sequence[int] = ()
     where: NamedSharding | None = None

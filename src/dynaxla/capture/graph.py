@@ -52,8 +52,8 @@ class AtenGraph:
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
     waits: bool = False
-    loose: OpenLayouts = field(default_factory=OpenLayouts)
-    remade: frozenset[int] = frozenset()
+    open_inputs: OpenLayouts = field(default_factory=OpenLayouts)
+    rederived_outputs: frozenset[int] = frozenset()
     is_lowered: bool = False
 
 

@@ -103,7 +103,7 @@ class KeptGraph:
         None, for example, if JSON does not reproduce the graph. Lowerings are looked up for the CPU.
         """
         text = fingerprint(graph.module)
-        if text is None or graph.remade or graph.phase != "inference" or graph.waits:
+        if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits:
             return None
         if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
             return None

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .graph import written_inputs
 
 
-def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
+def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
     """Returns the positions of the inputs that the wrapper writes the first results to, or None if it does anything else.
 
     If there are no such inputs, a program for this graph needs no wrapper: it takes TorchDynamo's arguments and returns the final results.
@@ -53,7 +53,7 @@ def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]
 
     Args:
         program: takes a list of arguments, which it may clear.
-        written: the positions of the inputs that the first results are written to, from `writes_alone`.
+        written: the positions of the inputs that the first results are written to, from `leading_writes`.
     """
     if not written:
         return lambda *args: program(list(args))
@@ -69,7 +69,7 @@ def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]
     return call
 
 
-def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
+def rederived_outputs(metadata: Any, module: GraphModule) -> frozenset[int]:
     """Returns the indices of the outputs that the wrapper derives again from an input: an input itself, or a view of one.
 
     metadata: AOTAutograd's ViewAndMutationMeta, or None if it is not available.

@@ -182,7 +182,7 @@ class StorageBuffers(Buffers):
         # AOTAutograd derives an alias of a written input from the input later; it uses only the sizes and strides of this output.
         storage_of = request.storages.of
         for index, node in enumerate(self._output_nodes):
-            for source, position in self._written if index in request.remade - targets.keys() and node in storage_of else ():
+            for source, position in self._written if index in request.rederived_outputs - targets.keys() and node in storage_of else ():
                 if storage_of[node] == storage_of[source] and node.meta["val"].dtype == source.meta["val"].dtype:
                     in_inputs[index] = position
         computed = [None if index in in_inputs else node for index, node in enumerate(self._output_nodes)]

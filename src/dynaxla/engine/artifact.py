@@ -77,7 +77,7 @@ class Artifact(OutputCode):
             "name": graph.name,
             "phase": graph.phase,
             "static": list(graph.static),
-            "remade": sorted(graph.remade),
+            "remade": sorted(graph.rederived_outputs),
             "written": sorted(written_inputs(graph.module.graph).values()) if graph.phase != "backward" else [],
             "nodes": nodes,
         }
@@ -101,7 +101,7 @@ class Artifact(OutputCode):
             raise ArtifactError(
                 f"{facts['name']} calls an op that is not registered: {error}", hint="first import the module that registers it"
             ) from error
-        return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], remade=frozenset(facts["remade"]))
+        return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], rederived_outputs=frozenset(facts["remade"]))
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Runs the graph.

@@ -93,7 +93,7 @@ class BucketProgram:
 
     @functools.cached_property
     def _run(self) -> Runner:
-        run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, remade=frozenset()))
+        run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, rederived_outputs=frozenset()))
         if isinstance(run, Program):
             run.cache.in_background &= is_interchangeable(self._graph.module)
         return run
@@ -103,7 +103,7 @@ class BucketProgram:
         return self._engine.runner(self._graph)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if eager_fallback.is_looked_at() or eager_fallback.is_needed(args):
+        if eager_fallback.is_being_traced() or eager_fallback.is_needed(args):
             return self._exact(args)
         key = self._sizes.key(args)
         call = self._calls.get(key)

@@ -72,14 +72,14 @@ def is_for_torch(unit: CompilationUnit, specialised: Specialised) -> bool:
 def _reported(unit: CompilationUnit, specialised: Specialised) -> Iterator[list[Runnable]]:
     """Emits a `Building` event on entry, and on exit a `Built` event with the runnable that the caller has put into the list."""
     made: list[Runnable] = []
-    if not events.is_heard():
+    if not events.has_listeners():
         yield made
         return
-    events.tell(events.Building(unit.name, unit.interpreter, specialised.symbols))
+    events.emit(events.Building(unit.name, unit.interpreter, specialised.symbols))
     try:
         yield made
     finally:
-        events.tell(events.Built(unit.name, made[0] if made else None))
+        events.emit(events.Built(unit.name, made[0] if made else None))
 
 
 def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:

@@ -48,8 +48,8 @@ def trace(unit: CompilationUnit, function: Function, buffers: Buffers, *, guarde
     else:
         traced, orders = trace_graph(unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free, buffers.donated)
     facts = traced.out_info.facts
-    if unit.opens_layouts and (buffers.loose or buffers.free):
-        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.loose, buffers.free)
+    if unit.opens_layouts and (buffers.open_inputs or buffers.free):
+        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free)
     return traced, buffers.ordered(orders), facts
 
 
@@ -180,12 +180,12 @@ def bind(
         first: The program of the checks, if they are a separate program that runs first.
         among: Makes the context manager in which a program with XLA's own collectives runs.
     """
-    if compiled is not None and unit.opens_layouts and (buffers.loose or buffers.free):
+    if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free):
         given, returned = compiled.orders()
-        check_closed(given, buffers.loose)
+        check_closed(given, buffers.open_inputs)
         check_closed(returned, buffers.free)
-        if buffers.loose:
-            unit.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
+        if buffers.open_inputs:
+            unit.open_inputs.orders = {position: given[index] for index, position in buffers.open_inputs.items()}
             buffers = buffers.laid_out(given)
     acts = bool(facts.kernels) or among is not None
     inside = among or contextlib.nullcontext

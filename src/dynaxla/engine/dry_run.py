@@ -37,7 +37,7 @@ def first_program(call: Callable[[], Any]) -> DryRun | None:
     return None
 
 
-def hold_back(program: Runner, args: Sequence[Any]) -> None:
+def stop_if_dry_run(program: Runner, args: Sequence[Any]) -> None:
     """Raises DryRun if the current thread is one of `threads`. Programs call it at the start of each call while there are any."""
     if threading.get_ident() in threads:
         raise DryRun(program, args)

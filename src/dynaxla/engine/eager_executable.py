@@ -157,7 +157,7 @@ class EagerExecutable:
         layouts are, since torch's settings may have changed.
         """
         alike = self._alike
-        if alike is None or events.is_heard() or private.is_profiling() or not alike.inputs(*args):
+        if alike is None or events.has_listeners() or private.is_profiling() or not alike.inputs(*args):
             return None
         with private.below_autograd():
             values = self._kernels.compute(*args)
@@ -197,10 +197,10 @@ class EagerExecutable:
         return outputs
 
     def _values(self, given: list[Any]) -> Sequence[Any]:
-        if not events.is_heard():
+        if not events.has_listeners():
             return self._kernels.values(given)
         values, lines = self._kernels.timed_values(given)
-        events.tell(events.Ran(self, sum(lines.values()), self._binding is None, lines))
+        events.emit(events.Ran(self, sum(lines.values()), self._binding is None, lines))
         return values
 
 

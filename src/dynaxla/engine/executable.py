@@ -140,8 +140,8 @@ class Executable:
                         results = self._repeat(self._call, arrays, error, tensors)
                 seconds, is_first = metrics.ran(start, self._is_new), self._is_new
                 self._is_new = False
-                if events.is_heard():
-                    events.tell(events.Ran(self, seconds, is_first))
+                if events.has_listeners():
+                    events.emit(events.Ran(self, seconds, is_first))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks and self._first is None:

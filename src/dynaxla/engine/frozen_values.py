@@ -31,15 +31,15 @@ class FrozenValues:
         places: The position of each value among that program's inputs.
     """
 
-    def __init__(self, prepare: Runner, loose: OpenLayouts, places: Sequence[int]) -> None:
+    def __init__(self, prepare: Runner, open_inputs: OpenLayouts, places: Sequence[int]) -> None:
         self._boxed_call = True
         self.name = prepare.name
-        self._prepare, self._loose, self._places = prepare, loose, places
+        self._prepare, self._loose, self._places = prepare, open_inputs, places
         self._kept: _Prepared | None = None
         self._lock = forks.lock()
 
     def __call__(self, sources: list[Any]) -> Sequence[Any]:
-        if eager_fallback.is_looked_at():
+        if eager_fallback.is_being_traced():
             return self._prepare(sources)
         kept = self._kept
         if kept is None or not kept.is_of(sources):
@@ -81,7 +81,7 @@ class PackedOrPlain:
         self._lock = forks.lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if weight_orders.holds() and not eager_fallback.is_looked_at() and not eager_fallback.is_needed(args):
+        if weight_orders.holds() and not eager_fallback.is_being_traced() and not eager_fallback.is_needed(args):
             return self._packed(args)
         with self._lock:
             if self._plain is None:

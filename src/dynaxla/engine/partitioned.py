@@ -99,14 +99,14 @@ class Partitioned:
 
     def _told(self) -> Executable:
         """Builds the program, and emits a `Building` event before and a `Built` event after it."""
-        if not events.is_heard():
+        if not events.has_listeners():
             return self._build()
-        events.tell(events.Building(self.name, self._interpreter, SymbolValues()))
+        events.emit(events.Building(self.name, self._interpreter, SymbolValues()))
         made: Executable | None = None
         try:
             made = self._build()
         finally:
-            events.tell(events.Built(self.name, made))
+            events.emit(events.Built(self.name, made))
         return made
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:

@@ -35,7 +35,7 @@ class RetracedProgram:
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        if eager_fallback.is_looked_at() or eager_fallback.is_needed(args):
+        if eager_fallback.is_being_traced() or eager_fallback.is_needed(args):
             return self.unit.run_by_torch(args)
         with programs.below_caller():
             return self._trace_and_run(args)

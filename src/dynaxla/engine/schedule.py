@@ -86,7 +86,7 @@ class Schedule:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if dry_run.threads and not self._is_one_program:
-            dry_run.hold_back(self, args)
+            dry_run.stop_if_dry_run(self, args)
         values = [*args, *self._more]
         args.clear()
         for run, taken, returned, dead in self._turns:

@@ -26,11 +26,11 @@ from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
 from ..passes import pipeline
-from ..passes.aten.device_transfers import COPY, has_several
+from ..passes.aten.device_transfers import COPY, has_several_devices
 from ..passes.aten.freeze import Frozen, copy_weights
 from ..passes.aten.late_writes import LateWrites
 from ..passes.aten.split import GraphPart
-from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, between_programs, last_writes
+from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, last_writes, unsupported_nodes
 from ..passes.aten.weight_packing import pack_weights
 from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import devices, eager_fallback
@@ -85,7 +85,7 @@ class Scheduler:
         if counters is None:
             return self._frozen(graph) if self._options.freeze else self.split(graph)
         static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
-        rest = dataclasses.replace(graph, module=counters.rest, static=static, remade=frozenset())
+        rest = dataclasses.replace(graph, module=counters.rest, static=static, rederived_outputs=frozenset())
         run = self._frozen(rest) if self._options.freeze else self.split(rest)
         indices = range(len(graph.module.graph.output_node().args[0]))
         outputs = [("output", index) for index in indices]
@@ -95,7 +95,7 @@ class Scheduler:
         return Schedule(graph.name, range(len(graph.module.graph.find_nodes(op="placeholder"))), [count, program], outputs)
 
     def _frozen(self, graph: AtenGraph) -> Runner:
-        device = devices.main_device(graph_devices(graph.module, between_programs(graph.module)))
+        device = devices.main_device(graph_devices(graph.module, unsupported_nodes(graph.module)))
         forms = self._options.forms
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
@@ -122,10 +122,10 @@ class Scheduler:
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
         places = [rest.inputs.index(node) for node in prepared.outputs]
-        loose = OpenLayouts(places)
-        run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, loose=loose))
+        open_inputs = OpenLayouts(places)
+        run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, open_inputs=open_inputs))
         steps = [
-            Step(Kind.PROGRAM, FrozenValues(prepare, loose, places), prepared.inputs, prepared.outputs, prepared.module),
+            Step(Kind.PROGRAM, FrozenValues(prepare, open_inputs, places), prepared.inputs, prepared.outputs, prepared.module),
             Step(Kind.PROGRAM, run, rest.inputs, rest.outputs, rest.module),
         ]
         return Schedule(graph.name, placeholders, steps, _outputs(module.graph.output_node().args[0]))
@@ -133,15 +133,15 @@ class Scheduler:
     def split(self, graph: AtenGraph) -> Runner:
         """Returns the runner of a graph that may have ops that no program can contain, such as copies between devices."""
         module = graph.module
-        if has_several(module):
+        if has_several_devices(module):
             module = copy_graph(module)
             pipeline.DETOURS(module.graph)
         drawn: set[Node] = set()
         if self._options.exact_rng:
             module, drawn = pipeline.RANDOM_HOISTING(module)
-        found = between_programs(module)
+        found = unsupported_nodes(module)
         unseen = last_writes(module, found) | drawn
-        arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several(module) else None
+        arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several_devices(module) else None
         if arranged is not None:
             found |= arranged.crossings
             unseen |= {node for node, reason in found.items() if reason == COPY}

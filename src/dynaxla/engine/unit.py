@@ -92,9 +92,9 @@ class CompilationUnit:
             raise OptionError(
                 f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it supports only tensors on the CPU"
             )
-        self.remade = graph.remade
+        self.rederived_outputs = graph.rederived_outputs
         self.opens_layouts = self.kind is None and opens_layouts(self.platform)
-        self.loose = graph.loose
+        self.open_inputs = graph.open_inputs
         placeholders = self.interpreter.placeholders
         for node in placeholders:
             if isinstance(node.meta["val"], torch.Tensor):
@@ -134,12 +134,14 @@ class CompilationUnit:
         place = GraphDevice(self.device, self.jax_device)
         buffers: Buffers
         if self.kind is not None:
-            remade, donate = self.remade, self.options.donate
-            buffers = self.kind.buffers(Request(interpreter, symbols, args, self.phase, place, self.storages, remade, donate, planned))
+            rederived_outputs, donate = self.rederived_outputs, self.options.donate
+            buffers = self.kind.buffers(
+                Request(interpreter, symbols, args, self.phase, place, self.storages, rederived_outputs, donate, planned)
+            )
         else:
-            free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
+            free, open_inputs = reorders or self.opens_layouts, self.open_inputs if self.opens_layouts else None
             buffers = NativeBuffers(
-                interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self.storages
+                interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, open_inputs, self.storages
             )
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still contain checks, or kernel calls with side effects.

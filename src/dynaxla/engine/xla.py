@@ -71,10 +71,10 @@ class Program:
         again = cache.again
         if again is not None and not private.mode_count() and not dry_run.threads and (outputs := again(args)) is not None:
             return outputs
-        if eager_fallback.is_looked_at():
+        if eager_fallback.is_being_traced():
             return self.unit.run_by_torch(args)
         if dry_run.threads:
-            dry_run.hold_back(self, args)
+            dry_run.stop_if_dry_run(self, args)
         kind = self.unit.kind
         if kind is not None:
             if kind.are_traced(args):
@@ -173,7 +173,7 @@ class Program:
         if interpreter.draws_random:
             raise drawing_under_trace(self.name)
         place, given = GraphDevice(unit.device, unit.jax_device), {index: args[index] for index in unit.sizes.numbers}
-        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, place, unit.storages, unit.remade, donate=False))
+        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, place, unit.storages, unit.rederived_outputs, donate=False))
         function = Function(interpreter, symbols, given, buffers.nodes, buffers.numbers, settings=settings)
         binding = buffers.bind(unit.numbers(buffers, symbols, given))
         tensors = binding.take(args)

@@ -150,10 +150,10 @@ class Collector:
         self._others = {*threading.enumerate()} - {threading.current_thread()}
         self._lock = threading.RLock()
         self._hear: dict[type, Callable[[Any, _Thread], None]] = {
-            events.Captured: self._hear_captured, events.Functional: self._hear_functional, events.Building: self._hear_building,
-            events.Built: self._hear_built, events.FormChosen: self._hear_took, events.PhaseEnded: self._hear_spent,
-            events.FellBack: self._hear_fell_back, events.Copied: self._hear_copied, events.Ran: self._hear_ran,
-            events.StepFellBack: self._hear_went_on, events.Rewritten: self._hear_rewritten,
+            events.Captured: self._on_captured, events.Functional: self._on_functional, events.Building: self._on_building,
+            events.Built: self._on_built, events.FormChosen: self._on_form_chosen, events.PhaseEnded: self._on_phase_ended,
+            events.FellBack: self._on_fell_back, events.Copied: self._on_copied, events.Ran: self._on_ran,
+            events.StepFellBack: self._on_step_fell_back, events.Rewritten: self._on_rewritten,
         }  # fmt: skip
 
     def counts(self) -> bool:
@@ -198,27 +198,27 @@ class Collector:
         found = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
         return self._graphs[max(found, key=len)] if found else None
 
-    def _hear_captured(self, event: events.Captured, thread: _Thread) -> None:
+    def _on_captured(self, event: events.Captured, thread: _Thread) -> None:
         names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
         thread.captured = _Captured(
             event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
         )
         self._all.append(thread.captured)
 
-    def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
+    def _on_functional(self, event: events.Functional, thread: _Thread) -> None:
         captured = next((item for item in reversed(self._all) if item.number == event.number), None)
         if captured is None:  # it was captured before this listener was added
             return
         graph = self._graphs[event.graph.name] = _Graph(event, captured)
         captured.graphs.append(graph)
 
-    def _hear_building(self, event: events.Building, thread: _Thread) -> None:
+    def _on_building(self, event: events.Building, thread: _Thread) -> None:
         graph = self._graph_of(event.name)
         program = _ProgramEvents(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
         thread.building.append((graph, program, event.interpreter))
         thread.copies.clear()
 
-    def _hear_built(self, event: events.Built, thread: _Thread) -> None:
+    def _on_built(self, event: events.Built, thread: _Thread) -> None:
         graph, program, interpreter = thread.building.pop()
         if event.executable is not None:
             program.executable = event.executable
@@ -226,32 +226,32 @@ class Collector:
             if graph is not None and (event.executable.program is not None or program.is_by_torch):
                 graph.programs.append(program)
 
-    def _hear_took(self, event: events.FormChosen, thread: _Thread) -> None:
+    def _on_form_chosen(self, event: events.FormChosen, thread: _Thread) -> None:
         if thread.building and (graph := thread.building[-1][0]) is not None:
             graph.took(event)
 
-    def _hear_rewritten(self, event: events.Rewritten, thread: _Thread) -> None:
+    def _on_rewritten(self, event: events.Rewritten, thread: _Thread) -> None:
         captured = thread.captured
         graph = thread.building[-1][0] if thread.building else captured.graphs[-1] if captured is not None and captured.graphs else None
         found = graph.rewrites if graph is not None else captured.rewrites if captured is not None else []
         found.append(Rewrite(*event))
 
-    def _hear_spent(self, event: events.PhaseEnded, thread: _Thread) -> None:
+    def _on_phase_ended(self, event: events.PhaseEnded, thread: _Thread) -> None:
         self.phases[event.phase] += event.seconds
         if thread.building:
             thread.building[-1][1].seconds[event.phase] += event.seconds
 
-    def _hear_fell_back(self, event: events.FellBack, thread: _Thread) -> None:
+    def _on_fell_back(self, event: events.FellBack, thread: _Thread) -> None:
         key = event.op, event.reason, event.where
         if thread.building and (graph := thread.building[-1][0]) is not None:
             graph.fallbacks[key] += 1
         elif thread.captured is not None:
             thread.captured.fallbacks[key] += 1
 
-    def _hear_copied(self, event: events.Copied, thread: _Thread) -> None:
+    def _on_copied(self, event: events.Copied, thread: _Thread) -> None:
         thread.copies.append(event)
 
-    def _hear_ran(self, event: events.Ran, thread: _Thread) -> None:
+    def _on_ran(self, event: events.Ran, thread: _Thread) -> None:
         copies, thread.copies = thread.copies, []
         known = self._programs.get(id(event.executable))
         if known is None:  # it was compiled before this listener was added
@@ -270,7 +270,7 @@ class Collector:
                 graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
         self._profiler.ran(event.executable)
 
-    def _hear_went_on(self, event: events.StepFellBack, thread: _Thread) -> None:
+    def _on_step_fell_back(self, event: events.StepFellBack, thread: _Thread) -> None:
         self.ways[event.step, event.way, event.reason] += 1
 
 

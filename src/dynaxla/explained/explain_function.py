@@ -96,8 +96,8 @@ class Session:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
-        self._stack.enter_context(events.heard(self._collector))
-        self._stack.enter_context(self._frames.heard())
+        self._stack.enter_context(events.listening(self._collector))
+        self._stack.enter_context(self._frames.listening())
         return self
 
     def __exit__(self, *_: object) -> None:

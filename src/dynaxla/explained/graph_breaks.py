@@ -68,7 +68,7 @@ class Frames:
         self._known: set[int] = set()
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         self._known = {id(metric) for metric in get_compilation_metrics()}
         kept = get_compilation_metrics()  # keeps these objects alive, so that their ids are not reused
         callback_handler.register_start_callback(self._begin)

@@ -185,9 +185,9 @@ class Choices:
 
     def __call__(self, forms: Forms[Any], problem: Any) -> Form[Any]:
         form = self._taken(forms, problem)
-        if events.is_heard():
+        if events.has_listeners():
             others = [other.name for other in forms.fitting(problem, {}) if other is not form]
-            events.tell(events.FormChosen(forms.op, str(problem), form.name, others, isinstance(problem, Measurable)))
+            events.emit(events.FormChosen(forms.op, str(problem), form.name, others, isinstance(problem, Measurable)))
         return form
 
     def _taken(self, forms: Forms[Any], problem: Any) -> Form[Any]:

@@ -109,7 +109,7 @@ def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
     On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, the line's number is added as well.
     """
     line = user_line(node).rpartition("/")[2] if on_mesh else ""
-    numbered = events.line_scope(user_frame(node.meta.get("stack_trace"))) if events.is_heard() else contextlib.nullcontext()
+    numbered = events.line_scope(user_frame(node.meta.get("stack_trace"))) if events.has_listeners() else contextlib.nullcontext()
     with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext(), numbered:
         yield
 

@@ -175,7 +175,7 @@ class Interpreter:
     def _run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
-        needed, is_heard = self.needed(wanted), events.is_heard()
+        needed, has_listeners = self.needed(wanted), events.has_listeners()
         for step in self._steps:
             if step.node not in needed:
                 continue
@@ -185,7 +185,7 @@ class Interpreter:
                 value = ctx.claims[step.node]
                 if value is None:
                     continue
-            elif ctx.where is None and not is_heard:
+            elif ctx.where is None and not has_listeners:
                 value = self._evaluate(step, values, ctx)
             else:
                 with line_scope(step.node, on_mesh=ctx.where is not None):

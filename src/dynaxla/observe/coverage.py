@@ -26,8 +26,8 @@ def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallbac
         _fallbacks[op] += 1
         first = op not in _logged
         _logged.add(op)
-    if events.is_heard():
-        events.tell(events.FellBack(op, reason, where))
+    if events.has_listeners():
+        events.emit(events.FellBack(op, reason, where))
     if first:
         place = f" (first at {where})" if where else ""
         log.warning("torch's own kernel computes %s: %s%s; %s", op, reason, place, remark)

@@ -183,7 +183,7 @@ _lock = forks.lock()
 
 
 @contextlib.contextmanager
-def heard(listener: Callable[[Any], None]) -> Iterator[None]:
+def listening(listener: Callable[[Any], None]) -> Iterator[None]:
     """Calls a listener with every event inside the context. Events come from all threads, each in its own thread."""
     with _lock:
         _listeners.append(listener)
@@ -194,12 +194,12 @@ def heard(listener: Callable[[Any], None]) -> Iterator[None]:
             _listeners.remove(listener)
 
 
-def is_heard() -> bool:
+def has_listeners() -> bool:
     """True if there are listeners. Programs are then traced with the user's lines, and stored programs, which lack them, are not used."""
     return bool(_listeners)
 
 
-def tell(event: Any) -> None:
+def emit(event: Any) -> None:
     """Emits an event to all listeners."""
     for listener in list(_listeners):
         listener(event)

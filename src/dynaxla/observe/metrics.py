@@ -46,8 +46,8 @@ def timed(phase: str) -> Iterator[None]:
         with _lock:
             _note(phase, own)
         _thread.inside = outer + passed
-        if events.is_heard():
-            events.tell(events.PhaseEnded(phase, own))
+        if events.has_listeners():
+            events.emit(events.PhaseEnded(phase, own))
 
 
 def now() -> float:

@@ -28,7 +28,7 @@ _thread = _ThreadReports()
 
 def are_reported() -> bool:
     """True if this thread's rewrites are reported to a listener or a dump."""
-    return _thread.file is not None or events.is_heard()
+    return _thread.file is not None or events.has_listeners()
 
 
 @contextlib.contextmanager
@@ -55,8 +55,8 @@ def report(name: str, level: str, before: int, after: Sequence[int]) -> None:
     if _thread.file is not None:
         with _thread.file.open("a") as file:
             file.write(f"{level:8}{name:24}{before} -> {event.sizes}\n")
-    if events.is_heard():
-        events.tell(event)
+    if events.has_listeners():
+        events.emit(event)
 
 
 @contextlib.contextmanager

@@ -23,18 +23,18 @@ from ..observe import rewrites
 from .aten.device_transfers import arrange, remove_detours
 from .aten.freeze import freeze
 from .aten.late_writes import take_late_writes
-from .aten.python_counters import take_apart
+from .aten.python_counters import split_counters
 from .aten.random_hoisting import hoist
 from .aten.split import split
-from .dynamo.composites import kept_whole
+from .dynamo.composites import keep_composites
 from .dynamo.nested_regions import inline_writing_regions
 from .jaxpr import prechecks
-from .jaxpr.bfloat16_rounding import with_few_roundings
+from .jaxpr.bfloat16_rounding import round_rarely
 from .jaxpr.open_layouts import sharded_as, with_open_layouts
 from .jaxpr.partitionable import partitionable
-from .jaxpr.transposes import without_transposes
-from .joint.checkpointing import complete, give_keys
-from .joint.regather import gather_again
+from .jaxpr.transposes import defer_transposes
+from .joint.checkpointing import complete, key_draws
+from .joint.regather import regather_parameters
 from .joint.saved_clones import save_clones
 from .padding.padded_graph import pad
 
@@ -91,13 +91,16 @@ def sizes(value: Any) -> list[int]:
 
 NESTED_REGIONS = Pass("nested_regions", "dynamo", inline_writing_regions, "No call of a nested region writes to an operand.")
 COMPOSITES = Pass(
-    "composites", "dynamo", kept_whole, "AOTAutograd traces resampling, shrinking functions and circular padding as ops with a lowering."
+    "composites",
+    "dynamo",
+    keep_composites,
+    "AOTAutograd traces resampling, shrinking functions and circular padding as ops with a lowering.",
 )
 
 DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op but a copy has its operands on one device, where that is possible.")
 SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "Of an input that the user's code mutates, the forward graph saves a clone.")
-REGATHER = Pass("regather", "joint", gather_again, "The backward graph recomputes values that are all-gathered from parameters.")
-KEYED_DRAWS = Pass("keyed_draws", "joint", give_keys, "A random op that is recomputed draws from a saved key or a saved generator state.")
+REGATHER = Pass("regather", "joint", regather_parameters, "The backward graph recomputes values that are all-gathered from parameters.")
+KEYED_DRAWS = Pass("keyed_draws", "joint", key_draws, "A random op that is recomputed draws from a saved key or a saved generator state.")
 MIN_CUT = Pass(
     "min_cut", "joint", min_cut_rematerialization_partition, "The forward graph returns the values that the backward graph reads."
 )
@@ -106,7 +109,7 @@ RESTORED_DRAWS = Pass("restored_draws", "joint", complete, "Every node has a fak
 LATE_WRITES = Pass(
     "late_writes", "aten", take_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
 )
-PYTHON_COUNTERS = Pass("python_counters", "aten", take_apart, "No tensor depends on a number that the graph returns increased.")
+PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No tensor depends on a number that the graph returns increased.")
 FREEZE = Pass(
     "freeze",
     "aten",
@@ -120,8 +123,8 @@ SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no nod
 PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
 
 PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a program of their own, which runs before any write.")
-TRANSPOSES = Pass("transposes", "jaxpr", without_transposes, "Transposes stand only before ops and results that need them.")
-BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", with_few_roundings, "Values are the same to the last bit, with fewer roundings.")
+TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes stand only before ops and results that need them.")
+BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "Values are the same to the last bit, with fewer roundings.")
 PARTITIONABLE = Pass("partitionable", "jaxpr", partitionable, "No branch depends on the platform; dimensions are merged late.")
 SHARDED = Pass("sharded", "jaxpr", sharded_as, "The results have the shardings of the buffers.")
 OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the layouts of open arrays; others are row-major.")

@@ -24,7 +24,7 @@ log = logging.getLogger("dynaxla")
 _LOOKING = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 
-def is_looked_at() -> bool:
+def is_being_traced() -> bool:
     """True if an active dispatch mode traces the ops (fake tensors, functionalization, make_fx) instead of computing values."""
     return bool(private.mode_count()) and any(isinstance(mode, _LOOKING) for mode in _get_current_dispatch_mode_stack())
 

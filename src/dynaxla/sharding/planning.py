@@ -180,7 +180,7 @@ class _Recorded:
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
         watched = StepPrograms(function, options)
         try:
-            found, (module, like) = watched.held_back(args, kwargs, lambda walk: _states(walk, model))
+            found, (module, like) = watched.dry_run(args, kwargs, lambda walk: _states(walk, model))
         except Refused as error:
             hint = "do that outside of the step: a plan is made for a step that is one program"
             raise CaptureError(

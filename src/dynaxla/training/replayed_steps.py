@@ -246,7 +246,7 @@ class StepPrograms:
             given.restore()
             raise
 
-    def held_back(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[DryRun | None, T]:
+    def dry_run(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[DryRun | None, T]:
         """Prepares the program that calls will run after a first call, without running it. All state is as before afterwards.
 
         Returns: the program, held back, and the result of `look` for the surroundings after a first call.
@@ -260,9 +260,9 @@ class StepPrograms:
                 _put(around, given, initial)
             else:  # the first call has a program of its own, so look at the state after it
                 _put(around, given, self._first.left(given, initial))
-                return self.held_back(args, kwargs, look)
+                return self.dry_run(args, kwargs, look)
             later = self._around()
-            return program.held_back(later, self._walk({"args": args, "kwargs": kwargs}, later)), look(later)
+            return program.dry_run(later, self._walk({"args": args, "kwargs": kwargs}, later)), look(later)
         finally:
             around.restore()
             given.restore()
@@ -574,7 +574,7 @@ class _RecordedProgram:
             values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.input_at(item)
         return values
 
-    def held_back(self, around: Walk, given: Walk) -> DryRun | None:
+    def dry_run(self, around: Walk, given: Walk) -> DryRun | None:
         """Returns the XLA program that a call would run, without running it; None if there is none."""
         return first_program(lambda: self._graph.run(self._values(around, given)))
 

@@ -122,7 +122,7 @@ class CompiledStep(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _inside.get() or eager_fallback.is_looked_at():  # called inside another step, or while torch traces
+        if _inside.get() or eager_fallback.is_being_traced():  # called inside another step, or while torch traces
             return self._function(*args, **kwargs)
         with _inside:
             if self._resting > 0:
@@ -215,8 +215,8 @@ class CompiledStep(Generic[P, R]):
 
     def _tell(self, reason: str) -> None:
         _log.warning("%s runs in eager mode: %s", self, reason)
-        if events.is_heard():
-            events.tell(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
+        if events.has_listeners():
+            events.emit(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
         """Return a new compiled step of the same function, which has not been called, with other options if they are given."""

@@ -15,7 +15,7 @@ from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.scheduler import Scheduler
 from dynaxla.errors import UnsupportedOp
-from dynaxla.passes.aten.device_transfers import has_several, remove_detours
+from dynaxla.passes.aten.device_transfers import has_several_devices, remove_detours
 
 aten = torch.ops.aten
 
@@ -108,7 +108,7 @@ def test_what_is_known_before_is_made_where_it_is_wanted(function: Any, dynamic:
 def test_what_is_made_there_says_so() -> None:
     module = traced(mask, torch.randn(3, 3), on=[CUDA])
     remove_detours(module.graph)
-    assert not has_several(module)
+    assert not has_several_devices(module)
     ones = next(node for node in module.graph.nodes if node.target is aten.ones.default)
     assert ones.kwargs["device"] == CUDA
     assert not ones.kwargs["pin_memory"]
@@ -179,7 +179,7 @@ def test_an_effects_token_is_on_no_device() -> None:
     graph, (token, x), call = built(((0,), CPU), ((3,), CUDA))
     effects = call(torch.ops.higher_order.with_effects, token, aten._assert_async.msg, x, "no", like=((0,), CPU))
     graph.output((call(operator.getitem, effects, 0, like=((0,), CPU)), x))
-    assert not has_several(GraphModule(torch.nn.Module(), graph))
+    assert not has_several_devices(GraphModule(torch.nn.Module(), graph))
 
 
 def test_what_runs_between_programs_anyway_keeps_its_place() -> None:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
 from dynaxla.observe import metrics
-from dynaxla.passes.aten.python_counters import Counters, take_apart
+from dynaxla.passes.aten.python_counters import Counters, split_counters
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def test_what_is_counted_is_computed_beside_the_rest() -> None:
         return n + 1, x.reshape(size, -1) * 2, (n + 1) * size, x + size, n
 
     module = traced(function, torch.randn(6, 2), 5, 3)
-    counters = take_apart(module)
+    counters = split_counters(module)
     assert counters is not None
     assert (counters.kept, counters.returned, counters.sources) == ([0, 2], [1, 3], [1, 2])
     assert not any(node.target in (aten.mul.Tensor, aten.add.Tensor) for node in counters.counted.graph.nodes)
@@ -54,16 +54,16 @@ def test_what_is_counted_is_computed_beside_the_rest() -> None:
     ],
 )
 def test_what_a_tensor_depends_on_stays(function: Callable[..., Any]) -> None:
-    assert take_apart(traced(function, torch.randn(6, 9), 5)) is None
+    assert split_counters(traced(function, torch.randn(6, 9), 5)) is None
 
 
 def test_the_size_of_a_tensor_is_no_counter() -> None:
     # TorchDynamo has one symbol for the size and the number.
     module = traced(lambda x, n: (x * 2, n + 1), torch.randn(7), 5)
     x, n = module.graph.find_nodes(op="placeholder")[:2]
-    assert take_apart(module) is not None
+    assert split_counters(module) is not None
     n.meta["val"] = x.meta["val"].shape[0]
-    assert take_apart(module) is None
+    assert split_counters(module) is None
 
 
 def test_a_counter_costs_no_compilation() -> None:

@@ -16,7 +16,7 @@ from dynaxla.engine.scheduler import engine_for
 from dynaxla.lowering import Context
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import coverage
-from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, between_programs
+from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, unsupported_nodes
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ def test_what_a_wait_reads() -> None:
     begun = build.call(begin_sum._opoverload, build.input(3))
     waited = build.call(torch.ops._c10d_functional.wait_tensor.default, begun)
     plain = build.call(begin_sum._opoverload, waited)
-    assert between_programs(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
+    assert unsupported_nodes(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
 
 
 def test_the_other_reasons() -> None:
@@ -35,7 +35,7 @@ def test_the_other_reasons() -> None:
     number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol that is known by now
     sparse = build.call(aten._to_sparse.default, y, value=torch.eye(2).to_sparse())
     written = build.call(aten.copy_.default, x, y)
-    assert between_programs(build.module(number, sparse)) == {number: ON_VALUES, sparse: NO_ARRAY, written: WRITES}
+    assert unsupported_nodes(build.module(number, sparse)) == {number: ON_VALUES, sparse: NO_ARRAY, written: WRITES}
 
 
 @pytest.mark.parametrize("op", [torch.ops._c10d_functional.wait_tensor.default, aten.add_.Tensor], ids=str)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.observe import events
-from dynaxla.passes.dynamo.composites import kept_whole
+from dynaxla.passes.dynamo.composites import keep_composites
 
 IMAGES = (2, 3, 6, 7)
 SCALED = {
@@ -58,7 +58,7 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
 
     ops: list[str] = []
     found = []
-    with events.heard(told):
+    with events.listening(told):
         for call in (function, torch.compile(function, backend=backend, fullgraph=True, **settings)):
             leaf = x.clone().requires_grad_()
             out = call(leaf)
@@ -113,7 +113,7 @@ def test_what_fails_leaves_the_graph_as_it_was() -> None:
     seen = []
 
     def fail() -> None:
-        with kept_whole(module):
+        with keep_composites(module):
             seen.append((module.code, module(torch.ones(IMAGES))))
             raise ZeroDivisionError
 

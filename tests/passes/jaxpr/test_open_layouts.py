@@ -174,13 +174,13 @@ def test_programs_for_other_sizes_read_the_order_that_the_first_has_chosen() -> 
     def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [x.sum(0).view(30, 1) + weight.t()]
 
-    weight, loose = torch.randn(20, 30), OpenLayouts([0])
+    weight, open_inputs = torch.randn(20, 30), OpenLayouts([0])
     module = traced(function, weight, torch.randn(4, 30), mode="symbolic")
-    program = opened(AtenGraph("graph", module, loose=loose))
+    program = opened(AtenGraph("graph", module, open_inputs=open_inputs))
     for rows in (4, 5):
         x = torch.randn(rows, 30)
         torch.testing.assert_close(program([weight, x]), function(weight, x))
-        assert loose.orders == {0: (1, 0)}
+        assert open_inputs.orders == {0: (1, 0)}
     assert len(program.executables()) == 2
     metrics.reset()
     laid_out = weight.t().contiguous().t()
@@ -216,6 +216,6 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
     runner = Scheduler(Recording(), Options(freeze=True)).runner(graph)
     prepared, rest = graphs
     assert [node.target for node in prepared.module.graph.nodes if node.op == "call_function"] == [torch.ops.aten.clone.default] * 2
-    assert len(rest.loose.positions) == 2
+    assert len(rest.open_inputs.positions) == 2
     for _ in range(2):
         torch.testing.assert_close(runner([*parameters, x])[0], net(x), rtol=1e-4, atol=1e-5)

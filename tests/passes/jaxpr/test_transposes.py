@@ -14,7 +14,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from dynaxla.passes.jaxpr.transposes import without_transposes
+from dynaxla.passes.jaxpr.transposes import defer_transposes
 
 
 def last(x: Array) -> Array:
@@ -101,7 +101,7 @@ def test_same_results(name: str) -> None:
     x, y = (jnp.asarray(generator.standard_normal((2, 3, 4, 5)), jnp.float32) for _ in range(2))
     if name.startswith("convolution"):
         y = y[:, :, :3, :3]
-    expected, actual = jax.jit(function)(x, y), jax.jit(without_transposes(function, "cpu")[0])(x, y)
+    expected, actual = jax.jit(function)(x, y), jax.jit(defer_transposes(function, "cpu")[0])(x, y)
     assert jax.tree.structure(expected) == jax.tree.structure(actual)
     for one, two in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
         assert (jnp.shape(one), jnp.result_type(one)) == (jnp.shape(two), jnp.result_type(two))
@@ -109,7 +109,7 @@ def test_same_results(name: str) -> None:
 
 
 def transposes(function: Callable[..., object], *arrays: Array) -> int:
-    return jax.jit(without_transposes(function, "cpu")[0]).trace(*arrays).lower().as_text().count("stablehlo.transpose")
+    return jax.jit(defer_transposes(function, "cpu")[0]).trace(*arrays).lower().as_text().count("stablehlo.transpose")
 
 
 def test_pairs_cancel_out() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynaxla.passes.joint.regather import gather_again
+from dynaxla.passes.joint.regather import regather_parameters
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
@@ -28,7 +28,7 @@ def gathered(graph: Graph, node: Node) -> Node:
 
 
 def tagged(graph: Graph, parameters: list[int]) -> set[str]:
-    gather_again(GraphModule({}, graph), parameters)
+    regather_parameters(GraphModule({}, graph), parameters)
     return {node.name.removesuffix("_default") for node in graph.nodes if node.meta.get("recompute") == CheckpointPolicy.MUST_RECOMPUTE}
 
 

@@ -254,8 +254,8 @@ def _is_faster_by_xla(op: UnfusableOp) -> bool:
     """True if XLA's loops for the op are faster than torch's kernel: not for small matrices, whose batches XLA computes one by one."""
     are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
     in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
-    has_several = op.op in _OF_SEVERAL and op.results > 1
-    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several)
+    has_several_devices = op.op in _OF_SEVERAL and op.results > 1
+    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several_devices)
 
 
 @GRAPH.form("torch", platforms=["cpu"], suits=_suits)

@@ -35,7 +35,7 @@ _INDEXING = {op: 1 for op in (aten.index.Tensor, aten._unsafe_index.Tensor, aten
 _BROUGHT = {**_INDEXING, aten.copy.default: 1}
 
 
-def has_several(module: GraphModule) -> bool:
+def has_several_devices(module: GraphModule) -> bool:
     """True if a graph computes on more than one device."""
     nodes = module.graph.nodes
     if len({tensor.device for node in nodes for tensor in tensors_of(node)}) < 2:

@@ -38,7 +38,7 @@ from ...lowering.interpreter import is_plain_python
 from ...lowering.ops.commit_if_ok import held
 from ...runtime import private
 from ...torch_ops import aten
-from .device_transfers import has_several
+from .device_transfers import has_several_devices
 from .split import symbols
 from .write_chains import InputView, ViewOp, Write, WrittenView, call, states, viewed_at
 from .written_places import read_places
@@ -74,7 +74,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
     """Splits the late writes off a graph; returns None if it has none."""
     nodes = graph.module.graph
     targets = written_inputs(nodes)
-    if graph.phase != "inference" or not targets or has_several(graph.module) or any(writes(node.target) for node in nodes.nodes):
+    if graph.phase != "inference" or not targets or has_several_devices(graph.module) or any(writes(node.target) for node in nodes.nodes):
         return None
     placeholders = nodes.find_nodes(op="placeholder")
     found = states(nodes, {placeholders[position] for position in targets.values()})
@@ -154,7 +154,9 @@ class _Cut:
         inputs = self._without_needless()
         positions = {node: position for position, node in enumerate(self._placeholders)}
         static = tuple(inputs.index(position) for position in self._whole.static)
-        rest = dataclasses.replace(self._whole, module=GraphModule(self._whole.module, self._rest), static=static, remade=frozenset())
+        rest = dataclasses.replace(
+            self._whole, module=GraphModule(self._whole.module, self._rest), static=static, rederived_outputs=frozenset()
+        )
         read = [positions[node] for node in self._read]
         written = sorted(set(self._targets.values()))
         return LateWrites(rest, inputs, len(outputs), GraphModule({}, self._late), read, written)
@@ -231,10 +233,10 @@ class _Cut:
         if not isinstance(output, Node):
             return output
         state = self._found.get(output)
-        is_memory = index in self._whole.remade or index in self._targets
+        is_memory = index in self._whole.rederived_outputs or index in self._targets
         if is_memory and state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
             return self._place(state.source, state.place)
-        return self._copies[output] if index in self._whole.remade else self._apart(output, self._written_memory)
+        return self._copies[output] if index in self._whole.rederived_outputs else self._apart(output, self._written_memory)
 
     def _without_needless(self) -> list[int]:
         """Erases nodes and inputs that the program does not need any more, and returns the positions of the remaining inputs.

@@ -37,7 +37,7 @@ class Counters:
     sources: Sequence[int]
 
 
-def take_apart(module: GraphModule) -> Counters | None:
+def split_counters(module: GraphModule) -> Counters | None:
     """Splits the counters off a graph; returns None if it has none."""
     nodes = list(module.graph.nodes)
     placeholders = module.graph.find_nodes(op="placeholder")

@@ -33,7 +33,7 @@ NO_ARRAY = "it takes or returns a tensor that is not a dense array"
 DRAWS = "it saves or restores the state of torch's generator"
 
 
-def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
+def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
     """Returns the nodes of a graph that no program can hold, in the graph's order, each with the reason.
 
     is_inner: True if a control-flow op calls the graph.
@@ -53,7 +53,7 @@ def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Nod
                 found[node] = NO_ARRAY
             elif draws_by_state(node):
                 found[node] = DRAWS
-            elif reasons := {reason for inner in _inner(node) for reason in between_programs(inner, is_inner=True).values()} - {ON_VALUES}:
+            elif reasons := {reason for inner in _inner(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {ON_VALUES}:
                 found[node] = min(reasons)
         known |= symbols
     return found

@@ -29,7 +29,7 @@ _SHRINKING_OPS = ("aten::hardshrink", "aten::softshrink")
 
 
 @contextlib.contextmanager
-def kept_whole(module: GraphModule) -> Iterator[None]:
+def keep_composites(module: GraphModule) -> Iterator[None]:
     """Patches TorchDynamo's graph and its subgraphs, within the context, so that the calls of these functions are not decomposed."""
     graphs = [inner for inner in module.modules() if isinstance(inner, GraphModule)]
     nodes = {node: (node.op, node.target) for inner in graphs for node in inner.graph.nodes if _is_taken_apart(node)}

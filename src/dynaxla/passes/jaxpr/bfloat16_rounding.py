@@ -20,7 +20,7 @@ from ...runtime import machine
 from .evaluation import Evaluation, bind
 
 
-def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
+def round_rarely(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
     """Returns the same function for one platform, with fewer roundings. It must be traced, by `jax.jit` for example."""
     return _RoundingEvaluation(platform).of(program)
 

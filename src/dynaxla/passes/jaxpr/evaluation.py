@@ -81,7 +81,7 @@ class Evaluation(ABC, Generic[Value]):
         return [read(var) for var in jaxpr.outvars]
 
     def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
-        name = str(equation.source_info.name_stack) if events.is_heard() else ""
+        name = str(equation.source_info.name_stack) if events.has_listeners() else ""
         with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope may name the user's source line
             return self._results(equation, operands)
 

@@ -94,7 +94,7 @@ class _Broadcast:
 Value = Ordered | _Broadcast
 
 
-def without_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
+def defer_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
     """Returns the same function for one platform, with transposes deferred, and the orders of its free results.
 
     The function must be traced, by `jax.jit` for example. Tracing fills the orders: dimension i of a free result is dimension

@@ -30,7 +30,7 @@ def draws_by_state(node: Node) -> bool:
     return node.target in (run_and_save_rng_state, run_with_rng_state)
 
 
-def give_keys(joint: GraphModule, platform: str, exact_rng: bool) -> None:
+def key_draws(joint: GraphModule, platform: str, exact_rng: bool) -> None:
     """Rewrites the random ops that the backward graph recomputes as `keyed` calls.
 
     Draws become functions of keys. Random ops that draw nothing here, such as attention without dropout, are wrapped without a key, so that

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from ...torch_ops import aten
 from .. import pipeline
-from ..aten.device_transfers import has_several
+from ..aten.device_transfers import has_several_devices
 from .checkpointing import states_as_tensors
 
 
@@ -34,7 +34,7 @@ def partition(
     """
     if _has_late_outputs(joint, options.get("num_fwd_outputs", 0)):
         raise LateOutput
-    if has_several(joint):
+    if has_several_devices(joint):
         pipeline.DETOURS(joint.graph)
     pipeline.SAVED_CLONES(joint)
     pipeline.REGATHER(joint, options.get("static_lifetime_input_indices") or ())

@@ -18,7 +18,7 @@ _WAIT = "_c10d_functional::wait_tensor"
 _MOVES = frozenset([aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default, operator.getitem])
 
 
-def gather_again(joint: GraphModule, parameters: Collection[int]) -> None:
+def regather_parameters(joint: GraphModule, parameters: Collection[int]) -> None:
     """Tags the nodes that gather parameters for torch's partitioner: the backward graph must recompute them.
 
     Cheap ops before and after the gathers, which move and convert elements, are tagged, too. Nodes that the user's policy

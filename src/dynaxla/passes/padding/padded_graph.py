@@ -357,7 +357,7 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
             continue
         if val.is_conj() or val.is_neg():
             raise NoPaddingRule("an output has the conjugate or the negative bit")
-        if index not in graph.remade and "Saved" not in type(description).__name__:
+        if index not in graph.rederived_outputs and "Saved" not in type(description).__name__:
             sharing.setdefault(storage, []).append(index)
             if is_symbolic:
                 symbolic.add(storage)

@@ -21,7 +21,7 @@ ELSEWHERE = {
     # What torch runs, what is found, and what waits.
     "engine/test_eager_executable.py": "engine/build",
     # What they find and serve shows in the contests that they are parts of.
-    "autoselect/test_contest.py": "autoselect/check autoselect/compiled",
+    "autoselect/test_contest.py": "autoselect/verification autoselect/competing_engines",
     "lowering/test_forms.py": "lowering/ops/weight_gradients",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",
@@ -33,20 +33,20 @@ ELSEWHERE = {
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
     # Every part of what is told, of functions that it is told of; and the forms that it is shown in.
-    "explained/test_explain_function.py": "explained/captures explained/collecting",
-    "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/words",
+    "explained/test_explain_function.py": "explained/graph_breaks explained/event_collector",
+    "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/formatting",
     "interop/test_export.py": "interop/dynamic_sizes",
     # Enabling the device is for a process's life: what it does is tested in processes that have it.
-    "device/test_eager_mode.py": "device/one_op device/on_the_cpu device/kernels",
-    "device/test_lazy_mode.py": "device/recorded",
-    "device/test_autocasting.py": "device/work_order",
+    "device/test_eager_mode.py": "device/op_compiler device/cpu_fallback device/kernels",
+    "device/test_lazy_mode.py": "device/lazy_programs",
+    "device/test_autocasting.py": "device/torch_streams",
     "device/test_registration.py": (
-        "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"
+        "device/storages device/storage_methods device/copies device/pjrt_devices device/generators device/torch_module device/device_templates"
     ),
-    "device/test_models_on_the_device.py": "device/moves",
+    "device/test_models_on_the_device.py": "device/module_moves",
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
-    "test_among_processes.py": "lowering/by_xla runtime/connections runtime/networks runtime/private_processes",
+    "test_among_processes.py": "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes",
     "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
@@ -54,8 +54,8 @@ ELSEWHERE = {
     # Several devices are a process's from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
     # A search that compiles and does not run, in a process with several devices.
-    "sharding/test_planning.py": "engine/held_back sharding/hypothetical sharding/placements",
-    "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/pictures sharding/printed",
+    "sharding/test_planning.py": "engine/dry_run sharding/virtual_tensors sharding/placements",
+    "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/charts sharding/text_tables",
     # The parts of one walk.
     "guards/test_snapshot.py": "guards/object_walker guards/reference_checks",
 }

@@ -41,7 +41,8 @@ ELSEWHERE = {
     "device/test_lazy_mode.py": "device/lazy_programs",
     "device/test_autocasting.py": "device/torch_streams",
     "device/test_registration.py": (
-        "device/storages device/storage_methods device/copies device/pjrt_devices device/generators device/torch_module device/device_templates"
+        "device/storages device/storage_methods device/copies device/pjrt_devices device/generators device/torch_module "
+        "device/device_templates"
     ),
     "device/test_models_on_the_device.py": "device/module_moves",
     # What processes do together is tested with several of them.

@@ -16,6 +16,8 @@ import torch
 
 import dynaxla
 from dynaxla.guards import trusted_code
+from dynaxla.guards.state_changes import Readings
+from dynaxla.training import compile_step
 
 
 def function() -> None: ...
@@ -77,3 +79,10 @@ def test_classes_whose_metaclass_defines_their_module() -> None:
         assert step(torch.ones(2)).tolist() == [2, 2]
     function = dynaxla.to_torch(lambda x: x * (2 if type(Made) is Meta else 3))
     assert torch.compile(lambda x: function(x) + 1, backend="dynaxla", fullgraph=True)(torch.ones(2)).tolist() == [3, 3]
+
+
+def test_objects_that_watch_a_function_are_not_part_of_it() -> None:
+    """A function can reach what watches it, which holds everything that it has reached."""
+    assert trusted_code.is_own(Readings({}))
+    assert trusted_code.is_own(compile_step(function))
+    assert not trusted_code.is_own(Kind())

@@ -103,4 +103,4 @@ def is_trusted_class(kind: type) -> bool:
 
 def is_own(value: Any) -> bool:
     """True for objects of this package, such as the compiled step, which the function can find under its own name."""
-    return module_of(type(value)).startswith("dynaxla.training")
+    return module_of(type(value)).startswith(("dynaxla.guards", "dynaxla.training"))

@@ -20,6 +20,7 @@ import typer
 from newer import IS_OLDEST
 
 import dynaxla
+from benchmarks.__main__ import app as benchmarks
 from dynaxla.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -263,7 +264,7 @@ def commands_of(path: Path) -> list[list[str]]:
 
 
 def test_commands_exist() -> None:
-    command_line = typer.main.get_command(app)
+    command_line, tables = typer.main.get_command(app), typer.main.get_command(benchmarks)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = [command for path in all_pages() for command in commands_of(path)]
     assert len(commands) > 15
@@ -272,5 +273,7 @@ def test_commands_exist() -> None:
             assert others[0] in targets, others
         elif first == "dynaxla":
             command_line.commands[others[0]].make_context(others[0], others[1:])  # raises for an option that is not there
+        elif [first, *others[:2]] == ["python", "-m", "benchmarks"]:
+            tables.commands[others[2]].make_context(others[2], others[3:])
         else:
             assert first in ("pip",), first

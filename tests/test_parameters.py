@@ -13,7 +13,7 @@ from compare import assert_equal
 from torch import nn
 
 from dynaxla.buffers.arguments import Arguments, Parameter
-from dynaxla.engine.xla import Program
+from dynaxla.engine.unit import CompilationUnit
 from dynaxla.observe import metrics
 from dynaxla.runtime import devices
 from dynaxla.runtime.layout import Layout
@@ -252,7 +252,7 @@ def test_copy_of_a_parameter_lives_as_long_as_its_array() -> None:
 def programs() -> set[int]:
     """Those alive, by their addresses."""
     gc.collect()
-    return {id(thing) for thing in gc.get_objects() if issubclass(type(thing), Program)}
+    return {id(thing) for thing in gc.get_objects() if issubclass(type(thing), CompilationUnit)}
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["plain", "freeze"])

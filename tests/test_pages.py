@@ -95,7 +95,7 @@ torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
 assert verdict["chosen"] in {"dynaxla", "inductor", "eager"}
 torch.testing.assert_close(total, torch.ones(3).sin() + 1)
 assert "it is wrong: the results differ" in verdicts()[-1]["left_out"]["reversed"]
-__import__("dynaxla").observe.verdicts.reset()
+__import__("dynaxla").observe.engine_decisions.reset()
 """,
     "torch-in-jax": """
 import numpy as np

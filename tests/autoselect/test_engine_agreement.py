@@ -73,7 +73,7 @@ def run(rank, folder):
     import json, time, torch
     import torch.distributed as dist
     import dynaxla
-    from dynaxla.observe.verdicts import verdicts
+    from dynaxla.observe.engine_decisions import verdicts
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.set_num_threads(1)
 

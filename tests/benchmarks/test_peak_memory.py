@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from scripts import run_script
 
 from benchmarks import cpu, peak_memory
@@ -43,8 +43,10 @@ def test_elsewhere_it_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.skipif(not peak_memory.STATUS.exists(), reason="only Linux tells")
 def test_memory_is_in_bytes() -> None:
     before = peak_memory._resident("RssAnon")
-    held = torch.ones(16_000_000)
-    assert peak_memory._resident("RssAnon") - before > 0.9 * held.nbytes
+    size = 64_000_000
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:  # no memory that the heap has already
+        held.write(b"x" * size)
+        assert peak_memory._resident("RssAnon") - before > 0.9 * size
     assert peak_memory._resident("VmHWM") >= peak_memory._resident("RssAnon")
 
 

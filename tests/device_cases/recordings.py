@@ -227,7 +227,7 @@ def check_failed_checks() -> None:
 
 def check_an_interruption_changes_nothing() -> None:
     x = torch.ones(2, device="jax")
-    compiled = lazy_programs.one_op.compiled
+    compiled = lazy_programs.op_compiler.compiled
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -235,12 +235,12 @@ def check_an_interruption_changes_nothing() -> None:
     with dynaxla.lazy():
         y = x * 3
         x.add_(y)
-        lazy_programs.one_op.compiled = interrupt
+        lazy_programs.op_compiler.compiled = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
                 dynaxla.sync()
         finally:
-            lazy_programs.one_op.compiled = compiled
+            lazy_programs.op_compiler.compiled = compiled
         assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
 
 
@@ -341,7 +341,7 @@ def check_threads() -> None:
 
 def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
     """A compiled program in another thread takes a storage's array between two looks of the recording thread."""
-    find = lazy_mode.op_by_op.find
+    find = lazy_mode.eager_mode.find
     y = torch.arange(5.0, device="jax")
     storage = y.untyped_storage()
     array, lent = storages.array_of(storage), storages.InUse()
@@ -354,7 +354,7 @@ def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
 
     with pytest.MonkeyPatch.context() as patch, dynaxla.lazy():
         patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
-        patch.setattr(lazy_mode.op_by_op, "find", find_meanwhile)
+        patch.setattr(lazy_mode.eager_mode, "find", find_meanwhile)
         y[2:].add_(1)
     assert y.tolist() == [0, 1, 3, 4, 5]
 

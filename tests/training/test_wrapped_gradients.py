@@ -28,7 +28,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynaxla
-from dynaxla.training import surroundings, visiting, watched
+from dynaxla.guards import object_walker, snapshot
+from dynaxla.training import replayed_steps
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -44,10 +45,10 @@ def counted(function, counter, name):
     return call
 
 
-visiting.Visitor._visit = counted(visiting.Visitor._visit, visits, "visits")
-surroundings.meta = counted(surroundings.meta, metas, "metas")
-search = watched.walk
-watched.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
+object_walker.Visitor._visit = counted(object_walker.Visitor._visit, visits, "visits")
+snapshot.meta = counted(snapshot.meta, metas, "metas")
+search = replayed_steps.walk
+replayed_steps.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
 
 
 def network(way):

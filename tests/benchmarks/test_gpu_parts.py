@@ -1,4 +1,4 @@
-"""What `python -m benchmarks gpu` measures: each precision, batch size and mode once."""
+"""`python -m benchmarks gpu` measures each precision, batch size and mode once."""
 
 from __future__ import annotations
 

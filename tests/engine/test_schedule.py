@@ -59,3 +59,10 @@ def test_a_dry_run_ends_at_several_programs_but_goes_into_one() -> None:
     found = first_program(lambda: several([5]))
     assert found is not None
     assert (found.program, found.inputs, entered) == (several, [5], [1])
+
+
+def test_a_step_returns_as_many_values_as_it_names() -> None:
+    for count in (0, 2):
+        schedule = Schedule("graph", "a", [step(Kind.PROGRAM, "a", "b", lambda values, count=count: [1] * count)], ["b"])
+        with pytest.raises(ValueError, match="zip"):
+            schedule([1])

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase, written_inputs
 from dynaxla.config import Options
-from dynaxla.engine.frozen_values import PackedOrPlain
+from dynaxla.engine.frozen_values import FrozenValues, PackedOrPlain
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.schedule import Schedule
 from dynaxla.engine.scheduler import Scheduler, engine_for
@@ -109,7 +109,8 @@ def test_which_engine_options_ask_for() -> None:
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
     frozen = AtenGraph("graph", make_fx(lambda x, y: [x.sin() + y], tracing_mode="fake")(torch.ones(3), torch.ones(3)), static=(0,))
     assert type(engine_for(Options()).runner(frozen)) is Program
-    assert [step.outputs for step in engine_for(Options(freeze=True)).runner(frozen).steps] != []
+    steps = engine_for(Options(freeze=True)).runner(frozen).steps
+    assert [type(step.run) for step in steps] == [FrozenValues, Program]
 
 
 def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> None:

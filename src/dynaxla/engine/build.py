@@ -60,6 +60,7 @@ def build(unit: CompilationUnit, specialised: Specialised) -> Executable:
 
 
 def is_for_torch(unit: CompilationUnit, specialised: Specialised) -> bool:
+    """True if torch's kernels run the graph, because XLA would not improve on them."""
     if specialised.function is None or unit.kind is not None or unit.platform != "cpu" or not unit.may_be_torchs:
         return False
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)

@@ -94,7 +94,7 @@ class Schedule:
             for place in dead:
                 values[place] = None
             results = run(given)
-            for place, value in zip(returned, results, strict=False):  # `strict` would compare the lengths at each call
+            for place, value in zip(returned, results, strict=True):
                 values[place] = value
         return [values[place] for place in self._results]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from dynaxla.guards.object_walker import walk
 from dynaxla.guards.observation import observe
-from dynaxla.guards.snapshot import walk
 
 
 def step_of(layers: int, closures: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
+    "training/test_tracked_arrays.py": "guards/numpy_arrays",
     "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",
     # Several devices are a process's from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
@@ -58,7 +59,7 @@ ELSEWHERE = {
     "sharding/test_planning.py": "engine/dry_run sharding/virtual_tensors sharding/placements",
     "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/charts sharding/text_tables",
     # The parts of one walk.
-    "guards/test_snapshot.py": "guards/object_walker guards/reference_checks",
+    "guards/test_object_graph.py": "guards/object_walker guards/reference_checks",
 }
 
 

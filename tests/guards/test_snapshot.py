@@ -1,490 +1,151 @@
-"""What a compiled step watches: every change that eager mode would notice makes another program."""
+"""The guards of a function: equal keys for interchangeable states, and places that get their old values back."""
 
 from __future__ import annotations
 
-import collections
-import contextvars
-import decimal
-import enum
-import fractions
-import functools
-import itertools
-import operator
-import os
-import sys
-import textwrap
-import threading
-import types
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scripts import run_script
 from torch import nn
-from torch.nn import functional as F
 
-import dynaxla
+from dynaxla.errors import CaptureError
+from dynaxla.guards import snapshot
 from dynaxla.guards.observation import observe
-from dynaxla.guards.snapshot import Walk, walk
-from dynaxla.observe import metrics
+from dynaxla.guards.slots import ABSENT
+from dynaxla.guards.snapshot import FunctionGuards, KnownObject
 
-X = torch.arange(6.0)
-
-
-def check(function: Callable[..., Any], *changes: Callable[[], Any], args: Callable[[], tuple[Any, ...]] = lambda: (X,)) -> None:
-    """After each change the compiled function gives what the function gives, in eager mode and as a program."""
-    compiled = dynaxla.compile_step(function)
-    for change in (lambda: None, *changes):
-        change()
-        for _ in range(3):
-            torch.testing.assert_close(compiled(*args()), function(*args()))
+pytestmark = pytest.mark.quick
+X = torch.ones(3)
 
 
-def check_arguments(function: Callable[[torch.Tensor, Any], torch.Tensor], *values: Any) -> None:
-    compiled = dynaxla.compile_step(function)
-    for value in itertools.chain(*itertools.repeat(values, 3)):
-        torch.testing.assert_close(compiled(X, value), function(X, value), msg=repr(value))
+def guards_of(function: Callable[..., Any], *args: Any) -> FunctionGuards:
+    """Guards that have seen one call. Another call before it leaves out code that runs once in a process, such as imports."""
+    function(*args)
+    guards = FunctionGuards(function, 8)
+    _, observation = observe(function, args, {})
+    assert guards.widen(observation.codes, set())
+    assert guards.have_seen_a_call
+    return guards
 
 
-@dataclass(frozen=True)
-class Frozen:
-    factor: float
-
-
-@dataclass
-class Mutable:
-    factor: float
-    settings: dict[str, Any]
-
-
-class Kind(enum.Enum):
-    DOUBLE = 2
-    TRIPLE = 3
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        (np.float32(2), np.float32(3)),
-        (np.int64(2), np.int64(3), 3, True),
-        (decimal.Decimal("2"), decimal.Decimal("3")),
-        (fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
-        (2, 2.5, 3, True),
-        (0.0, -0.0),
-        (Frozen(2.0), Frozen(3.0)),
-        (Mutable(2.0, {}), Mutable(3.0, {})),
-        (Kind.DOUBLE, Kind.TRIPLE),
-    ],
-    ids=lambda values: type(values[0]).__name__,
-)
-def test_numbers(values: tuple[Any, ...]) -> None:
-    def function(x: torch.Tensor, value: Any) -> torch.Tensor:
-        number = getattr(value, "factor", getattr(value, "value", value))
-        return x * float(number) + (1 if isinstance(number, bool) else 0) + torch.tensor(float(number)).signbit()
-
-    check_arguments(function, *values)
-
-
-def test_slices() -> None:
-    check_arguments(lambda x, part: x[part], slice(0, 3), slice(0, 5), slice(0, 5, 2), slice(None))
-    check_arguments(lambda x, parts: x[parts[0]], (slice(0, 3),), (slice(0, 5),))
-    check_arguments(lambda x, parts: x[parts["part"]], {"part": slice(0, 3)}, {"part": slice(0, 5)})
-
-
-def test_others() -> None:
-    check_arguments(lambda x, values: x * sum(values), range(3), range(4), range(0, 4, 2))
-    check_arguments(lambda x, values: x * len(values), b"one", b"three", bytearray(b"seven"))
-    check_arguments(lambda x, kind: x.to(kind), torch.float32, torch.float64)
-    check_arguments(lambda x, values: x * values["a"], types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 2}))
-    check_arguments(lambda x, values: x * values["a"], collections.ChainMap({"a": 1}), collections.ChainMap({}, {"a": 2}))
-    check_arguments(lambda x, values: x * values["a"], collections.Counter("aab"), collections.Counter("aaab"))
-
-
-def test_bytearray() -> None:
-    data = bytearray(b"\x02")
-    check(lambda x: x * data[0], lambda: data.__setitem__(0, 3))
-
-
-def loss_fn(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-def test_a_global_is_redefined(monkeypatch: pytest.MonkeyPatch) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return loss_fn(x)
-
-    check(function, lambda: monkeypatch.setitem(globals(), "loss_fn", lambda x: x * 3))
-
-
-def test_code_is_replaced() -> None:
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def outer(x: torch.Tensor) -> torch.Tensor:
-        return inner(x)
-
-    check(outer, lambda: setattr(inner, "__code__", (lambda x: x * 3).__code__))
-
-
-class Net(nn.Module):
-    scale = 2.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.helper(x) * self.scale
-
-    def helper(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def shift() -> float:
-        return 1.0
-
-    @classmethod
-    def doubled(cls) -> float:
-        return cls.scale * 2
-
-
-def test_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = Net()
-
-    class Sub(Net):
-        pass
-
-    sub = Sub()
-    check(
-        lambda x: net(x) + net.shift() + sub(x) * Sub.doubled(),
-        lambda: monkeypatch.setattr(Net, "forward", lambda self, x: self.helper(x) * 5),
-        lambda: monkeypatch.setattr(Net, "helper", lambda self, x: x * 7),
-        lambda: monkeypatch.setattr(Net, "shift", staticmethod(lambda: 4.0)),
-        lambda: monkeypatch.setattr(Net, "doubled", classmethod(lambda cls: 9.0)),
-        lambda: monkeypatch.setattr(Net, "scale", 3.0),
-        lambda: monkeypatch.setattr(Sub, "scale", 4.0, raising=False),
-        lambda: monkeypatch.setattr(Sub, "forward", lambda self, x: x, raising=False),
-        lambda: setattr(net, "helper", lambda x: x * 11),
-        lambda: setattr(sub, "__class__", Net),
-        lambda: net.register_forward_hook(lambda module, args, out: out * 2),
-    )
-
-
-def test_partials() -> None:
-    def scaled(x: torch.Tensor, factor: float, shift: float = 0.0) -> torch.Tensor:
-        return x * factor + shift
-
-    holder = {"function": functools.partial(scaled, factor=2.0)}
-    check(
-        lambda x: holder["function"](x),
-        lambda: holder.update(function=functools.partial(scaled, factor=3.0)),
-        lambda: holder.update(function=functools.partial(scaled, factor=3.0, shift=1.0)),
-        lambda: holder["function"].keywords.update(shift=2.0),
-        lambda: holder.update(function=functools.partial(lambda x, factor: x - factor, factor=3.0)),
-    )
-    check_arguments(lambda x, function: function(x), functools.partial(scaled, factor=2.0), functools.partial(scaled, factor=3.0))
-
-
-def test_wrappers_defaults_and_closures() -> None:
-    def made(factor: float) -> Callable[..., torch.Tensor]:
-        @functools.wraps(loss_fn)
-        def wrapped(x: torch.Tensor, shift: float = 1.0, *, more: float = 0.0) -> torch.Tensor:
-            return x * factor + shift + more
-
-        return wrapped
-
-    functions = [made(2.0)]
-    check(
-        lambda x: functions[0](x),
-        lambda: functions.__setitem__(0, made(3.0)),
-        lambda: setattr(functions[0], "__defaults__", (5.0,)),
-        lambda: functions[0].__kwdefaults__.update(more=7.0),
-        lambda: functions.insert(0, made(4.0)),
-    )
-
-
-def test_what_decorators_of_torch_hold() -> None:
-    scale = {"factor": 2.0}
-
-    def made(shift: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        @torch.no_grad()
-        def helper(x: torch.Tensor) -> torch.Tensor:
-            return x * scale["factor"] + shift
-
-        return helper
-
-    helpers = [made(1.0)]
-    check(lambda x: helpers[0](x), lambda: scale.update(factor=3.0), lambda: helpers.__setitem__(0, made(2.0)))
-
-
-def test_patched_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Linear(6, 6)
-    check(
-        lambda x: F.mse_loss(layer(x), x),
-        lambda: monkeypatch.setattr(F, "mse_loss", lambda one, other: (one - other).abs().sum()),
-        lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x * 2),
-    )
-
-
-@pytest.mark.parametrize("change", ["reference", "lock"])
-def test_what_cannot_be_compared_and_is_not_used(change: str) -> None:
-    """Such things lie around in every script."""
-
-    class Thing:
-        def __init__(self) -> None:
-            self.factor, self.lock, self.progress = 2.0, threading.Lock(), iter([1])
-            self.reference = weakref.ref(nn.Linear(1, 1))
-
-    thing = Thing()
+def test_equal_states_have_equal_keys() -> None:
+    scale = {"by": 2.0, "unread": 1}
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return x * thing.factor
+        return x * scale["by"]
 
-    _, observation = observe(function, (X,), {})
-    assert observation.is_pure
-    around = walk({"step": function}, None, observation.touched)
-    assert not around.incomparable
-    setattr(thing, change, None)
-    assert around.is_unchanged()
-    thing.factor = 3.0
-    assert not around.is_unchanged()
-
-
-@pytest.mark.parametrize(
-    "kind", [threading.Lock, lambda: iter([1]), lambda: np.random.default_rng(0), lambda: (i for i in ()), lambda: itertools.count()]
-)
-def test_what_cannot_be_compared_and_is_used(kind: Callable[[], Any]) -> None:
-    thing = {"thing": kind()}
-
-    def function() -> bool:
-        return thing["thing"] is None
-
-    _, observation = observe(function, (), {})
-    assert list(walk({"step": function}, None, observation.touched).incomparable) == ["thing['thing']"]
+    guards = guards_of(function, X)
+    first = guards.take([X], {})
+    assert guards.take([torch.zeros(3)], {}).key == first.key
+    assert guards.take([torch.ones(4)], {}).key != first.key
+    with torch.no_grad():
+        assert guards.take([X], {}).key != first.key
+    scale["by"] = 3.0
+    assert guards.take([X], {}).key != first.key
+    assert guards.why_not(first) == "scale['by']"
+    scale["by"] = 2.0
+    assert guards.take([X], {}).key == first.key
+    assert guards.why_not(first) == ""
 
 
-def test_the_environment_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAXLA_TEST", "1")
-    monkeypatch.setattr(sys, "argv", ["one"])
+def test_learning_rates_and_arrays_may_change_until_they_are_compared() -> None:
+    model, data = nn.Linear(3, 1), np.ones(3, np.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def function() -> str:
-        return os.environ["DYNAXLA_TEST"] + sys.argv[0]
+    def function() -> None:
+        model(torch.from_numpy(data)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    _, observation = observe(function, (), {})
-    assert observation.is_pure
-    for change in (lambda: monkeypatch.setenv("DYNAXLA_TEST", "2"), lambda: sys.argv.__setitem__(0, "two")):
-        around = walk({"step": function}, None, observation.touched)
-        assert around.is_unchanged()
-        assert not around.incomparable
-        change()
-        assert not around.is_unchanged()
-
-
-class Pair:
-    __match_args__ = ("factor",)
-
-    def __init__(self) -> None:
-        self.factor = 2.0
-
-
-pair = Pair()
-FORMAT = "{0.factor}"
-read_factor = operator.attrgetter("factor")
-
-
-def by_match() -> float:
-    match pair:
-        case Pair(value):
-            return value
-    return 0.0
+    guards = guards_of(function)
+    first = guards.take((), {})
+    optimizer.param_groups[0]["lr"] = 0.2
+    data += 1
+    same = guards.take((), {})
+    assert same.key == first.key
+    assert same.number_at(next(iter(guards.learning_rates(same.around)))) == 0.2
+    assert same.input_at(next(iter(guards.arrays(same.around)))).tolist() == [2, 2, 2]
+    guards.compare_learning_rates(same)
+    keys = []
+    for lr in (0.3, 0.4):
+        optimizer.param_groups[0]["lr"] = lr
+        keys.append(guards.take((), {}).key)
+    guards.compare_values(guards.arrays(same.around))
+    guards.forget_surroundings()
+    for _ in range(2):
+        keys.append(guards.take((), {}).key)
+        data += 1
+    assert len({first.key, *keys}) == 5
 
 
-@pytest.mark.parametrize("function", [lambda: read_factor(pair), lambda: f"{pair.factor}", lambda: FORMAT.format(pair), by_match])
-def test_attributes_that_code_reads_without_naming_them(function: Callable[[], Any]) -> None:
-    pair.factor = 2.0
-    _, observation = observe(function, (), {})
-    around = walk({"step": function}, None, observation.touched)
-    assert around.is_unchanged()
-    pair.factor = 3.0
-    assert not around.is_unchanged()
-    assert around.facts() != walk({"step": function}, None, observation.touched).facts()
+def test_places_get_their_old_values_back() -> None:
+    state: dict[Any, Any] = {"count": 1, "kept": X}
+    items = [1, 2]
+
+    def function(x: torch.Tensor, box: list[Any]) -> Any:
+        return state["count"], items[0], state.get("new"), box
+
+    box = [X]
+    guards = guards_of(function, X, box)
+    found = guards.take([X, box], {})
+    state["count"] += 1
+    state["new"] = X
+    del state["kept"]
+    items.append(3)
+    box[0] = None
+    assert {(path, key): value for (path, key), value in found.changes().items()} == {
+        ("state", "kept"): ABSENT,
+        ("state", "count"): 2,
+        ("state", "new"): X,
+        ("items", 2): 3,
+        ("args[1]", 0): None,
+    }
+    found.restore()
+    assert (state, items, box) == ({"count": 1, "kept": X}, [1, 2], [X])
+    assert not found.changes()
+    found.put({("state", "count"): 5, ("state", "kept"): ABSENT, ("args[1]", 0): 7})
+    assert (state, box) == ({"count": 5}, [7])
+    assert found.object_at(str(found.path_of(X))) is X
+    found.put({("state", KnownObject(str(found.path_of(X)))): 1})
+    assert state[X] == 1
 
 
-def test_reflection_touches_everything() -> None:
-    thing = types.SimpleNamespace(factor=2.0, lock=threading.Lock())
+def test_new_code_widens() -> None:
+    shift = {"by": 1.0}
 
-    def by_name(x: torch.Tensor) -> torch.Tensor:
-        return x * getattr(thing, "factor", 0)
+    def function(x: torch.Tensor, flag: bool) -> torch.Tensor:
+        return add(x) if flag else x
 
-    def by_variable(x: torch.Tensor, name: str = "factor") -> torch.Tensor:
-        return x * getattr(thing, name)
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x + shift["by"]
 
-    for function, found in ((by_name, []), (by_variable, ["thing.lock"])):
-        _, observation = observe(function, (X,), {})
-        assert list(walk({"step": function}, None, observation.touched).incomparable) == found
+    guards = guards_of(function, X, False)
+    key = guards.take([X, False], {}).key
+    shift["by"] = 2.0
+    assert guards.take([X, False], {}).key == key  # this call reads no shift
+    _, observation = observe(function, (X, True), {})
+    assert guards.widen(observation.codes, set())
+    assert not guards.widen(observation.codes, set())
+    key = guards.take([X, True], {}).key
+    shift["by"] = 3.0
+    assert guards.take([X, True], {}).key != key
 
 
-def test_cached_functions() -> None:
-    """What a cache holds cannot be seen; those of torch are trusted."""
-    cached = functools.lru_cache(lambda x: x + 1)
-
+def test_code_that_no_object_leads_to() -> None:
     def function() -> int:
-        return cached(1)
+        return eval("lambda: 3")()
 
-    _, observation = observe(function, (), {})
-    assert list(walk({"step": function}, None, observation.touched).incomparable) == ["cached"]
-
-
-def test_code_that_no_walk_finds_is_named() -> None:
-    def step() -> torch.Tensor:
-        return torch.ops.surroundings.hidden(X)
-
-    with torch.library._scoped_library("surroundings", "FRAGMENT") as library:
-        library.define("hidden(Tensor x) -> Tensor")
-        library.impl("hidden", lambda x: x * 2, "CPU")
-        _, observation = observe(step, (), {})
-    assert len(walk({"step": step}, None, observation.touched).unreached(observation.touched)) == 1
+    guards = guards_of(function)
+    with pytest.raises(CaptureError, match="a function that dynaxla cannot find"):
+        guards.check_reached(guards.take((), {}))
+    assert not guards.have_seen_a_call
 
 
-SCRIPT = """
-import torch, dynaxla
-factor = 2.0
-class Net:
-    def __call__(self, x):
-        return x * factor
-net = Net()
-@dynaxla.compile_step
-def step(x):
-    return net(x)
-x = torch.ones(3)
-def check(step, value):
-    for _ in range(4):
-        assert step(x).tolist() == [value] * 3
-check(step, 2.0)
-factor = 3.0
-check(step, 3.0)
-def loss(x): return x * 2
-@dynaxla.compile_step
-def train(x): return loss(x)
-check(train, 2.0)
-def loss(x): return x * 5
-check(train, 5.0)
-Net.__call__ = lambda self, x: x * 7
-check(step, 7.0)
-print("right", dynaxla.observe.metrics.snapshot()["steps"])
-"""
-
-
-def test_a_main_without_a_file() -> None:
-    assert run_script(SCRIPT) == "right 7\n"
-
-
-@pytest.mark.parametrize("name", ["__main__", "cell", None])
-def test_cells_of_a_notebook(name: str | None) -> None:
-    space: dict[str, Any] = {} if name is None else {"__name__": name}
-
-    numbers = itertools.count(1)
-
-    def cell(text: str) -> None:
-        exec(compile(textwrap.dedent(text), f"<cell {next(numbers)}>", "exec"), space)
-
-    cell("""
-        import torch, dynaxla
-        factor = 2.0
-        def loss(x): return x * 2
-        class Net:
-            def __call__(self, x): return loss(x) * factor
-        net = Net()
-        step = dynaxla.compile_step(lambda x: net(x))
-    """)
-    x = torch.ones(2)
-    metrics.reset()
-    for text, value in (("", 4.0), ("factor = 3.0", 6.0), ("def loss(x): return x * 5", 15.0)):
-        cell(text)
-        for _ in range(6):
-            assert space["step"](x).tolist() == [value] * 2
-    assert metrics.snapshot()["steps"] > 8
-    cell("class Net:\n    def __call__(self, x): return x * 7\nnet = Net()")
-    assert space["step"](x).tolist() == [7.0] * 2
-    cell("Net.__call__ = lambda self, x: x * 9")
-    assert space["step"](x).tolist() == [9.0] * 2
-
-
-def test_identities_do_not_come_again() -> None:
-    """What is compared by its identity is held: another thing in the same memory is not taken for it."""
-    found: set[Any] = set()
-    for _ in range(50):
-        thing = {"lock": threading.Lock()}
-        found.add(str(thing) and tuple(walk({"step": thing}).facts()["step"]))
-        fact = walk({"step": thing}).facts()["step"]
-        assert fact == walk({"step": thing}).facts()["step"]
-    kept = []
-    for _ in range(50):
-        lock = threading.Lock()
-        kept.append(walk({"step": lock}).facts()["step"])
-        del lock
-    assert len({id(fact[1].value) for fact in kept}) == 50
-
-
-def both() -> Iterator[tuple[str, Walk, Callable[[], None]]]:
-    tensor, other = torch.ones(2, requires_grad=True), torch.ones(2)
-    yield "hook", walk({"x": tensor}), lambda: tensor.register_hook(lambda grad: grad * 2) and None
-    tensor = torch.ones(2, requires_grad=True)
-    yield "after", walk({"x": tensor}), lambda: tensor.register_post_accumulate_grad_hook(lambda _: None) and None
-    yield "attribute", walk({"x": other}), lambda: setattr(other, "scale", 2)
-    pair = [torch.ones(2), torch.ones(2)]
-    yield "shared", walk({"x": pair}), lambda: setattr(pair[0], "data", pair[1])
-    leaf = torch.ones(2, requires_grad=True)
-    product = leaf * 2
-    yield "leaf", walk({"x": product}), lambda: str(product.detach_().requires_grad_())
-    array = np.ones(2)
-    yield "array", walk({"x": array}), lambda: array.__setitem__(0, 2)
-    order = collections.OrderedDict(a=1, b=2)
-    yield "order", walk({"x": order}), lambda: order.move_to_end("a")
-    names = {"a": Net, "b": 1}
-    yield "key", walk({"x": names}), lambda: names.update(c=names.pop("b"))
-    factory = collections.defaultdict(int)
-    yield "factory", walk({"x": factory}), lambda: setattr(factory, "default_factory", float)
-
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
-    yield "context variable", walk({"x": variable}), lambda: str(variable.set(1))
-
-    class Slots:
-        __slots__ = ("a", "b")
-
-    slots = Slots()
-    slots.a = 1
-    yield "slot", walk({"x": slots}), lambda: setattr(slots, "a", 2)
-    yield "new slot", walk({"x": slots}), lambda: setattr(slots, "b", 2)
-    net = Net()
-    yield "dict", walk({"x": net}), lambda: setattr(net, "__dict__", dict(net.__dict__, other=1))
-    handle = nn.modules.module.register_module_forward_hook
-    yield "global hook", walk({"x": net}), lambda: handles.append(handle(lambda *_: None))
-
-
-handles: list[Any] = []
-
-
-def test_changes_are_seen() -> None:
-    try:
-        for name, walked, change in both():
-            facts = walked.facts()
-            assert walked.is_unchanged(), name
-            assert walk(walked.roots).facts() == facts, name
-            change()
-            assert not walked.is_unchanged(), name
-            assert walk(walked.roots).facts() != facts, name
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def test_generators_by_identity_not_by_state() -> None:
-    generators = [torch.Generator(), torch.Generator()]
-    holder = {"generator": generators[0]}
-    before = walk({"x": holder})
-    torch.rand(1, generator=generators[0])
-    assert before.is_unchanged()
-    holder["generator"] = generators[1]
-    assert not before.is_unchanged()
-    assert before.facts() != walk({"x": holder}).facts()
+def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_MOST_VALUES", 10)
+    data = [float(number) for number in range(20)]
+    guards = guards_of(lambda: data[0])
+    with pytest.raises(CaptureError, match="can reach more than 10 values"):
+        guards.take((), {})

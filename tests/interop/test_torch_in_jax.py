@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
 from dynaxla.guards import state_changes
-from dynaxla.guards.snapshot import walk
+from dynaxla.guards.object_walker import walk
 from dynaxla.interop import to_jax, to_torch
 
 

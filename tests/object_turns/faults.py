@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from dynaxla.guards.snapshot import Snapshot
 from dynaxla.training import replayed_steps
 
 
 @contextlib.contextmanager
 def place_of_the_recording() -> Iterator[None]:
     """A place is found once, and not from each call's own arguments."""
-    find, known = replayed_steps._holder, dict[str, Any]()
-    with mock.patch.object(replayed_steps, "_holder", lambda around, given, path: known.setdefault(path, find(around, given, path))):
+    find, known = Snapshot.holder, dict[str, Any]()
+    with mock.patch.object(Snapshot, "holder", lambda self, path: known.setdefault(path, find(self, path))):
         yield
 
 
@@ -33,12 +34,12 @@ def created_object_shared() -> Iterator[None]:
 @contextlib.contextmanager
 def creation_forgotten() -> Iterator[None]:
     """The last of the places of a call stays as it was."""
-    put = replayed_steps._put
+    put = Snapshot.put
 
-    def put_all_but_one(around: Any, given: Any, values: Any) -> None:
-        put(around, given, dict(list(values.items())[:-1]))
+    def put_all_but_one(self: Snapshot, values: Any) -> None:
+        put(self, dict(list(values.items())[:-1]))
 
-    with mock.patch.object(replayed_steps, "_put", put_all_but_one):
+    with mock.patch.object(Snapshot, "put", put_all_but_one):
         yield
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dynaxla.guards.object_walker import walk
 from dynaxla.guards.observation import observe
-from dynaxla.guards.snapshot import walk
 from dynaxla.training import compile_step
 
 from .choices import Choices

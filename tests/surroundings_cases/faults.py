@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from dynaxla.guards import fingerprints, object_walker, reference_checks, slots, snapshot, trusted_code
+from dynaxla.guards import fingerprints, object_graph, object_walker, reference_checks, slots, trusted_code
 from dynaxla.guards.object_walker import Visitor
 
 from .cases import Verdict, draw_case, judge
@@ -61,7 +61,7 @@ def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
     def content(value: Any) -> Any:
         return (None, value) if type(value) in (int, bool, float) else right(value)
 
-    return patch.object(snapshot, "content", content)
+    return patch.object(object_graph, "content", content)
 
 
 def _parts(name: str, kind: type | tuple[type, ...], kept: Sequence[str]) -> None:
@@ -188,24 +188,24 @@ def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
 
 @fault
 def shapes_are_not_compared() -> AbstractContextManager[Any]:
-    right = snapshot.meta
-    return patch.object(snapshot, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
+    right = object_graph.meta
+    return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
 
 
 @fault
 def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
-    right = snapshot.meta
-    return patch.object(snapshot, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
+    right = object_graph.meta
+    return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
 
 
 @fault
 def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
-    return patch.object(reference_checks.WalkSnapshot, "_are_namespaces_unchanged", lambda self: True)
+    return patch.object(reference_checks.ReferenceChecks, "_are_namespaces_unchanged", lambda self: True)
 
 
 @fault
 def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
-    return patch.object(reference_checks.WalkSnapshot, "_are_places_unchanged", lambda self: True)
+    return patch.object(reference_checks.ReferenceChecks, "_are_places_unchanged", lambda self: True)
 
 
 @fault

@@ -12,18 +12,25 @@ import torch
 
 import dynaxla
 from dynaxla.errors import CaptureError
-from dynaxla.guards.snapshot import ABSENT, walk
+from dynaxla.guards.object_walker import walk
+from dynaxla.guards.slots import ABSENT
+from dynaxla.guards.snapshot import KnownObject, Snapshot
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.recordings import ComputedNumber, KnownObject, Output, Recording, build, known_of, outputs_of
+from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_of, outputs_of
 
 X = torch.ones(3)
+
+
+def state(**surroundings: Any) -> Snapshot:
+    around = walk(surroundings)
+    return Snapshot(around, walk({}, around), None)
 
 
 def recorded(function: Callable[[], Any], seed: int = 0, **changes: Any) -> Recording:
     recorder = Recorder({"x": X}, seed, {}, set())
     found: dict[str, Any] = {}
     result = recorder.run(lambda: (function(), found.update({key: change() for key, change in changes.items()})), (), {})[0]
-    return Recording(recorder, result, {("state", key): value for key, value in found.items()}, walk({"x": X}))
+    return Recording(recorder, result, {("state", key): value for key, value in found.items()}, state(x=X))
 
 
 def test_a_result_is_built_again() -> None:
@@ -34,10 +41,10 @@ def test_a_result_is_built_again() -> None:
         return {"a": [y, (y, X)], "b": 3, "c": collections.deque([y + 1])}
 
     recording = recorded(function)
-    around = walk({"x": X})
+    found = state(x=X)
     assert len(recording.outputs) == 2
     made = [torch.zeros(3), torch.ones(3)]
-    leaves = [build(template, lambda output: made[output.index], around) for template in recording.result]
+    leaves = [build(template, lambda output: made[output.index], found) for template in recording.result]
     result = torch.utils._pytree.tree_unflatten(leaves, recording.spec)
     assert result["a"][0] is result["a"][1][0] is made[0]
     assert result["a"][1][1] is X
@@ -52,7 +59,7 @@ def test_changes_in_python() -> None:
     assert known_of(recording.changes["state", "old"]) == ["x"]
     assert recording.changes["state", "old"] == KnownObject("x")
     made = torch.zeros(3)
-    first, second = (build(template, lambda _: made, walk({"x": X})) for _ in range(2))
+    first, second = (build(template, lambda _: made, state(x=X)) for _ in range(2))
     assert first == {"step": made, "name": "adam"}
     assert first is not second
 
@@ -64,8 +71,7 @@ def test_a_recording_calls_no_collectives() -> None:
         return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(X * 2, "sum", "nobody"))
 
     recording = recorded(lambda: None, total=total, own=lambda: X * 2)
-    around = walk({"x": X})
-    found = recording.initial_values(around, around)
+    found = recording.initial_values(state(x=X))
     assert list(found) == [("state", "own")]
     torch.testing.assert_close(found["state", "own"], X * 2)
 
@@ -74,12 +80,12 @@ def test_numbers_are_computed_again() -> None:
     group = {"lr": 0.5}
     recorder = Recorder({}, 0, {}, set())
     lr = recorder.table.at(("group", "lr"))
-    recording = Recording(recorder, None, {("group", "initial"): lr * 2}, walk({}))
+    recording = Recording(recorder, None, {("group", "initial"): lr * 2}, state())
     template = recording.changes["group", "initial"]
     assert isinstance(template, ComputedNumber)
     for value in (0.5, 0.25):
         group["lr"] = value
-        assert build(template, lambda _: X, walk({"group": group})) == value * 2
+        assert build(template, lambda _: X, state(group=group)) == value * 2
 
 
 def test_objects_that_a_step_leaves_behind() -> None:
@@ -98,8 +104,7 @@ def test_new_state_is_made_beforehand() -> None:
         zeros=lambda: torch.zeros_like(X) + 1,
         drawn=lambda: torch.rand(3),
     )
-    around = walk({"x": X})
-    found = recording.initial_values(around, around)
+    found = recording.initial_values(state(x=X))
     assert list(found) == [("state", "zeros")]
     assert found["state", "zeros"].tolist() == [1, 1, 1]
 

@@ -17,9 +17,9 @@ from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, 
 
 import dynaxla
 from dynaxla.errors import CaptureError, OptionError
-from dynaxla.guards.snapshot import walk
+from dynaxla.guards import snapshot
+from dynaxla.guards.object_walker import walk
 from dynaxla.observe import metrics
-from dynaxla.training import replayed_steps
 
 pytestmark = pytest.mark.quick
 
@@ -160,7 +160,7 @@ def gradient_steps(model: nn.Module, optimizer: torch.optim.Optimizer, old: list
 def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step replaces is noted, not looked for among all that it can reach; and old gradients are not kept."""
     walks = []
-    monkeypatch.setattr(dynaxla.training.replayed_steps, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
     one, first, other, second = two(OPTIMIZERS["SGD"])
     eager, compiled = gradient_steps(one, first, []), dynaxla.compile_step(gradient_steps(other, second, []))
     steps = batches(6)
@@ -198,7 +198,7 @@ def test_what_python_knows_is_that_of_the_call() -> None:
 def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a scheduler's; and a new recording does not bring an old one back."""
     walks = []
-    monkeypatch.setattr(dynaxla.training.replayed_steps, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
     one, first, other, second = two(OPTIMIZERS["AdamW"])
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
     schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (first, second)]
@@ -421,7 +421,7 @@ def test_a_step_is_watched_again_after_a_rest() -> None:
 
 
 def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(replayed_steps, "_MOST_VALUES", 1000)
+    monkeypatch.setattr(snapshot, "_MOST_VALUES", 1000)
     data = [float(number) for number in range(2000)]
 
     def step(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dynaxla.errors import CaptureError
-from dynaxla.guards.snapshot import Walk, walk
+from dynaxla.guards.object_graph import ObjectGraph
+from dynaxla.guards.object_walker import walk
+from dynaxla.guards.snapshot import Snapshot
 from dynaxla.training import unrecordable
 from dynaxla.training.recorder import Recorder
 
@@ -32,7 +34,7 @@ def test_what_lies_still() -> None:
     unrecordable.refuse_sources(walk({"numbers": [1, 2], "array": np.ones(2), "decorator": decorator()}))
 
 
-def recorded(function: Callable[..., Any], around: Walk) -> Recorder:
+def recorded(function: Callable[..., Any], around: ObjectGraph) -> Recorder:
     recorder = Recorder(around.tensors, 1, {}, set())
     recorder.run(function, [*around.tensors.values()], {})
     return recorder
@@ -52,9 +54,10 @@ def test_writing_where_tensors_overlap() -> None:
 def test_an_array_in_a_tensors_memory(view: Callable[[Any], Any]) -> None:
     array, other = np.ones(4, np.float32), torch.ones(4)
     around = walk({"tensor": torch.from_numpy(array), "other": other, "array": view(array), "apart": np.ones(4)})
+    found = Snapshot(around, walk({}, around), None)
     with pytest.raises(CaptureError, match="can reach array, which shares memory with the tensor tensor"):
-        unrecordable.refuse_shared_memory(recorded(lambda one, two: one * two, around), around, walk({}, around))
-    unrecordable.refuse_shared_memory(recorded(lambda one, two: two * 2, around), around, walk({}, around))
+        unrecordable.refuse_shared_memory(recorded(lambda one, two: one * two, around), found)
+    unrecordable.refuse_shared_memory(recorded(lambda one, two: two * 2, around), found)
 
 
 def compares(x: Any) -> Any:

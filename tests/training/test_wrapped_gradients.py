@@ -28,8 +28,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynaxla
-from dynaxla.guards import object_walker, snapshot
-from dynaxla.training import replayed_steps
+from dynaxla.guards import object_graph, object_walker, snapshot
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -46,9 +45,9 @@ def counted(function, counter, name):
 
 
 object_walker.Visitor._visit = counted(object_walker.Visitor._visit, visits, "visits")
-snapshot.meta = counted(snapshot.meta, metas, "metas")
-search = replayed_steps.walk
-replayed_steps.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
+object_graph.meta = counted(object_graph.meta, metas, "metas")
+search = snapshot.walk
+snapshot.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
 
 
 def network(way):

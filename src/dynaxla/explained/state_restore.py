@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import pgo
 from torch.utils._pytree import tree_leaves
 
-from ..guards.snapshot import walk
+from ..guards.object_walker import walk
 from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
 

@@ -1,11 +1,12 @@
 """Guards on Python state: what a function has read of the objects around it, and whether any of that has changed since.
 
-snapshot.py           the objects that a function can reach, as a graph (object_walker.py walks it), and whether they are unchanged
+snapshot.py           the interface: the guards of a function, and snapshots of all state that a call can read
+object_graph.py       the objects that a function can reach, and whether they are unchanged; object_walker.py finds them
 observation.py        one run of a function: the code that runs, its side effects, and its reads of state that a walk cannot reach
 state_changes.py      both together, for a function whose result is kept
 fingerprints.py       contents of objects, to compare; slots.py: mutable containers and their entries
 reference_checks.py   fast checks that thousands of objects are unchanged
 code_names.py         the names that code uses; trusted_code.py, pure_functions.py: code that need not be looked at
 torch_state.py        torch's settings; invariants.py: changes that no entry of a container shows
-numpy_arrays.py       NumPy arrays whose values become tensors; shared_memory.py: memory that tensors share with them
+numpy_arrays.py       NumPy arrays that can be inputs of a program; shared_memory.py: memory that tensors share with them
 """

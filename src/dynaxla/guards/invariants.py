@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CaptureError
 from ..runtime import private
 from ..runtime.layout import ORDINARY
-from .snapshot import storage_of
+from .object_graph import storage_of
 
 
 class MetadataSnapshot:

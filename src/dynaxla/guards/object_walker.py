@@ -11,7 +11,8 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -21,11 +22,10 @@ from ..errors import CaptureError
 from .code_names import ExecutedCode, codes, names_of
 from .dispatch import has_own_dispatch
 from .fingerprints import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
+from .object_graph import ObjectGraph
+from .reference_checks import Identities
 from .slots import Attributes, ClassDict, Holder, Namespace, View, shown
 from .trusted_code import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
-
-if TYPE_CHECKING:
-    from .snapshot import Walk
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 # Attributes of classes that do not influence their methods.
@@ -58,6 +58,31 @@ Names = frozenset[str]
 _NONE: Names = frozenset()
 
 
+def walk(
+    roots: Mapping[str, Any], base: ObjectGraph | None = None, touched: ExecutedCode | None = None, most: int | None = None
+) -> ObjectGraph:
+    """Returns everything that can be reached from named roots, and not from `base`.
+
+    Args:
+        touched: the code that runs of the function have executed. If given, only values that this code can name count, and `incomparable`
+            holds only objects that it may have read; else `incomparable` holds all objects that cannot be compared.
+        most: the number of values to visit; None: as many as there are.
+
+    Raises: CaptureError for more than `most` values.
+    """
+    found = ObjectGraph(base, roots)
+    visitor = Visitor(found, touched, most)
+    visitor.run(roots)
+    if visitor.reads_by_name and touched is not None and touched.names is not None:
+        if base is None:
+            return walk(roots, None, replace(touched, names=None), most)
+        found.incomparable["args"] = "attrgetter"  # it may read attributes in the base, which was walked without it
+    found.metas = found.metas_now()
+    found.sharing = found.sharing_now()
+    found.identities = Identities(found)
+    return found
+
+
 class Visitor:
     """Fills a walk.
 
@@ -70,7 +95,7 @@ class Visitor:
         reads_by_name: True if the walk has met an object that reads attributes which no code names, such as an attrgetter.
     """
 
-    def __init__(self, found: Walk, touched: ExecutedCode | None, most: int | None = None) -> None:
+    def __init__(self, found: ObjectGraph, touched: ExecutedCode | None, most: int | None = None) -> None:
         self._found = found
         self._touched = touched
         self._most = most

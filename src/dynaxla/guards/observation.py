@@ -2,7 +2,7 @@
 
 Python reports a thread's calls to its profile function (`sys.setprofile`), including calls of functions written in C. It does not report
 constructors and iteration of types written in C, nor functions of Cython. Such constructors are found by their names in the code that ran.
-Objects with such hidden state cannot be compared: a walk with the executed code lists them in `Walk.incomparable`.
+Objects with such hidden state cannot be compared: a walk with the executed code lists them in `ObjectGraph.incomparable`.
 """
 
 from __future__ import annotations

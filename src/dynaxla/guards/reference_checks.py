@@ -27,7 +27,7 @@ from .fingerprints import Values, values_of
 from .slots import Attributes, ClassDict, Holder, Namespace, Place
 
 if TYPE_CHECKING:
-    from .snapshot import Walk
+    from .object_graph import ObjectGraph
 
 _is_leaf = operator.attrgetter("is_leaf")
 # Noting the versions of dicts takes as long as about this many comparisons of their entries.
@@ -55,7 +55,7 @@ if not _IS_CPYTHON or b"".join(id(item).to_bytes(8, sys.byteorder) for item in _
 class Identities:
     """A snapshot of objects' classes and attribute dicts, and of tensors' hooks, when a walk found them."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: ObjectGraph) -> None:
         gradients = {id(walk.tensors[path]) for path in walk.gradients if path in walk.tensors}
         self._targets = [value for value in walk.objects.values() if _has_class_of_python(value) and not _holds_itself(value)]
         self._targets += [tensor for tensor in walk.tensors.values() if id(tensor) not in gradients]
@@ -77,7 +77,7 @@ def _holds_itself(value: Any) -> bool:
     return isinstance(value, (dict, list, set, deque))
 
 
-class WalkSnapshot:
+class ReferenceChecks:
     """A snapshot of a walk, in a form that can be compared quickly.
 
     Args:
@@ -86,7 +86,7 @@ class WalkSnapshot:
         arrays: paths of arrays whose values, but not shapes, may change.
     """
 
-    def __init__(self, walk: Walk, inputs: Collection[Place], arrays: Collection[str]) -> None:
+    def __init__(self, walk: ObjectGraph, inputs: Collection[Place], arrays: Collection[str]) -> None:
         self.inputs, self.arrays = inputs, arrays
         self._walk = walk
         self._free = {path: [key for place, key in inputs if place == path] for path, _ in inputs}

@@ -9,7 +9,8 @@ import torch
 
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
-from .snapshot import Walk, storage_of, walk
+from .object_graph import ObjectGraph, storage_of
+from .object_walker import walk
 
 # The number of captures that are kept for one function. Their keys are shapes, dtypes, and the arguments that are no arrays.
 _KEPT = 64
@@ -32,7 +33,7 @@ class Readings:
     def __init__(self, roots: dict[str, Any], own: Collection[torch.Tensor] = ()) -> None:
         self._roots = roots
         self._own = {id(tensor) for tensor in own}
-        self._seen: Walk | None = None
+        self._seen: ObjectGraph | None = None
         self._tensors: list[torch.Tensor] = []
         self._states: list[State] = []
         self._stamp = 0

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..backend import compile_graph
 from ..config import Options
-from ..guards.snapshot import meta, storage_of
+from ..guards.object_graph import meta, storage_of
 from ..runtime import late_checks
 from .scalars import is_number
 from .updates import take_updates

@@ -28,16 +28,15 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
-from ..guards import numpy_arrays
 from ..guards.dispatch import has_own_dispatch
+from ..guards.object_graph import storage_of
 from ..guards.shared_memory import is_foreign
-from ..guards.snapshot import storage_of
 from ..guards.torch_state import without_cached_casts
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private, user_frames
 from ..runtime.private import storage_id
 from ..torch_ops import aten
-from . import parallel_modules, scalars, writing_collectives
+from . import parallel_modules, scalars, tracked_arrays, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .fused_steps import Fused, fused_step
 from .local_shards import local_lists
@@ -365,7 +364,7 @@ class Recorder:
             return
         changed = self._changed()
         for fake, tensor, copy in self._outside:
-            if storage_of(fake) in changed or not numpy_arrays.is_same_data(tensor, copy):
+            if storage_of(fake) in changed or not tracked_arrays.is_same_data(tensor, copy):
                 hint = "make the tensor with torch.tensor, which copies, or pass the array to the step as an argument"
                 raise CaptureError("the step makes a tensor that shares memory with a NumPy array, and writes to that memory", hint=hint)
 
@@ -474,11 +473,11 @@ class _FunctionMode(TorchFunctionMode):
             if isinstance(args[0], TracedFloat):
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
                 return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
-            if isinstance(args[0], numpy_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
+            if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _of_array(function, args[0], **(kwargs or {}))
             return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
         if self._recorder.arrays:
-            numpy_arrays.mark_read((args, kwargs))
+            tracked_arrays.mark_read((args, kwargs))
         if function in LOOKS:
             name = getattr(function, "__name__", str(function))
             hint = "compute with tensors (torch.where instead of if), or return the tensor and read it outside the step"

@@ -21,12 +21,14 @@ from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
-from ..guards.fingerprints import NO_CONTENT, content
-from ..guards.snapshot import ABSENT, PLAIN, Walk
+from ..guards.fingerprints import NO_CONTENT, PLAIN, content
+from ..guards.object_graph import ObjectGraph
+from ..guards.slots import ABSENT, Place
+from ..guards.snapshot import KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .recorder import Recorder
-from .scalars import Place, TracedFloat
+from .scalars import TracedFloat
 from .updates import written
 
 
@@ -35,13 +37,6 @@ class Output:
     """An output of the program."""
 
     index: int
-
-
-@dataclass(frozen=True)
-class KnownObject:
-    """An object that each call finds by its path."""
-
-    path: str
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,11 @@ class Recording:
         changes: template of the new value, for each changed place.
     """
 
-    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], given: Walk) -> None:
+    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], found: Snapshot) -> None:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
-        self._given = given
+        self._state = found
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "the step's result") for leaf in leaves]
         self.changes = {
@@ -90,7 +85,7 @@ class Recording:
         if isinstance(key, torch.Tensor):
             original = self.recorder.original(key)
             key = key if original is None else original
-        path = self._given.path_of(key)
+        path = self._state.path_of(key)
         if path is None:
             hint = "use a string or a number as the key"
             raise CaptureError(f"the step stores a value under a key that later calls cannot find: {where}[{_shown(key)}]", hint=hint)
@@ -108,7 +103,7 @@ class Recording:
         if isinstance(value, torch.Tensor):
             known = self.recorder.original(value)
             value = value if known is None else known
-        path = self._given.path_of(value)
+        path = self._state.path_of(value)
         if path is not None:
             return KnownObject(path)
         if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
@@ -142,22 +137,17 @@ class Recording:
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
         return ContainerTemplate(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
 
-    def initial_values(self, around: Walk, given: Walk) -> dict[Place, Any]:
-        """Returns new state that depends on nothing but tensors of the surroundings, computed before the step changes these tensors.
-
-        Args:
-            around: the walk of the call's surroundings.
-            given: the walk of its arguments.
-        """
-        made = self._evaluate([self.recorder.node(output) for output in self.outputs], around)
+    def initial_values(self, state: Snapshot) -> dict[Place, Any]:
+        """Returns new state that depends on nothing but tensors of the surroundings, computed before the step changes these tensors."""
+        made = self._evaluate([self.recorder.node(output) for output in self.outputs], state.around)
         found: dict[Place, Any] = {}
         for place, template in self.changes.items():
             values = {output: made.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                found[place] = build(template, values.__getitem__, given)
+                found[place] = build(template, values.__getitem__, state)
         return found
 
-    def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
+    def _evaluate(self, outputs: Sequence[Node], around: ObjectGraph) -> dict[Node, torch.Tensor]:
         """Computes the nodes that depend on nothing but tensors of the surroundings, as these were before the step changed them."""
         wanted = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
@@ -185,19 +175,15 @@ class Recording:
         found = {node: known[node] for node in outputs if node in known}
         return {node: value.clone() if storage_id(value) in taken else value for node, value in found.items()}
 
-    def left(self, given: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
-        """Returns the contents of the changed places after a step; new tensors that are not in `initial` have no values.
-
-        Args:
-            given: the walk of the call's arguments, whose base is that of its surroundings.
-        """
+    def left(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """Returns the contents of the changed places after a step from this state; new tensors that are not in `initial` have no values."""
 
         @functools.cache
         def empty(output: Output) -> torch.Tensor:
             fake = self.outputs[output.index]
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
-        return {place: initial[place] if place in initial else build(template, empty, given) for place, template in self.changes.items()}
+        return {place: initial[place] if place in initial else build(template, empty, state) for place, template in self.changes.items()}
 
     def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """True if the other recording has the same program, where this one's new state in `initial` matches inputs of the other."""
@@ -311,19 +297,19 @@ def known_of(template: Any) -> list[str]:
     return []
 
 
-def build(template: Any, output: Callable[[Output], torch.Tensor], given: Walk) -> Any:
+def build(template: Any, output: Callable[[Output], torch.Tensor], found: Snapshot) -> Any:
     """Returns the value of a template.
 
     Args:
         output: returns the tensor for one of the program's outputs.
-        given: the walk of the call's arguments, whose base is that of its surroundings.
+        found: the state that the call finds.
     """
     if isinstance(template, Output):
         return output(template)
     if isinstance(template, KnownObject):
-        return given.object_at(template.path)
+        return found.object_at(template.path)
     if isinstance(template, ComputedNumber):
-        return template.number.compute(given.number_at)
+        return template.number.compute(found.number_at)
     if isinstance(template, ContainerTemplate):
-        return template.make([(build(key, output, given), build(item, output, given)) for key, item in template.items])
+        return template.make([(build(key, output, found), build(item, output, found)) for key, item in template.items])
     return template

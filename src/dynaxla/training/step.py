@@ -25,10 +25,11 @@ from .. import forks
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
 from ..guards.observation import Refused
+from ..guards.snapshot import Snapshot
 from ..guards.torch_state import without_cached_casts
 from ..observe import events, metrics
 from ..runtime import eager_fallback
-from .replayed_steps import CallState, StepPrograms
+from .replayed_steps import StepPrograms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,7 +180,7 @@ class CompiledStep(Generic[P, R]):
         self._shapes.clear()
         return self._watched.run_first(program, initial, args, kwargs)
 
-    def _run_watched(self, found: CallState | None, args: Any, kwargs: Any) -> Any:
+    def _run_watched(self, found: Snapshot | None, args: Any, kwargs: Any) -> Any:
         """Run in eager mode, and note whether a program would have done the same."""
         metrics.add("eager_steps")
         is_first = not self._watched.has_seen_anything

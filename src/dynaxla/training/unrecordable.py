@@ -13,8 +13,9 @@ import torch
 
 from ..errors import CaptureError
 from ..guards.code_names import codes, names_of
+from ..guards.object_graph import ObjectGraph, storage_of
 from ..guards.shared_memory import shared
-from ..guards.snapshot import Walk, storage_of
+from ..guards.snapshot import Snapshot
 from ..guards.trusted_code import is_trusted_namespace
 from .recorder import Recorder
 from .updates import written
@@ -23,7 +24,7 @@ from .updates import written
 _SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
-def refuse_sources(everything: Walk) -> None:
+def refuse_sources(everything: ObjectGraph) -> None:
     """Raises: CaptureError if the step can reach an iterator or a generator of random numbers, which a recording could advance."""
     for path, kind in everything.incomparable.items():
         owner = everything.objects.get(path.rpartition(".")[0])
@@ -60,17 +61,17 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + span) * tensor.itemsize
 
 
-def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
+def refuse_shared_memory(recorder: Recorder, found: Snapshot) -> None:
     """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that it computes with.
 
     A program reads and writes its tensors after all Python code of the step has run, and contents that Python reads are compared before.
 
     Raises: CaptureError.
     """
-    holders = around.holders_of_values | given.holders_of_values
+    holders = found.around.holders_of_values | found.given.holders_of_values
     tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
-    if found := shared(holders, tensors):
-        path, other = found[0]
+    if pairs := shared(holders, tensors):
+        path, other = pairs[0]
         raise CaptureError(
             f"the step can reach {path}, which shares memory with the tensor {other}", hint="give the step a copy of one of them"
         )

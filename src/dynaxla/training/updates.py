@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..guards.dispatch import written_arguments
-from ..guards.snapshot import storage_of
+from ..guards.object_graph import storage_of
 from ..runtime import devices
 from ..torch_ops import aten
 from .fused_steps import Fused

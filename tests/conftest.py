@@ -20,6 +20,8 @@ from dynaxla.engine import options as engine_options
 
 # Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
 gc.disable()
+# A test makes many thousands of objects, and few cycles: by default 4 % of the time goes to looking for these (2026-11-28).
+gc.set_threshold(10_000, 20, 50)
 torch.set_num_threads(1)
 # Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -59,7 +59,7 @@ TELLING = [
 ]
 
 
-@pytest.mark.sample(usual=24)
+@pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("group", TELLING)
 def test_telling_calls(group: Sequence[telling.Candidate]) -> None:
     group = _in_this_torch(group)

@@ -47,6 +47,7 @@ class Here:
     def close(self) -> None: ...
 
 
+@pytest.mark.thorough
 def test_failures_and_crashes_are_found_and_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     """Who crashes is followed by another process, which goes on."""
     sources = {"right": right, "planted": planted, "crashing": crashing}

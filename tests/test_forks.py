@@ -40,6 +40,7 @@ def run_script(script: str, threads: int = 1) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_child_compiles_and_calls_what_its_parent_compiled(threads: int) -> None:
     out, log = run_script(

@@ -204,6 +204,7 @@ def all_pages() -> list[Path]:
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.usefixtures("quick_xla")
+@pytest.mark.sample(usual=7)
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in CHECKS])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page in NEEDS:

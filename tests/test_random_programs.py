@@ -36,7 +36,7 @@ QUICKLY_FOUND = [
 ]
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
     try:

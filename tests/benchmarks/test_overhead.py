@@ -11,6 +11,7 @@ from benchmarks.overhead import Overhead, measure
 from dynaxla import cli
 
 
+@pytest.mark.thorough
 def test_every_way_of_calling_is_measured() -> None:
     result = measure(layers=3, rounds=3, calls=10)
     assert set(result.median) == {"eager", "inductor", "dynaxla", "capture", "program", "executable"}

@@ -24,6 +24,7 @@ def test_training_scripts() -> None:
     run_checks("training")
 
 
+@pytest.mark.thorough
 def test_eight_devices() -> None:
     run_checks("eight", XLA_FLAGS="--xla_force_host_platform_device_count=8")
 

@@ -13,7 +13,7 @@ from dynaxla.runtime.cache import LeastRecentlyUsed
 
 
 def check_eager() -> None:
-    assert list(failures(range(12), ["eager"])) == []
+    assert list(failures(range(8), ["eager"])) == []
 
 
 def check_lazy() -> None:

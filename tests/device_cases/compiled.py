@@ -370,7 +370,7 @@ def check_training() -> None:
 def check_a_model() -> None:
     """`make device-models` trains ten."""
     with warnings.catch_warnings(action="ignore"):  # of the model library
-        settings = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        settings = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
         host, x = suites.Bert(**settings).eval(), torch.randint(3, 90, (2, 12))
         there = copy.deepcopy(host).to("jax")
         results = []

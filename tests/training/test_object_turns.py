@@ -14,7 +14,7 @@ import dynaxla
 SEEDS = range(40)
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_programs(seed: int) -> None:
     before = dynaxla.metrics.snapshot().get("steps", 0)
@@ -23,6 +23,7 @@ def test_programs(seed: int) -> None:
         assert dynaxla.metrics.snapshot().get("steps", 0) > before, "no call was replayed"
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_found(name: str) -> None:
     with FAULTS[name]():

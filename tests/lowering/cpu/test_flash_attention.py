@@ -64,6 +64,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str, kernels: list[int]) -> None:
     check(twice, of_tokens(), attn_mask=MASKS[name]())

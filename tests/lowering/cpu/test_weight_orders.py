@@ -11,6 +11,7 @@ from dynaxla.lowering.cpu import weight_orders
 from dynaxla.lowering.dtypes import to_jax
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
     """Element by element: block after block, with zeros where a block is not full."""

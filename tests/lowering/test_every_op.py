@@ -273,6 +273,7 @@ def row_of(op: torch._ops.OpOverload) -> Op:
 
 
 def _replace_cos(lowering: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.fill()
     monkeypatch.setattr(registry, "_rules", {key: rule for key, rule in registry._rules.items() if key[0] is not aten.cos.default})
     registry.register(aten.cos.default, lowering)
 

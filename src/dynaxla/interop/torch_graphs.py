@@ -146,15 +146,8 @@ class TorchCall(Call):
                 graphs = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
                 forward, backward = map(Function.portable, graphs)
         count, given = len(self._results), sum(mask)
-        if not moving:  # no result depends differentiably on a wanted operand
-
-            def nothing(*_: Array) -> list[Array]:
-                return []
-
-            def zeros(*_: Array) -> list[Array]:
-                return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
-
-            return Derivative(Call(self.run), Call(nothing, zeros), ())
+        if not moving:
+            return self._no_derivative(mask)
         forward_graph, backward_graph = graphs
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
         results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
@@ -196,6 +189,17 @@ class TorchCall(Call):
             hint="take the inner derivative in torch (torch.func.grad), inside the function that is given to to_jax",
         )
         return Derivative(Call(run, refusal=refusal), Call(pushed, pulled, refusal), moving)
+
+    def _no_derivative(self, mask: Sequence[bool]) -> Derivative:
+        """Returns the derivative where no result depends differentiably on an operand that `mask` wants."""
+
+        def nothing(*_: Array) -> list[Array]:
+            return []
+
+        def zeros(*_: Array) -> list[Array]:
+            return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
+
+        return Derivative(Call(self.run), Call(nothing, zeros), ())
 
     def _outputs(self, program: Function, given: Sequence[Array]) -> list[Array]:
         key = None

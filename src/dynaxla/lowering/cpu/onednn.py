@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -161,6 +161,24 @@ def _call(
     return call(*operands)
 
 
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda v: jax.nn.gelu(v, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+}
+
+
+def _xla_convolution(x: Array, weight: Array, stride: list[int], padding: list[tuple[int, int]], dilation: list[int], groups: int) -> Array:
+    """Returns a convolution of arrays with channels last, computed by XLA in float32."""
+    dims = range(1, x.ndim - 1)
+    numbers = lax.ConvDimensionNumbers((0, x.ndim - 1, *dims), tuple(range(x.ndim)), (0, x.ndim - 1, *dims))
+    wide, heavy = x.astype(np.float32), weight.astype(np.float32)
+    return lax.conv_general_dilated(
+        wide, heavy, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
+    )
+
+
 def self_test(dtype: DType) -> str:
     """Compares each call with XLA's own ops, in one program of JAX's.
 
@@ -174,20 +192,6 @@ def self_test(dtype: DType) -> str:
         "volume": (1, 5, 6, 4, 8), "deep": (16, 8, 1, 3, 2),
     }  # fmt: skip
     arrays = {name: generator.standard_normal(shape, np.float32).astype(dtype) for name, shape in shapes.items()}
-    activations = {
-        "gelu": lambda v: jax.nn.gelu(v, approximate=False),
-        "gelu_tanh": jax.nn.gelu,
-        "sigmoid": jax.nn.sigmoid,
-        "tanh": jnp.tanh,
-    }
-
-    def convolve(x: Array, weight: Array, stride: list[int], padding: list[tuple[int, int]], dilation: list[int], groups: int) -> Array:
-        dims = range(1, x.ndim - 1)
-        numbers = lax.ConvDimensionNumbers((0, x.ndim - 1, *dims), tuple(range(x.ndim)), (0, x.ndim - 1, *dims))
-        wide, heavy = x.astype(np.float32), weight.astype(np.float32)
-        return lax.conv_general_dilated(
-            wide, heavy, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
-        )
 
     def compared(
         x: Array, y: Array, bias: Array, scale: Array, offset: Array, shift: Array, image: Array, kernel: Array, by_group: Array,
@@ -200,7 +204,7 @@ def self_test(dtype: DType) -> str:
             for transpose_y in (False, True):
                 a, b = (item.swapaxes(1, 2) if turned else item for item, turned in ((x, transpose_x), (y, transpose_y)))
                 found[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
-        for name, function in activations.items():
+        for name, function in _ACTIVATIONS.items():
             found[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
         orders = ((0, 2, 1), (0, 2, 1), (1, 0, 2))
         found["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
@@ -211,7 +215,7 @@ def self_test(dtype: DType) -> str:
             "convolution of volumes": (volume, deep, [1, 2, 1], [(0, 0), (1, 1), (0, 0)], [1, 1, 1], 1),
         }
         for name, (given, weight, stride, padding, dilation, groups) in cases.items():
-            expected = convolve(given, weight, stride, padding, dilation, groups) + shift
+            expected = _xla_convolution(given, weight, stride, padding, dilation, groups) + shift
             settings = expected.shape, stride, padding, dilation, groups, dtype, shift
             found[name] = convolution(given, weight, *settings), expected
             if groups == 1:

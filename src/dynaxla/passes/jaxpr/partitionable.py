@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,10 +135,6 @@ class _General(Evaluation[Any]):
         name = str(equation.source_info.name_stack)
         with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope names the user's source line
             return super()._apply(equation, operands)
-
-
-def _takes_all(params: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    return params["strides"] is None and not any(params["start_indices"]) and tuple(params["limit_indices"]) == shape
 
 
 def _reshape(value: Any, shape: Sequence[int]) -> Any:

@@ -190,7 +190,7 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
             seconds.append(time.perf_counter() - start)
             found.append(_kept(result))
             del result
-        finish = getattr(sys.modules.get("dynaxla"), "finish_compilations", lambda: None)
+        finish = getattr(sys.modules.get("dynaxla"), "synchronize", lambda: None)
         finish()
         cpu = cpu_seconds() - before
     told = [agreement.compare(mine, theirs, gradients=bool(case.optimizer)) for mine, theirs in zip(found, expected, strict=True)]

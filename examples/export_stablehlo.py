@@ -30,7 +30,7 @@ import numpy as np
 import dynaxla
 
 folder = sys.argv[1]
-model = dynaxla.load_artifact(folder + "/model")
+model = dynaxla.load(folder + "/model")
 arrays = np.load(folder + "/given.npz")
 np.savez(folder + "/found.npz", **{name: np.asarray(model.call(arrays[name])) for name in arrays.files})
 """

@@ -120,10 +120,10 @@ def resnet50(way: str, devices: int) -> Workload:
 def train(work: Workload, steps: int, on_mesh: bool) -> list[float]:
     model, x, y = work.model.to("jax"), work.x.to("jax"), work.y.to("jax")
     if on_mesh:
-        mesh = dynaxla.Mesh(work.sizes, work.names)
-        dynaxla.shard_module(model, mesh, work.weights)
+        mesh = dynaxla.sharding.Mesh(work.sizes, work.names)
+        dynaxla.sharding.shard_module(model, mesh, work.weights)
         for tensor in (x, y):
-            dynaxla.mark_sharding(tensor, mesh, work.batch)
+            dynaxla.sharding.mark_sharding(tensor, mesh, work.batch)
     optimizer = work.optimizer(model.parameters())
 
     @dynaxla.compile_step(fullgraph=True)
@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.devices > 1:
         jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual ones, where there are neither GPUs nor TPUs
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     torch.manual_seed(0)
     work = {"linear": linear, "gpt2": gpt2, "resnet50": resnet50}[arguments.workload](arguments.way, arguments.devices)
     train(work, arguments.steps, arguments.devices > 1)

@@ -63,16 +63,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.devices > 1:
         jax.config.update("jax_num_cpu_devices", arguments.devices)  # virtual ones, where there are neither GPUs nor TPUs
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     torch.manual_seed(0)
     model = UNet3D().to("jax")
-    if mesh := dynaxla.Mesh((arguments.devices,), ("data",)) if arguments.devices > 1 else None:
-        dynaxla.shard_module(model, mesh, {})
+    if mesh := dynaxla.sharding.Mesh((arguments.devices,), ("data",)) if arguments.devices > 1 else None:
+        dynaxla.sharding.shard_module(model, mesh, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def batch() -> list[torch.Tensor]:
         tensors = [tensor.to("jax") for tensor in volumes(arguments.batch, arguments.size)]
-        return [dynaxla.mark_sharding(tensor, mesh, ("data",)) for tensor in tensors] if mesh else tensors
+        return [dynaxla.sharding.mark_sharding(tensor, mesh, ("data",)) for tensor in tensors] if mesh else tensors
 
     @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor, balls: torch.Tensor) -> torch.Tensor:

@@ -261,7 +261,7 @@ def _on_the_device(program: Program, mode: str) -> Any:
     if mode == "compiled":
         torch._dynamo.reset()
         return torch.compile(function, backend="dynaxla", dynamic=False)(*bases, "jax")
-    with dynaxla.lazy() if mode == "lazy" else contextlib.nullcontext():
+    with dynaxla.device.lazy() if mode == "lazy" else contextlib.nullcontext():
         return function(*bases, "jax")
 
 
@@ -293,7 +293,7 @@ def failures(seeds: Sequence[int], modes: Sequence[str] = MODES) -> Iterator[str
 
 
 if __name__ == "__main__":
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     count, first = map(int, sys.argv[1:3])
     total = 0
     for failure in failures(range(first, first + count), sys.argv[3:] or MODES):

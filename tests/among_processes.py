@@ -294,7 +294,7 @@ def side_effects(rank: int) -> None:
 def another_option_is_another_collective(rank: int) -> None:
     call = compiled(lambda x: fc.all_reduce(x * 5, "sum", dist.group.WORLD), XLA if rank == 0 else TORCH)
     if dist.get_world_size() == 2:
-        with pytest.raises(dynaxla.CollectiveMismatch, match=r"by XLA among ranks \[0, 1\]"):
+        with pytest.raises(dynaxla.errors.CollectiveMismatch, match=r"by XLA among ranks \[0, 1\]"):
             call(torch.ones(3))
 
 

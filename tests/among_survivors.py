@@ -59,7 +59,7 @@ def run(case: str, rank: int, world: int, rendezvous: str, later: str) -> None:
         if last and case == "hangs":
             time.sleep(3 * TIMEOUT)
             return
-        expected = dynaxla.CollectiveMismatch if case == "differs" else dynaxla.CollectiveFailed
+        expected = dynaxla.errors.CollectiveMismatch if case == "differs" else dynaxla.errors.CollectiveFailed
         start, before = time.monotonic(), x.clone()
         with pytest.raises(expected):
             (compiled("max") if last and case == "differs" else call)(x)

@@ -93,7 +93,7 @@ def sizes_differ(rank: int, group: Any) -> None:
         r"  rank 1: all_reduce\(f32\[5, 2\], sum\) at \S*disagreements.py:\d+, in function\n.*try: .*last batch"
     )
     for _ in range(2):
-        refused(dynaxla.CollectiveMismatch, pattern, run, torch.ones(4 + rank, 2))
+        refused(dynaxla.errors.CollectiveMismatch, pattern, run, torch.ones(4 + rank, 2))
     x = torch.full((4, 2), rank + 1.0)
     assert_equal(run(x), torch.full((4, 2), 6.0))
     assert_equal(run(torch.ones(7)), torch.full((7,), 4.0))
@@ -133,7 +133,7 @@ def all_else_that_may_differ(rank: int, group: Any) -> None:
         ),
     }
     for pattern, functions in pairs.items():
-        refused(dynaxla.CollectiveMismatch, pattern, compiled(functions[rank], fullgraph=True), torch.arange(4.0))
+        refused(dynaxla.errors.CollectiveMismatch, pattern, compiled(functions[rank], fullgraph=True), torch.arange(4.0))
     assert_equal(summed(group)(torch.ones(3)), torch.full((3,), 4.0))
 
 
@@ -154,7 +154,7 @@ def one_of_the_programs_has_run_before(rank: int, group: Any) -> None:
             assert_equal(run(torch.ones(size)), torch.full((size,), 4.0))
     start = time.monotonic()
     pattern = r"rank 0: all_reduce\(f32\[5\], sum.*rank 1: all_reduce\(f32\[7\], sum"
-    refused(dynaxla.CollectiveMismatch, pattern, run, torch.ones(5 if rank == 0 else 7))
+    refused(dynaxla.errors.CollectiveMismatch, pattern, run, torch.ones(5 if rank == 0 else 7))
     assert time.monotonic() - start < 2 * SHORT + (3 if rank == 0 else -3)
 
 
@@ -227,7 +227,7 @@ def one_never_comes(rank: int, group: Any) -> None:
         return
     start = time.monotonic()
     pattern = r"rank 1 of the group of ranks \[0, 1\] did not reach a collective within 6 s.*all_reduce\(f32\[3\], sum\).*try:"
-    refused(dynaxla.CollectiveFailed, pattern, summed(group), torch.ones(3))
+    refused(dynaxla.errors.CollectiveFailed, pattern, summed(group), torch.ones(3))
     assert SHORT - 1 < time.monotonic() - start < 3 * SHORT
 
 
@@ -240,7 +240,7 @@ def one_of_three_never_comes(rank: int, group: Any) -> None:
         time.sleep(2 * SHORT)
         return
     again = compiled(lambda x: fc.all_reduce(x + 1, "sum", group) - 1, fullgraph=True)
-    refused(dynaxla.CollectiveFailed, r"rank 2 of the group of ranks \[0, 1, 2\] did not reach a collective", again, torch.ones(3))
+    refused(dynaxla.errors.CollectiveFailed, r"rank 2 of the group of ranks \[0, 1, 2\] did not reach a collective", again, torch.ones(3))
 
 
 @case(SHORT, ranks=(0, 1, 2), slow=True)
@@ -254,7 +254,7 @@ def a_collective_that_has_run_before_waits_in_vain(rank: int, group: Any) -> Non
     pattern = (
         r"a collective of ranks \[0, 1, 2\] failed on rank \d: .*no answer came from rank 2\n.*all_reduce\(f32\[3\], sum\).*restart all"
     )
-    refused(dynaxla.CollectiveFailed, pattern, run, torch.ones(3))
+    refused(dynaxla.errors.CollectiveFailed, pattern, run, torch.ones(3))
 
 
 @case(ranks=(0, 1, 2))

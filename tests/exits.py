@@ -5,7 +5,7 @@ from __future__ import annotations
 
 BEGINNING = """
 import atexit, os, sys, threading, time, torch, dynaxla
-dynaxla.enable_device()
+dynaxla.device.enable()
 x = torch.ones(3, device="jax")
 (x * 2).tolist()
 """
@@ -40,23 +40,28 @@ for _ in range(20):
         "",
         "",
     ),
-    "a recording that nobody has looked at": ("dynaxla.set_mode('lazy'); y = x * 2; x.add_(y); sys.exit(3)", 3, "", ""),
-    "out of a lazy block": ("with dynaxla.lazy(): y = x * 2; sys.exit(3)", 3, "", ""),
-    "an exception of its own, out of a lazy block": ("with dynaxla.lazy(): y = x * 2; raise ValueError('mine')", 1, "ValueError: mine", ""),
+    "a recording that nobody has looked at": ("dynaxla.device.set_mode('lazy'); y = x * 2; x.add_(y); sys.exit(3)", 3, "", ""),
+    "out of a lazy block": ("with dynaxla.device.lazy(): y = x * 2; sys.exit(3)", 3, "", ""),
+    "an exception of its own, out of a lazy block": (
+        "with dynaxla.device.lazy(): y = x * 2; raise ValueError('mine')",
+        1,
+        "ValueError: mine",
+        "",
+    ),
     "a recording that fails at the end": (
-        "dynaxla.set_mode('lazy'); y = x.index_select(0, torch.tensor([7], device='jax'))",
+        "dynaxla.device.set_mode('lazy'); y = x.index_select(0, torch.tensor([7], device='jax'))",
         0,
         "",
         "",
     ),
     "a function of atexit looks": (
-        "dynaxla.set_mode('lazy'); y = x * 2; atexit.register(lambda: print(y.tolist()))",
+        "dynaxla.device.set_mode('lazy'); y = x * 2; atexit.register(lambda: print(y.tolist()))",
         0,
         "",
         "[2.0, 2.0, 2.0]",
     ),
-    "os._exit": ("dynaxla.set_mode('lazy'); y = x * 2; os._exit(5)", 5, "", ""),
-    "os._exit in a lazy block, beside a thread": (_THREAD + "with dynaxla.lazy(): y = x * 2; os._exit(5)", 5, "", ""),
+    "os._exit": ("dynaxla.device.set_mode('lazy'); y = x * 2; os._exit(5)", 5, "", ""),
+    "os._exit in a lazy block, beside a thread": (_THREAD + "with dynaxla.device.lazy(): y = x * 2; os._exit(5)", 5, "", ""),
     "a thread that goes on": (
         "threading.Thread(target=lambda: (time.sleep(0.3), print((x * 2).tolist()))).start()",
         0,
@@ -64,5 +69,5 @@ for _ in range(20):
         "[2.0, 2.0, 2.0]",
     ),
     "a daemon thread that waits": (_THREAD, 0, "", ""),
-    "a daemon thread that waits, in lazy mode": ("dynaxla.set_mode('lazy')\n" + _THREAD + "y = x * 2; sys.exit(3)", 3, "", ""),
+    "a daemon thread that waits, in lazy mode": ("dynaxla.device.set_mode('lazy')\n" + _THREAD + "y = x * 2; sys.exit(3)", 3, "", ""),
 }

@@ -32,7 +32,7 @@ class Gate:
     def open(self) -> None:
         """Have all compiled that waits."""
         self._open.set()
-        dynaxla.finish_compilations()
+        dynaxla.synchronize()
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ def what_cannot_be_partitioned_is_said(rank: int) -> None:
 
     with counted(0, 1), torch.no_grad():
         torch.testing.assert_close(compiled(noisy)(x), divided(x))
-    with pytest.raises(dynaxla.CaptureError, match="draws random numbers"), torch.no_grad():
+    with pytest.raises(dynaxla.errors.CaptureError, match="draws random numbers"), torch.no_grad():
         compiled(noisy, {**XLA, "fallback": "error"})(x)
 
 
@@ -437,10 +437,10 @@ def reasons(rank: int) -> None:
         for mine, wanted in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(right), strict=True):
             torch.testing.assert_close(whole(mine), whole(wanted))
         torch._dynamo.reset()
-        with pytest.raises(dynaxla.CaptureError, match=reason):
+        with pytest.raises(dynaxla.errors.CaptureError, match=reason):
             compiled(function, {**XLA, "fallback": "error"})(given)
     torch._dynamo.reset()
-    with pytest.raises(dynaxla.CaptureError, match="it has dynamic sizes or numbers"):
+    with pytest.raises(dynaxla.errors.CaptureError, match="it has dynamic sizes or numbers"):
         compiled(lambda x: x * 2, {**XLA, "fallback": "error"}, dynamic=True)(x)
 
 
@@ -573,10 +573,10 @@ def other_programs_are_an_error(rank: int) -> None:
     mesh = world_mesh()
     x = distribute_tensor(torch.ones(2 * mesh.size(), 3), mesh, [Shard(0)])
     factor = 2.0 if rank == 0 else 3.0
-    with pytest.raises(dynaxla.CollectiveMismatch, match="partitioned_program"):
+    with pytest.raises(dynaxla.errors.CollectiveMismatch, match="partitioned_program"):
         compiled(lambda x: (x * factor).sum(0))(x)
     torch._dynamo.reset()
-    with pytest.raises(dynaxla.CollectiveMismatch):
+    with pytest.raises(dynaxla.errors.CollectiveMismatch):
         compiled(lambda x: x.sum(0).redistribute(placements=[Replicate()]), XLA if rank == 0 else {"collectives": "xla"})(x)
     torch._dynamo.reset()
     torch.testing.assert_close(whole(compiled(lambda x: x.sum(0) * 2)(x)), torch.full((3,), 4.0 * mesh.size()))

@@ -96,7 +96,7 @@ def run(name: str, rank: int, rendezvous: str, checkpoint: str, victim: int) -> 
     if rank == victim:
         dying_at(count)
     start = time.monotonic()
-    with pytest.raises(dynaxla.CollectiveFailed, match=r"(?s)a collective of ranks \[0, 1\] failed.*op: .*restart all processes"):
+    with pytest.raises(dynaxla.errors.CollectiveFailed, match=r"(?s)a collective of ranks \[0, 1\] failed.*op: .*restart all processes"):
         step()
     assert time.monotonic() - start < TIMEOUT + 10
     assert same(before, state(wrapped, optimizer, with_gradients=mode == "recorded")), "something is lost"

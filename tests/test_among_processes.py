@@ -106,5 +106,5 @@ def test_what_becomes_of_the_others(case: str, world: int, tmp_path: Path) -> No
 
 
 def test_a_value_that_is_none() -> None:
-    with pytest.raises(dynaxla.OptionError, match="collectives is 'torch' or 'xla'"):
+    with pytest.raises(dynaxla.errors.OptionError, match="collectives is 'torch' or 'xla'"):
         torch.compile(lambda x: x + 1, backend="dynaxla", options={"collectives": "nccl"})(torch.ones(2))

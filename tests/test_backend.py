@@ -47,23 +47,23 @@ def test_modes_of_torch_compile_reach_the_options(monkeypatch: pytest.MonkeyPatc
 
 def test_sparse_tensor_at_the_backend() -> None:
     module = torch.fx.symbolic_trace(lambda x: x * 2)
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
-        dynaxla.dynaxla(module, [torch.eye(3).to_sparse()])
+    with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
+        backend.dynaxla(module, [torch.eye(3).to_sparse()])
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_tensor_at_the_backend() -> None:
     module = torch.fx.symbolic_trace(lambda x: x * 2)
     quantized = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"quantized(.|\n)*dequantize"):
-        dynaxla.dynaxla(module, [quantized])
+    with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"quantized(.|\n)*dequantize"):
+        backend.dynaxla(module, [quantized])
 
 
 @pytest.mark.parametrize("options", [{"forms": {"convolution": "nothing"}}, {"cache": "/dev/null/here"}], ids=["form", "directory"])
 def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(options: dict[str, object]) -> None:
     graphs = metrics.snapshot().get("graphs", 0)
     with pytest.raises(OptionError):
-        dynaxla.dynaxla(torch.fx.symbolic_trace(lambda x: x.exp()), [torch.ones(3)], options=options)
+        backend.dynaxla(torch.fx.symbolic_trace(lambda x: x.exp()), [torch.ones(3)], options=options)
     assert metrics.snapshot().get("graphs", 0) == graphs
 
 
@@ -86,7 +86,7 @@ def test_a_graph_outside_of_torchdynamo(retrace: bool) -> None:
     module = torch.fx.symbolic_trace(lambda x, y: (x @ y, x + 1))
     x, y = torch.randn(2, 3), torch.randn(3, 4)
     with torch.no_grad():
-        compiled = (dynaxla.dynaxla_retrace if retrace else dynaxla.dynaxla)(module, [x, y])
+        compiled = (backend.dynaxla_retrace if retrace else backend.dynaxla)(module, [x, y])
         torch.testing.assert_close(compiled(x, y), [x @ y, x + 1])
 
 

@@ -28,13 +28,13 @@ def still_works() -> None:
 
 
 def test_unknown_option() -> None:
-    with pytest.raises(dynaxla.OptionError, match=r"unknown option 'dmup'(.|\n)*did you mean 'dump'(.|\n)*executables"):
+    with pytest.raises(dynaxla.errors.OptionError, match=r"unknown option 'dmup'(.|\n)*did you mean 'dump'(.|\n)*executables"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"dmup": "here"})
     still_works()
 
 
 def test_unknown_xla_option_names_the_option() -> None:
-    with pytest.raises(dynaxla.CompilationError, match="xla_no_such_flag"):
+    with pytest.raises(dynaxla.errors.CompilationError, match="xla_no_such_flag"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"xla": {"xla_no_such_flag": True}})
     still_works()
 
@@ -46,7 +46,7 @@ def test_what_xla_refuses_is_a_compilation_error(error: Exception, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(programs, "compile_lowered", refuse)
-        with pytest.raises(dynaxla.CompilationError, match=f"XLA could not compile .*{error}"):
+        with pytest.raises(dynaxla.errors.CompilationError, match=f"XLA could not compile .*{error}"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
     still_works()
 
@@ -56,7 +56,7 @@ def test_memory_that_compiling_lacks_is_out_of_memory(monkeypatch: pytest.Monkey
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no")
 
     monkeypatch.setattr(programs, "compile_lowered", refuse)
-    with pytest.raises(dynaxla.OutOfMemory, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(dynaxla.errors.OutOfMemory, match="RESOURCE_EXHAUSTED"):
         compile_and_call(lambda x: x * 2, torch.randn(3))
 
 
@@ -72,13 +72,13 @@ def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_meta_tensor() -> None:
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"meta device(.|\n)*to_empty"):
+    with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"meta device(.|\n)*to_empty"):
         compile_and_call(lambda x: x * 2, torch.randn(3, device="meta"))
     still_works()
 
 
 def test_tensors_on_different_devices() -> None:
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"an input: torch.float32 of shape \[3\] is on the meta device"):
+    with pytest.raises(dynaxla.errors.UnsupportedTensor, match=r"an input: torch.float32 of shape \[3\] is on the meta device"):
         compile_and_call(lambda x, y: (x * 2, y * 2), torch.randn(3), torch.randn(3, device="meta"))
     still_works()
 
@@ -91,7 +91,7 @@ def test_op_without_a_lowering_names_op_input_line_and_remedy() -> None:
     unknown.register_fake(lambda x, factor: torch.empty_like(x))
     x = torch.randn(8, 4)
     before = x.clone()
-    with pytest.raises(dynaxla.UnsupportedOp) as raised:
+    with pytest.raises(dynaxla.errors.UnsupportedOp) as raised:
         compile_and_call(lambda x: unknown(x.mul_(2), 2.0) + 1, x, options={"fallback": "error"})
     message = str(raised.value)
     assert "dynaxla_test.unknown" in message
@@ -109,7 +109,7 @@ def test_a_users_lowering_that_disagrees_is_found() -> None:
 
     twice.register_fake(lambda x: torch.empty_like(x))
     dynaxla.lowers(torch.ops.dynaxla_test.twice.default)(lambda x: x[:1] * 2)
-    with pytest.raises(dynaxla.LoweringError, match=r"returned float32\[1, 4\], and PyTorch returns float32\[8, 4\]"):
+    with pytest.raises(dynaxla.errors.LoweringError, match=r"returned float32\[1, 4\], and PyTorch returns float32\[8, 4\]"):
         compile_and_call(lambda x: twice(x), torch.randn(8, 4))
 
 
@@ -124,7 +124,7 @@ def test_a_users_lowering_that_fails_is_named() -> None:
         raise ValueError("broken on purpose")
 
     dynaxla.lowers(torch.ops.dynaxla_test.thrice.default)(lowering)
-    with pytest.raises(dynaxla.LoweringError, match=r"thrice(.|\n)*broken on purpose(.|\n)*f32\[8, 4\]"):
+    with pytest.raises(dynaxla.errors.LoweringError, match=r"thrice(.|\n)*broken on purpose(.|\n)*f32\[8, 4\]"):
         compile_and_call(lambda x: thrice(x), torch.randn(8, 4))
 
 
@@ -155,13 +155,13 @@ def test_out_of_memory() -> None:
         x.add_(1)
         return x.expand(2**44) + torch.ones(2**44)
 
-    with pytest.raises(dynaxla.OutOfMemory, match=r"out of memory(.|\n)*inputs are unchanged"):
+    with pytest.raises(dynaxla.errors.OutOfMemory, match=r"out of memory(.|\n)*inputs are unchanged"):
         compile_and_call(huge, x)
     assert torch.equal(x, before)
     still_works()
 
 
 def test_a_size_that_depends_on_data() -> None:
-    with pytest.raises(dynaxla.UnsupportedOp, match=r"depends on the values(.|\n)*test_errors.py(.|\n)*fallback"):
+    with pytest.raises(dynaxla.errors.UnsupportedOp, match=r"depends on the values(.|\n)*test_errors.py(.|\n)*fallback"):
         compile_and_call(lambda x: x[x > 0] * 2, torch.randn(8), options={"fallback": "error"})
     still_works()

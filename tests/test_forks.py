@@ -134,7 +134,7 @@ def child():
     try:
         with torch.no_grad():
             compiled(x)
-    except dynaxla.ForkError as error:
+    except dynaxla.errors.ForkError as error:
         assert "spawn" in str(error)
     else:
         raise AssertionError

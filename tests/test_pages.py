@@ -184,7 +184,7 @@ OPS = "src/dynaxla/lowering/ops"
 QUOTED = {"add-an-op": [f"{OPS}/scans.py", "tests/lowering/table/reductions.py", f"{OPS}/convolution.py"]}
 # What torch 2.11 has in place of what pages use.
 NOT_IN_OLDEST = {
-    "enable_device()": "no storages that can be made without memory, which the device needs",
+    "device.enable()": "no storages that can be made without memory, which the device needs",
     "aot_compile": "no aot_compile",
     "partition=": "graphs of parallel layers with DTensors and plain tensors, which XLA does not partition",
 }
@@ -217,7 +217,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if IS_OLDEST and (lacking := next((lacking for name, lacking in NOT_IN_OLDEST.items() if name in program), "")):
         pytest.skip(f"torch 2.11 has {lacking}")
     # Some things are for a process's life, and counts are a process's.
-    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(", "dynaxla.lowers(")):
+    if page in RUNNERS or any(name in program for name in ("device.enable()", "metrics.", "_import(", "dynaxla.lowers(")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | {"XLA_FLAGS": quick.flags()} | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]

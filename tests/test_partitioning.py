@@ -87,12 +87,12 @@ def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(dynaxla.OptionError, match=match):
+    with pytest.raises(dynaxla.errors.OptionError, match=match):
         torch.compile(lambda x: x + 1, backend="dynaxla", options=options)(torch.ones(2))
 
 
 def test_a_step_has_no_such_option() -> None:
-    with pytest.raises(dynaxla.OptionError, match="partition='xla'"):
+    with pytest.raises(dynaxla.errors.OptionError, match="partition='xla'"):
         dynaxla.compile_step(lambda x: x + 1, options={"partition": "xla"})
 
 

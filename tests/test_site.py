@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.metadata
 import json
 import os
+import pydoc
 import re
+import types
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +21,6 @@ import pytest
 import dynaxla
 from dynaxla import config, errors, sharding
 from dynaxla.config import Options
-from dynaxla.observe import metrics
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,7 +58,7 @@ def test_every_option_is_on_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
             assert getattr(Options.parse({name: value}, None), name) == value
         words = [value for value in map(ast.literal_eval, values) if isinstance(value, str) and value]
         if words:  # a choice
-            with pytest.raises(dynaxla.OptionError) as refused:
+            with pytest.raises(dynaxla.errors.OptionError) as refused:
                 Options.parse({name: "none of these"}, None)
             assert set(re.findall(r"'(\w+)'", refused.value.hint)) == set(words)
 
@@ -69,10 +71,11 @@ def test_every_variable_and_mode_is_on_the_page_of_options() -> None:
     named = [ast.literal_eval(mode) for row in modes for mode in code(row[0])]
     for mode in named:
         assert Options.parse(None, mode).tune == ("autotune" in mode)
-    with pytest.raises(dynaxla.OptionError) as refused:
+    with pytest.raises(dynaxla.errors.OptionError) as refused:
         Options.parse(None, "none of these")
     assert refused.value.hint.removeprefix("the modes are: ").split(", ") == named
-    assert [ast.literal_eval(code(row[0])[0]) for row in backends] == list(public_names.public_names()["backend"])
+    of_dynaxla = [entry for entry in importlib.metadata.entry_points(group="torch_dynamo_backends") if entry.module == "dynaxla.backend"]
+    assert [ast.literal_eval(code(row[0])[0]) for row in backends] == [entry.name for entry in of_dynaxla]
 
 
 def test_what_troubleshooting_quotes_is_what_the_code_says() -> None:
@@ -85,9 +88,9 @@ def test_what_troubleshooting_quotes_is_what_the_code_says() -> None:
 
 
 def test_messages_are_found_as_they_are_raised() -> None:
-    with pytest.raises(dynaxla.OptionError) as unknown:
+    with pytest.raises(dynaxla.errors.OptionError) as unknown:
         Options.parse({"dmup": "here"}, None)
-    with pytest.raises(dynaxla.ArgumentError) as bad_mesh:
+    with pytest.raises(dynaxla.errors.ArgumentError) as bad_mesh:
         sharding.Mesh((0,), ("rows",))
     for error in (unknown.value, bad_mesh.value):
         assert [text for text in error_texts.error_texts() if text.error == type(error).__name__ and text.says(error.message)]
@@ -117,12 +120,13 @@ def refuse(x):
 
 
 def test_every_public_name_has_its_reference() -> None:
-    shown = re.findall(r"^::: (\S+)$", "\n".join(public_names.reference_pages().values()), re.MULTILINE)
+    shown = re.findall(r"^::: dynaxla\.(\S+)$", "\n".join(public_names.reference_pages().values()), re.MULTILINE)
     assert len(shown) == len(set(shown))
-    expected = {f"dynaxla.{name}" for name in dynaxla.__all__ if name != "metrics"} | {"dynaxla.config.Options"}
-    expected |= {f"dynaxla.sharding.{name}" for name in public_names.reexported("sharding") if name not in dynaxla.__all__}
-    assert set(shown) == expected | {f"dynaxla.observe.metrics.{name}" for name in public_names.METRICS}
-    assert all(callable(getattr(metrics, name)) for name in public_names.METRICS)
+    modules = {name for name in dynaxla.__all__ if isinstance(getattr(dynaxla, name), types.ModuleType)}
+    assert modules == {"device", "errors", "metrics", "sharding"}
+    expected = set(dynaxla.__all__) - modules | {f"{name}.{member}" for name in modules for member in public_names.members(name)}
+    assert set(shown) == expected | {name for page in public_names.PAGES.values() for name in page.more}
+    assert [name for name in shown if not callable(pydoc.locate(f"dynaxla.{name}"))] == []
 
 
 def test_pictures_show_the_tables() -> None:

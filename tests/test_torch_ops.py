@@ -8,7 +8,7 @@ import pytest
 import torch
 from scripts import run_script
 
-from dynaxla import UnsupportedVersion
+from dynaxla.errors import UnsupportedVersion
 from dynaxla.lowering.registry import Registry, _load, registry
 from dynaxla.runtime import private
 from dynaxla.torch_ops import MissingOp, aten, present

@@ -11,7 +11,7 @@ import torch
 from scripts import run_script
 from torch.utils import _pytree as pytree
 
-import dynaxla
+from dynaxla.artifact.model import ExportedModel
 
 _SCRIPT = """
 import sys
@@ -30,7 +30,7 @@ import numpy as np
 folder = Path(sys.argv[1])
 assert not jax.config.jax_enable_x64
 for place in sorted(folder.iterdir()):
-    model = dynaxla.load_artifact(place / "model")
+    model = dynaxla.load(place / "model")
     for case in sorted(place.glob("*.npz")):
         saved = np.load(case)
         given = [saved[name] for name in sorted(saved.files) if name.startswith("given")]
@@ -44,14 +44,14 @@ try:
 except ImportError:
     print("no torch")
 try:
-    dynaxla.load_artifact(folder / "nothing")
-except dynaxla.ArtifactError as error:
+    dynaxla.load(folder / "nothing")
+except dynaxla.errors.ArtifactError as error:
     print(str(error).splitlines()[1].strip())
 """
 
 
 def compare_without_torch(
-    folder: Path, models: Mapping[str, tuple[Any, dynaxla.ExportedModel, Sequence[tuple[torch.Tensor, ...]]]], tolerance: float = 2e-5
+    folder: Path, models: Mapping[str, tuple[Any, ExportedModel, Sequence[tuple[torch.Tensor, ...]]]], tolerance: float = 2e-5
 ) -> None:
     """Each model gives in such a process what it gives in eager mode. models: by name, each with its calls."""
     expected = {}

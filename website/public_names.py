@@ -1,69 +1,87 @@
-"""The API reference: which of the public names stands on which page. The sources are read, nothing is imported."""
+"""The API reference: the page on which each public name stands. The sources are read, nothing is imported."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "dynaxla"
-# By page: its title, the modules of `dynaxla._PUBLIC` that it shows, and how it begins.
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the reference.
+
+    Attributes:
+        title: Its title.
+        beginning: Its first paragraph.
+        names: The public names on it. For a module, the module's own public names.
+        more: Names of objects that public functions take and return.
+    """
+
+    title: str
+    beginning: str
+    names: tuple[str, ...]
+    more: tuple[str, ...] = ()
+
+
 PAGES = {
-    "compiling": (
+    "compiling": Page(
         "Compiling",
-        ("backend", "training", "runtime.background", "runtime.late_checks"),
         "A model is compiled by a backend's name, a step by a decorator, and both take [options](../options.md).",
+        ("compile_step", "synchronize"),
+        ("backend.dynaxla", "backend.dynaxla_auto", "backend.dynaxla_retrace", "config.Options"),
     ),
-    "device": ('The device "jax"', ("device",), 'Tensors that live in XLA: see [The device "jax"](../device.md).'),
-    "sharding": ("Many devices", ("sharding",), "One program on a mesh of devices: see [Many devices](../many-devices.md)."),
-    "interop": (
+    "device": Page('The device "jax"', 'Tensors that live in XLA: see [The device "jax"](../device.md).', ("device",)),
+    "sharding": Page("Many devices", "One program on a mesh of devices: see [Many devices](../many-devices.md).", ("sharding",)),
+    "interop": Page(
         "JAX and PyTorch",
-        ("interop",),
         "Functions of one library in the other: see [JAX in PyTorch](../jax-in-torch.md) and [PyTorch in JAX](../torch-in-jax.md).",
+        ("as_jax", "as_torch", "to_jax", "to_torch"),
     ),
-    "export": ("Export", ("interop.export", "artifact.model"), "Models as StableHLO: see [Export](../export.md)."),
-    "observing": (
+    "export": Page("Export", "Models as StableHLO: see [Export](../export.md).", ("export", "load"), ("artifact.model.ExportedModel",)),
+    "observing": Page(
         "Looking inside",
-        ("explained", "observe"),
         "What became of a function, and counters and times: see [Explain](../explain.md) and [Looking inside](../looking-inside.md).",
+        ("explain", "metrics"),
+        ("explained.Explanation",),
     ),
-    "lowering": ("Lowerings of your own", ("lowering",), "For ops that dynaxla does not know: see [Adding a lowering](../add-an-op.md)."),
-    "errors": ("Errors", ("errors",), "What each means; for what to do, see [Troubleshooting](../troubleshooting.md)."),
+    "lowering": Page("Lowerings of your own", "For ops that dynaxla does not know: see [Adding a lowering](../add-an-op.md).", ("lowers",)),
+    "errors": Page("Errors", "What each means; for what to do, see [Troubleshooting](../troubleshooting.md).", ("errors",)),
 }
-# What users call in a module that is a public name itself.
+# The functions for users in dynaxla.metrics, which has others, too.
 METRICS = (
     "report", "counter_names", "counter_value", "metric_names", "metric_data", "clear", "snapshot", "seconds", "reset",
 )  # fmt: skip
 
 
-def public_names() -> dict[str, tuple[str, ...]]:
-    """The public names by the module that has them, as `dynaxla._PUBLIC` lists them."""
-    for node in ast.parse((SOURCE / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_PUBLIC":
-            found: dict[str, tuple[str, ...]] = ast.literal_eval(node.value)
-            return found
-    raise LookupError("dynaxla/__init__.py has no _PUBLIC")
+def public_names() -> dict[str, str]:
+    """The module of each public name of dynaxla, as `__init__.pyi` has it. The module of a module is "."."""
+    imports = [node for node in ast.parse((SOURCE / "__init__.pyi").read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f".{node.module or ''}" for node in imports for alias in node.names}
 
 
-def reexported(package: str) -> list[str]:
-    """What a package gives its users: the names that its __init__ imports as themselves."""
-    tree = ast.parse((SOURCE / package / "__init__.py").read_text())
-    imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    return [alias.asname for alias in imports if alias.asname == alias.name]
+def members(module: str) -> list[str]:
+    """The public names of a public module: the functions for users, the names that a package imports as themselves, or the classes."""
+    if module == "metrics":
+        return list(METRICS)
+    path = SOURCE / module / "__init__.py"
+    tree = ast.parse((path if path.exists() else SOURCE / f"{module}.py").read_text())
+    if path.exists():
+        imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        return [alias.asname for alias in imports if alias.asname == alias.name]
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def reference_pages() -> dict[str, str]:
-    """Markdown with a directive of mkdocstrings for each name, by page. Raises: LookupError for a module that no page shows."""
-    public = public_names()
-    if missing := set(public) - {module for _, modules, _ in PAGES.values() for module in modules}:
-        raise LookupError(f"these modules of dynaxla._PUBLIC are on no page of website/public_names.py: {sorted(missing)}")
+    """Markdown with a directive of mkdocstrings for each name, by page. Raises: LookupError for a name that no page shows."""
+    modules = ("metrics", *(name for name, module in public_names().items() if module == "."))
+    if missing := set(public_names()) - {name for page in PAGES.values() for name in page.names}:
+        raise LookupError(f"these public names are on no page of website/public_names.py: {sorted(missing)}")
     pages = {}
-    for page, (title, modules, beginning) in PAGES.items():
-        names = [f"dynaxla.{name}" for module in modules for name in public.get(module, ()) if name != "metrics"]
-        if "observe" in modules:
-            names += [f"dynaxla.observe.metrics.{name}" for name in METRICS]
-        if "sharding" in modules:
-            names += [f"dynaxla.sharding.{name}" for name in reexported("sharding") if f"dynaxla.{name}" not in names]
-        if "training" in modules:
-            names.append("dynaxla.config.Options")
-        pages[page] = "\n\n".join([f"# {title}", beginning, *(f"::: {name}" for name in names)]) + "\n"
+    for file, page in PAGES.items():
+        names = [each for name in page.names for each in ([f"{name}.{member}" for member in members(name)] if name in modules else [name])]
+        parts = [f"# {page.title}", page.beginning, *(f"::: dynaxla.{name}" for name in (*names, *page.more))]
+        pages[file] = "\n\n".join(parts) + "\n"
     return pages

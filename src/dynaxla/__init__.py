@@ -1,101 +1,90 @@
 """dynaxla: XLA as a compiler for PyTorch. `torch.compile(model, backend="dynaxla")`.
 
-The names below are imported at their first use: importing torch and JAX takes seconds, and `dynaxla --help` needs neither.
+The public names are the imports in `__init__.pyi`, which type checkers read, and so does this module. A name is imported at its first use:
+importing torch and JAX takes seconds, and `dynaxla --help` needs neither.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .artifact.model import ExportedModel as ExportedModel
-    from .artifact.model import load_artifact as load_artifact
-    from .backend import dynaxla as dynaxla
-    from .backend import dynaxla_auto as dynaxla_auto
-    from .backend import dynaxla_retrace as dynaxla_retrace
-    from .device import enable_device as enable_device
-    from .device import lazy as lazy
-    from .device import set_mode as set_mode
-    from .device import sync as sync
-    from .errors import ArgumentError as ArgumentError
-    from .errors import ArtifactError as ArtifactError
-    from .errors import CaptureError as CaptureError
-    from .errors import CollectiveFailed as CollectiveFailed
-    from .errors import CollectiveMismatch as CollectiveMismatch
-    from .errors import CompilationError as CompilationError
-    from .errors import DeviceMismatch as DeviceMismatch
-    from .errors import DynaxlaError as DynaxlaError
-    from .errors import ExecutionError as ExecutionError
-    from .errors import ForkError as ForkError
-    from .errors import LoweringError as LoweringError
-    from .errors import OptionError as OptionError
-    from .errors import OutOfMemory as OutOfMemory
-    from .errors import UnsupportedOp as UnsupportedOp
-    from .errors import UnsupportedTensor as UnsupportedTensor
-    from .errors import UnsupportedVersion as UnsupportedVersion
-    from .explained import Explanation as Explanation
-    from .explained import explain as explain
-    from .interop import as_jax as as_jax
-    from .interop import as_torch as as_torch
-    from .interop import to_jax as to_jax
-    from .interop import to_torch as to_torch
-    from .interop.export import export as export
-    from .lowering import lowers as lowers
-    from .observe import metrics as metrics
-    from .runtime.background import finish_compilations as finish_compilations
-    from .runtime.late_checks import finish_checks as finish_checks
-    from .sharding import Mesh as Mesh
-    from .sharding import mark_sharding as mark_sharding
-    from .sharding import shard_module as shard_module
-    from .training import compile_step as compile_step
+import os
+import sys
 
 __version__ = "0.1.0"
 
 # Imported at once, since it must see every fork; it needs neither torch nor JAX.
 importlib.import_module(".forks", __name__)
 
-# The public names by module. A test compares them with the imports above.
-_PUBLIC = {
-    "backend": ("dynaxla", "dynaxla_auto", "dynaxla_retrace"),
-    "device": ("enable_device", "lazy", "set_mode", "sync"),
-    "errors": (
-        "ArgumentError", "ArtifactError", "CaptureError", "CollectiveFailed", "CollectiveMismatch", "CompilationError", "DeviceMismatch",
-        "DynaxlaError", "ExecutionError", "ForkError", "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor",
-        "UnsupportedVersion",
-    ),
-    "explained": ("Explanation", "explain"),
-    "artifact.model": ("ExportedModel", "load_artifact"),
-    "interop": ("as_jax", "as_torch", "to_jax", "to_torch"),
-    "interop.export": ("export",),
-    "lowering": ("lowers",),
-    "observe": ("metrics",),
-    "runtime.background": ("finish_compilations",),
-    "runtime.late_checks": ("finish_checks",),
-    "sharding": ("Mesh", "mark_sharding", "shard_module"),
-    "training": ("compile_step",),
-}  # fmt: skip
-__all__ = [name for names in _PUBLIC.values() for name in names]
-# Modules that need no torch. Their names are imported without those of the other modules.
-_ALONE = ("errors", "artifact.model")
-# Subpackages that are attributes of dynaxla without an import of their own, e.g. dynaxla.observe.metrics.
-_REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
+
+def _listed() -> dict[str, str]:
+    """Returns the module of each public name. A line of the stub is "from MODULE import NAME as NAME"."""
+    stub = __spec__.loader.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
+    words = [line.split() for line in stub.splitlines() if line.startswith("from ")]
+    return {name: module for _, module, _, name, *_ in words}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name or a module at its first use. Afterwards it is an ordinary attribute."""
-    if name in _REACHED or name in _PUBLIC or name in __all__:
-        alone = [module for module in _ALONE if name in _PUBLIC[module]]
-        for module in alone or _PUBLIC:
-            names = _PUBLIC[module]
-            loaded = importlib.import_module(f".{module}", __name__)
-            globals().update({public: getattr(loaded, public) for public in names})
-        if name in _REACHED:
-            globals()[name] = importlib.import_module(f".{name}", __name__)
-        if name in globals():
-            return globals()[name]
+_PUBLIC = _listed()
+__all__ = list(_PUBLIC)
+# Public names that need no torch. They are imported without the others.
+_ALONE = ("errors", "load")
+# By old name: the new name. dynaxla 0.2 has the new names only.
+_RENAMED = {
+    "dynaxla": "backend.dynaxla",
+    "dynaxla_auto": "backend.dynaxla_auto",
+    "dynaxla_retrace": "backend.dynaxla_retrace",
+    "enable_device": "device.enable",
+    "lazy": "device.lazy",
+    "set_mode": "device.set_mode",
+    "sync": "device.sync",
+    "Mesh": "sharding.Mesh",
+    "mark_sharding": "sharding.mark_sharding",
+    "shard_module": "sharding.shard_module",
+    "finish_checks": "synchronize",
+    "finish_compilations": "synchronize",
+    "load_artifact": "load",
+    "ExportedModel": "artifact.model.ExportedModel",
+    "Explanation": "explained.Explanation",
+    "ArgumentError": "errors.ArgumentError",
+    "ArtifactError": "errors.ArtifactError",
+    "CaptureError": "errors.CaptureError",
+    "CollectiveFailed": "errors.CollectiveFailed",
+    "CollectiveMismatch": "errors.CollectiveMismatch",
+    "CompilationError": "errors.CompilationError",
+    "DeviceMismatch": "errors.DeviceMismatch",
+    "DynaxlaError": "errors.DynaxlaError",
+    "ExecutionError": "errors.ExecutionError",
+    "ForkError": "errors.ForkError",
+    "LoweringError": "errors.LoweringError",
+    "OptionError": "errors.OptionError",
+    "OutOfMemory": "errors.OutOfMemory",
+    "UnsupportedOp": "errors.UnsupportedOp",
+    "UnsupportedTensor": "errors.UnsupportedTensor",
+    "UnsupportedVersion": "errors.UnsupportedVersion",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name at its first use, after which it is an ordinary attribute; or warns of an old name, and returns the new one."""
+    if name in _PUBLIC:
+        for each in (name,) if name in _ALONE else _PUBLIC:
+            globals()[each] = _imported(_PUBLIC[each], each)
+        return globals()[name]
+    if name in _RENAMED:
+        import warnings
+
+        text = f"dynaxla.{name} is now dynaxla.{_RENAMED[name]}; dynaxla 0.2 removes the old name"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        module, _, new = _RENAMED[name].rpartition(".")
+        return _imported(f".{module}", new) if module else getattr(sys.modules[__name__], new)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _imported(module: str, name: str) -> object:
+    """Returns a name of a module, or, of the module ".", a module of this package."""
+    if module == ".":
+        return importlib.import_module(f".{name}", __name__)
+    return getattr(importlib.import_module(module, __name__), name)
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PUBLIC, *_REACHED, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

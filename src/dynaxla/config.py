@@ -33,7 +33,7 @@ class Options:
         compile: when XLA compiles a graph for new sizes. "now": before the call continues. "background": in another thread, while torch's
             own kernels run the graph, so that results come from torch's kernels until the program is ready, and from XLA afterwards. A
             graph that draws random numbers is always compiled now, since XLA would draw other numbers; lowering/torch_equivalence.py names
-            the other exceptions. Steps are compiled in the same way. See `dynaxla.finish_compilations`.
+            the other exceptions. Steps are compiled in the same way. See `dynaxla.synchronize`.
         fallback: the treatment of an op without a lowering. "kernel": the program calls torch's own kernel on the program's buffers, which
             is counted and logged. "error": raises UnsupportedOp.
         forms: by op, the implementation to use wherever it supports the op's arguments, instead of the one expected to be the fastest, e.g.

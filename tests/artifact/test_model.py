@@ -16,7 +16,9 @@ from torch.export import Dim
 from without_torch import compare_without_torch
 
 import dynaxla
-from dynaxla import ArtifactError, ExportedModel, load_artifact
+import dynaxla
+from dynaxla.artifact.model import ExportedModel
+from dynaxla.errors import ArtifactError
 
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -75,7 +77,7 @@ def test_bytes_and_directories_hold_the_same(tokens: tuple[nn.Module, ExportedMo
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "program.mlirbc", "weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     given = ids(3, 2)
-    for loaded in (load_artifact(tmp_path / "model"), load_artifact(exported.serialize())):
+    for loaded in (dynaxla.load(tmp_path / "model"), dynaxla.load(exported.serialize())):
         assert loaded.manifest == exported.manifest
         assert np.array_equal(loaded.call(given.numpy())["rows"], module(given)["rows"].detach().numpy())
         assert loaded.mlir_text() == exported.mlir_text()
@@ -88,7 +90,7 @@ def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Modul
     with pytest.raises(ArtifactError, match="exists already"):
         exported.save(tmp_path / "model")
     exported.save(tmp_path / "model", overwrite=True)
-    load_artifact(tmp_path / "model")
+    dynaxla.load(tmp_path / "model")
     (tmp_path / "other").mkdir()
     with pytest.raises(ArtifactError, match="is not an exported model"):
         exported.save(tmp_path / "other", overwrite=True)
@@ -136,7 +138,7 @@ def test_damage_is_told(damage: str, tokens: tuple[nn.Module, ExportedModel], tm
     tokens[1].save(tmp_path / "model")
     spoil(tmp_path / "model")
     with pytest.raises(ArtifactError, match=message):
-        load_artifact(tmp_path / "model")
+        dynaxla.load(tmp_path / "model")
 
 
 def test_files_of_another_model_are_refused(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
@@ -144,11 +146,11 @@ def test_files_of_another_model_are_refused(tokens: tuple[nn.Module, ExportedMod
     path = tmp_path / "model" / "weights.safetensors"
     path.write_bytes(bytes(reversed(path.read_bytes())))
     with pytest.raises(ArtifactError, match="its hash differs from that in the manifest"):
-        load_artifact(tmp_path / "model")
+        dynaxla.load(tmp_path / "model")
     data = tokens[1].serialize()
     for spoilt, message in ((data[:-1], r"bytes, and \d+ were passed"), (b"PK" + data, "not an exported model")):
         with pytest.raises(ArtifactError, match=message):
-            load_artifact(spoilt)
+            dynaxla.load(spoilt)
 
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {

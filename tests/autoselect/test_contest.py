@@ -332,7 +332,7 @@ def test_other_threads_settings_are_other_graphs() -> None:
 def test_bad_requests() -> None:
     def refused(message: str, backend: str = "dynaxla", **options: Any) -> None:
         with pytest.raises(OptionError, match=message):
-            torch.compile(lambda x: x + 1, backend=getattr(dynaxla, backend), options=options)(torch.ones(3))
+            torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(3))
 
     refused(r"engines names 'indutcor'; there are: (.|\n)*inductor", engines=["dynaxla", "indutcor"])
     refused("engines names 'dynaxla_auto'", engines=["dynaxla", "dynaxla_auto"])
@@ -345,7 +345,7 @@ def test_bad_requests() -> None:
 def test_all_the_usual_engines() -> None:
     """With Inductor, which has to compile, as on the page of engines; and a tensor that the graph holds by itself."""
     net = Net().eval()
-    call = torch.compile(net, backend=dynaxla.dynaxla_auto, options={"cache": ""})
+    call = torch.compile(net, backend="dynaxla_auto", options={"cache": ""})
     x = torch.randn(5, 6)
     with torch.no_grad():
         verdict = settled(lambda: torch.testing.assert_close(call(x), net(x), rtol=1e-4, atol=1e-5))

@@ -10,9 +10,9 @@ import torch
 from tiny_bench import TINY
 from typer.testing import CliRunner
 
-import dynaxla
 from dynaxla import cli, tuning
 from dynaxla.bench import suites
+from dynaxla.config import Options
 from dynaxla.tuning import Measurement
 
 MEASURED = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
@@ -25,7 +25,7 @@ def test_tune_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "Nothing has been measured yet" in empty.output
     assert "dynaxla tune MODEL" in empty.output
     assert "resnet18" in empty.output
-    store = dynaxla.config.Options().store("tuning")
+    store = Options().store("tuning")
     assert store is not None
     store.put("one", MEASURED.encode())
     filled = CliRunner().invoke(cli.app, ["tune"])
@@ -49,7 +49,7 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
         return model
 
     monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
-    store = dynaxla.config.Options().store("tuning")
+    store = Options().store("tuning")
     assert store is not None
     store.put("one", MEASURED.encode())
     monkeypatch.setattr(suites, "SUITES", {"models": [TINY]})

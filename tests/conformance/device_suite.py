@@ -112,7 +112,7 @@ class DeviceRunner(Runner):
             call.function = copy.deepcopy(call.function).to("jax")
         torch.manual_seed(seed)
         try:
-            with dynaxla.lazy() if self.mode == "lazy" else contextlib.nullcontext():  # what is recorded runs at its end
+            with dynaxla.device.lazy() if self.mode == "lazy" else contextlib.nullcontext():  # what is recorded runs at its end
                 tensors = to_the_device(copy_tensors(call.tensors))
                 with torch.set_grad_enabled(trial.differentiate), torch.device("jax"):  # where a call makes tensors of nothing
                     result = call.python_function()(*tensors)
@@ -166,7 +166,7 @@ def runner_of(case: Case, mode: str = "eager") -> DeviceRunner:
 
 def failures_of_a_sample(count: int, calls: int, seed: int, mode: str) -> list[str]:
     """Of the first calls of some cases, those that are expected to fail left out."""
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     known = by_case(ON_THE_DEVICE)
     # In its eager mode the device runs torch's own checks of arguments, whose exceptions `changed_numbers` does not know yet.
     choice = [case for case in cases() if str(case) not in known and case.kind != "changed_numbers"]
@@ -180,5 +180,5 @@ def failures_of_a_sample(count: int, calls: int, seed: int, mode: str) -> list[s
 
 
 if __name__ == "__main__":
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     worker.main(functools.partial(runner_of, mode=sys.argv[1]), cases_between=20)

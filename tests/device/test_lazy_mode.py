@@ -15,19 +15,19 @@ def test_recordings() -> None:
 
 def test_storages() -> None:
     """All that reaches for a storage finds what is recorded."""
-    run_checks("storages", before="import dynaxla; dynaxla.set_mode('lazy')")
+    run_checks("storages", before="import dynaxla; dynaxla.device.set_mode('lazy')")
 
 
 _FORK = """
 import os, warnings, torch, dynaxla
-dynaxla.enable_device()
-with dynaxla.lazy():
+dynaxla.device.enable()
+with dynaxla.device.lazy():
     x = torch.ones(3, device="jax") + 1
     warnings.simplefilter("ignore")
     if not (child := os.fork()):
         try:
             x.tolist()
-        except dynaxla.ForkError:
+        except dynaxla.errors.ForkError:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -73,7 +73,7 @@ for backend in ("inductor", "aot_eager", "dynaxla"):
     expected = before(x)
 
     import dynaxla
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     torch.testing.assert_close(before(x), expected)
     torch.testing.assert_close(torch.compile(lambda x: torch.tanh(x @ x.T) * 2, backend=backend)(x), expected)
     for function in (torch.compile(model, backend=backend), model):
@@ -89,7 +89,7 @@ def test_graphs_that_an_earlier_process_left_are_found(tmp_path: Path) -> None:
 import sys, torch, dynaxla
 from dynaxla.observe import metrics
 if sys.argv[2] == "with":
-    dynaxla.enable_device()
+    dynaxla.device.enable()
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).eval()
 with torch.no_grad():
     torch.compile(model, backend="dynaxla", options={"cache": sys.argv[1]})(torch.ones(2, 4))

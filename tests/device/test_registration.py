@@ -17,7 +17,7 @@ import dynaxla
 def test_nothing_is_registered_unless_asked() -> None:
     assert not hasattr(torch, "jax")
     assert torch._C._get_privateuse1_backend_name() == "privateuseone"
-    assert "enable_device" in dir(dynaxla)
+    assert "enable" in dir(dynaxla.device)
 
 
 @NEEDS_DEVICE
@@ -25,11 +25,11 @@ def test_nothing_is_registered_unless_asked() -> None:
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_ops_in_this_process(mode: str) -> None:
     """`make quick` starts no other one."""
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     x, weight = torch.randn(3, 4), torch.randn(4, 2, requires_grad=True)
     expected = (x @ weight).relu().cumsum(0)
     expected.sum().backward()
-    with dynaxla.lazy() if mode == "lazy" else contextlib.nullcontext():
+    with dynaxla.device.lazy() if mode == "lazy" else contextlib.nullcontext():
         moved = weight.detach().to("jax").requires_grad_()
         result = (x.to("jax") @ moved).relu().cumsum(0)
         result.sum().backward()
@@ -46,7 +46,7 @@ def test_storages() -> None:
 def test_files_where_there_is_no_device(tmp_path: Path) -> None:
     """In a process that has not enabled it, torch says which device is missing; map_location leads to another one."""
     path = tmp_path / "file.pt"
-    run_script(f"import torch, dynaxla; dynaxla.enable_device(); torch.save(torch.arange(3.0).to('jax'), {str(path)!r})")
+    run_script(f"import torch, dynaxla; dynaxla.device.enable(); torch.save(torch.arange(3.0).to('jax'), {str(path)!r})")
     done = completed(f"import torch; torch.load({str(path)!r})")
     assert done.returncode == 1
     assert "jax:0" in done.stderr
@@ -60,6 +60,6 @@ def test_several_devices() -> None:
 
 
 def test_another_librarys_device() -> None:
-    done = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.enable_device()")
+    done = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.device.enable()")
     assert done.returncode == 1
     assert 'another library uses it as "other"' in done.stderr

@@ -29,7 +29,7 @@ def compile_quickly() -> None:
 def run(name: str) -> None:
     """Run all of a module's checks on a fresh device. Exits with 1 if one fails, and names it."""
     faulthandler.enable()
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     compile_quickly()
     module = importlib.import_module(f"device_cases.{name}")
     failed = 0

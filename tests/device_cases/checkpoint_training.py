@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import dynaxla
-from dynaxla import Mesh, shard_module
-from dynaxla.sharding import checkpointable
+from dynaxla.sharding import Mesh, checkpointable, shard_module
 
 from .checkpoints import OTHER, WAYS, folders, from_meshes, loaded, saved
 from .on_meshes import MESH, SPECS, Block, spec_of

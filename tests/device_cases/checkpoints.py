@@ -16,10 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from dynaxla import Mesh, mark_sharding
 from dynaxla.device import storages
 from dynaxla.errors import ArgumentError, UnsupportedTensor
-from dynaxla.sharding import checkpointable
+from dynaxla.sharding import Mesh, checkpointable, mark_sharding
 
 from .on_meshes import MESH, spec_of
 

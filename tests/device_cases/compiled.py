@@ -67,7 +67,7 @@ def check_sizes() -> None:
 def check_refusals() -> None:
     x = torch.randn(3).to("jax")
     for options in ({"freeze": True}, {"compile": "background"}):
-        with pytest.raises(dynaxla.OptionError, match=next(iter(options))):
+        with pytest.raises(dynaxla.errors.OptionError, match=next(iter(options))):
             compile_anew(lambda x: x + 1, **options)(x)
     with pytest.raises(RuntimeError, match="same device"):
         compile_anew(lambda x, y: torch.cat([x, y]))(x, torch.randn(3))

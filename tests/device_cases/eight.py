@@ -190,7 +190,7 @@ def _ways(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """The function in eager mode, in lazy mode, where it is recorded and run, and compiled."""
 
     def lazily(*args: Any) -> Any:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             return function(*args)
 
     return [function, lazily, compile_anew(function)]

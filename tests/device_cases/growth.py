@@ -56,7 +56,7 @@ def _eager(x: torch.Tensor, weight: torch.Tensor, rounds: int) -> None:
 
 def _lazy(x: torch.Tensor, weight: torch.Tensor, rounds: int) -> None:
     for step in range(rounds):
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             _round(x, weight, step + 0.25)
 
 
@@ -127,7 +127,7 @@ def check_what_stays_is_found() -> None:
 
 
 def main(ops: int) -> int:
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     failed = 0
     for name, make in LOOPS.items():
         rounds = ops // _OPS // 4

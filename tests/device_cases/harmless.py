@@ -118,6 +118,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         main(float(sys.argv[1]) if len(sys.argv) > 1 else 3600.0)
     else:
-        dynaxla.enable_device()
+        dynaxla.device.enable()
         with open(sys.argv[1], "a", buffering=1) as file:
             print(ask(list(calls())[int(sys.argv[2]) :], lambda name: file.write(f"{name}\n")))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dynaxla import Mesh, mark_sharding, sharding
+from dynaxla import sharding
+from dynaxla.sharding import Mesh, mark_sharding
 
 from .on_meshes import spec_of
 from .running import MODES, array_of, compile_anew

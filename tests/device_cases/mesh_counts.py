@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh, mark_sharding, shard_module, sharding
+from dynaxla import sharding
+from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 from .on_meshes import Block
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh, mark_sharding, shard_module
+from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 from .on_meshes import MESH, SPECS, Block, spec_of
 from .running import MODES

@@ -140,7 +140,7 @@ def benchmarked(name: str) -> None:
 # Each makes of a model what runs a step of training, and a step a thing to call.
 TRAINED: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Any], Callable[[], Any]]] = {
     "eager": (lambda model: model, lambda step: step, contextlib.nullcontext),
-    "lazy": (lambda model: model, lambda step: step, dynaxla.lazy),
+    "lazy": (lambda model: model, lambda step: step, dynaxla.device.lazy),
     "compiled": (lambda model: compile_anew(model, fallback="error"), lambda step: step, contextlib.nullcontext),
     "compiled step": (lambda model: model, functools.partial(dynaxla.compile_step, fullgraph=True), contextlib.nullcontext),
 }
@@ -262,7 +262,7 @@ WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
 
 def main(kind: str, names: list[str]) -> int:
     """How many of them differ from the CPU. Without names: all of a kind."""
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     if kind == "training":  # each model in four modes
         compile_quickly()
     judge, known = WHOLE[kind]

@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh, mark_sharding, shard_module, sharding
+from dynaxla import sharding
 from dynaxla.device import storages
 from dynaxla.errors import ArgumentError, DeviceMismatch, UnsupportedTensor
 from dynaxla.observe import metrics
+from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 from .running import MODES, array_of, compile_anew
 
@@ -99,7 +100,7 @@ def check_one_device_meets_a_mesh() -> None:
     expected = function(host, other)
 
     def lazily(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             return function(x, y)
 
     for run in (function, lazily, compile_anew(function)):
@@ -145,7 +146,7 @@ def check_two_meshes() -> None:
                 run(one, other)
         with pytest.raises(DeviceMismatch, match="two meshes"):
             dynaxla.compile_step(torch.add)(one, other)
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             total = one + other
             with pytest.raises(DeviceMismatch, match="two meshes"):
                 total.cpu()
@@ -212,7 +213,7 @@ def check_constraints_in_programs() -> None:
         result = marked(x)
         assert spec_of(result) == (None, "tp")
         torch.testing.assert_close(result.cpu(), host * 2)
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             result = mark_sharding(x * 2, MESH, (None, "tp"))
         assert spec_of(result) == (None, "tp")
         torch.testing.assert_close(result.cpu(), host * 2)
@@ -342,7 +343,7 @@ def check_bad_marks_in_every_way() -> None:
         mesh, mesh_dim_names = torch.arange(8).view(2, 4), ("fsdp", "tp")
 
     def lazily(x: torch.Tensor, mesh: Any, spec: Any) -> None:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             mark_sharding(x * 2, mesh, spec)
 
     def of(x: torch.Tensor, spec: Any) -> torch.Tensor:
@@ -354,7 +355,7 @@ def check_bad_marks_in_every_way() -> None:
         lambda spec: shard_module(nn.Linear(8, 6), DeviceMesh(), {"weight": spec}), lambda spec: lazily(x, MESH, spec),
         lambda spec: lazily(x, DeviceMesh(), spec), lambda spec: compile_anew(of)(x, spec),
         lambda spec: dynaxla.compile_step(of, fullgraph=True)(x, spec), lambda spec: dynaxla.compile_step(of)(x, spec),
-        lambda spec: jax.jit(dynaxla.as_jax(lambda x: of(x, spec)))(jax.numpy.ones((6, 8))),
+        lambda spec: jax.jit(dynaxla.to_jax(lambda x: of(x, spec), device="jax"))(jax.numpy.ones((6, 8))),
     ]  # fmt: skip
     for way in ways:
         with pytest.raises(ArgumentError, match=r"(?s)dimension 0 of a tensor float32\[6, 8\] has size 6.* along \('tp',\).*pad it to 8"):

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh
 from dynaxla.errors import ArgumentError, CaptureError
-from dynaxla.sharding import Costs, Plan, plan, report
+from dynaxla.sharding import Costs, Mesh, Plan, plan, report
 
 from .running import array_of
 

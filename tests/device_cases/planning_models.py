@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import mark_sharding, shard_module, sharding
-from dynaxla.sharding import plan
+from dynaxla import sharding
+from dynaxla.sharding import mark_sharding, plan, shard_module
 
 from .mesh_training import _Gpt
 from .on_meshes import MESH, SPECS, spec_of

@@ -24,7 +24,7 @@ def check_forward() -> None:
             found: list[torch.Tensor] = []
 
             def run(found: list[torch.Tensor] = found, model: nn.Module = model, moved: list[torch.Tensor] = moved) -> None:
-                with dynaxla.lazy():
+                with dynaxla.device.lazy():
                     result = model(*moved)
                     found += result if isinstance(result, tuple) else [result]
 
@@ -46,7 +46,7 @@ def check_training() -> None:
         for model, place in ((theirs, "cpu"), (mine, "jax")):
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
             for _ in range(4):
-                with dynaxla.lazy():
+                with dynaxla.device.lazy():
                     optimizer.zero_grad()
                     loss = model(data.to(place)).square().mean()
                     loss.backward()

@@ -34,19 +34,19 @@ def _counts(function: Callable[[], Any]) -> dict[str, int]:
 def check_what_runs_a_recording() -> None:
     looks: list[Callable[[torch.Tensor], Any]] = [
         lambda x: x[0, 0].item(), lambda x: x.cpu(), repr, lambda x: bool(x[0, 0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0],
-        lambda x: x.tolist(), lambda x: x.to(device="cpu", dtype=torch.float64), lambda x: copy.deepcopy(x), lambda x: dynaxla.sync(),
-        lambda x: torch.jax.synchronize(), lambda x: x.untyped_storage()[0], lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()),
-        lambda x: x.detach().clone().cpu(),
+        lambda x: x.tolist(), lambda x: x.to(device="cpu", dtype=torch.float64), lambda x: copy.deepcopy(x),
+        lambda x: dynaxla.device.sync(), lambda x: torch.jax.synchronize(), lambda x: x.untyped_storage()[0],
+        lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()), lambda x: x.detach().clone().cpu(),
     ]  # fmt: skip
     for look in looks:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             x = torch.ones(2, 3, device="jax") + 1
             y = x * 2
             assert _is_recorded(x)
             look(x)
             assert not any(found.steps for found in lazy_mode._recordings.values()), look
             assert (x.tolist(), y.tolist()) == ([[2] * 3] * 2, [[4] * 3] * 2)
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         x = torch.ones(2, device="jax") + 1
     assert not _is_recorded(x + 1)
     assert x.tolist() == [2, 2]
@@ -56,7 +56,7 @@ def check_ops_between_that_are_not_recorded() -> None:
     """The same recorded ops, with operands of others among what they might read."""
     for size in (0, 3, 5, 0):
         a, other = torch.arange(3.0, device="jax"), torch.ones(size, device="jax")
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             b = a * 2
             if size:
                 assert len(torch.nonzero(other)) == size
@@ -82,7 +82,7 @@ def check_views_and_writes() -> None:
         x.mul_(x)
         return y, x[x.shape[0] - 1], x.expand(2, 3, 4), z, torch.max(x, 1, out=(x.new_empty(3), x.new_empty(3, dtype=torch.long)))
 
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         done = _counts(lambda: _alike(write, torch.randn(3, 4)))
         assert (done["execute"], done.get("device_ops", 0)) == (1, 0)
         _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1), torch.randn(2, 2, dtype=torch.complex64))
@@ -94,7 +94,7 @@ class _Left(Exception):
 
 def check_what_a_recording_reads_is_what_was_there() -> None:
     x, y = torch.ones(3, device="jax"), torch.zeros(3, device="jax")
-    with contextlib.suppress(_Left), dynaxla.lazy():
+    with contextlib.suppress(_Left), dynaxla.device.lazy():
         found = x + 1
         x.copy_(torch.full((3,), 5.0))
         y.add_(found)
@@ -123,18 +123,18 @@ def _wanted(function: Callable[[], Any]) -> list[int]:
 
 def check_only_what_is_wanted_is_computed() -> None:
     x = torch.ones(4, 4, device="jax")
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         kept = x @ x
         (x.exp() @ x).sin()
         kept = kept + 1
-        assert _wanted(dynaxla.sync) == [1]
+        assert _wanted(dynaxla.device.sync) == [1]
         (x + 3).mul_(2)
-        assert "execute" not in _counts(dynaxla.sync)
+        assert "execute" not in _counts(dynaxla.device.sync)
         middle = x + 1
         last = middle[0] * 2
         view = middle.t()[:1]
         del middle
-        assert _wanted(dynaxla.sync) == [2]
+        assert _wanted(dynaxla.device.sync) == [2]
     assert (kept.tolist(), view.tolist(), last.tolist()) == ([[5] * 4] * 4, [[2] * 4], [4] * 4)
 
 
@@ -143,7 +143,7 @@ def check_found_again() -> None:
     x = torch.linspace(-1, 1, 6).to("jax")
 
     def compute(number: float) -> list[torch.Tensor]:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             y = (x * number).add_(x, alpha=number + 2)
             return [y.clamp(min=number / 4), y[1:].sum() - number, torch.where(y > number, y, number)]
 
@@ -159,7 +159,7 @@ def check_found_again() -> None:
         assert done.get("compile", 0) == 0, number
         for one, other in zip(found, expected(number), strict=True):
             torch.testing.assert_close(one.cpu(), other, equal_nan=True)
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         assert [torch.zeros(1, device="jax").add(number).dtype for number in (0.0, 1, True)] == [torch.float32] * 3
         one = torch.tensor(1, device="jax")
         assert [(one + number).dtype for number in (1.0, 1, True)] == [torch.float32, torch.int64, torch.int64]
@@ -179,12 +179,12 @@ def check_random_numbers_are_eager_modes() -> None:
 
     torch.manual_seed(3)
     expected = draw()
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         torch.manual_seed(3)
         assert draw() == expected
         assert draw() != expected
         draws = [torch.rand(4, device="jax") for _ in range(3)]
-        dynaxla.sync()
+        dynaxla.device.sync()
         assert len({tuple(drawn.tolist()) for drawn in draws}) == 3
         generated = [torch.rand(2, device="jax", generator=torch.Generator().manual_seed(3)) for _ in range(2)]
         assert generated[0].tolist() == generated[1].tolist()
@@ -193,7 +193,7 @@ def check_random_numbers_are_eager_modes() -> None:
 def check_failed_checks() -> None:
     """The op is named; what had a value keeps it; what was to come says so; and all else goes on."""
     table, kept = torch.arange(6.0, device="jax"), torch.ones(2, device="jax")
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         kept.add_(1)
         table.mul_(2)
         view = table[1:3]
@@ -206,16 +206,16 @@ def check_failed_checks() -> None:
         assert f"aten.index_select.default raised this. It was recorded in lazy mode at {__file__}:{line}, in check_failed_checks" in note
         assert (kept.tolist(), table.tolist(), view.tolist()) == ([1, 1], [0, 1, 2, 3, 4, 5], [1, 2])
         for lost in (found, later):
-            with pytest.raises(dynaxla.ExecutionError, match=r"has no value.*IndexError"):
+            with pytest.raises(dynaxla.errors.ExecutionError, match=r"has no value.*IndexError"):
                 lost.cpu()
-            with pytest.raises(dynaxla.ExecutionError, match="has no value"):
+            with pytest.raises(dynaxla.errors.ExecutionError, match="has no value"):
                 lost + 1
         later.copy_(torch.ones(2))
         assert (later + kept).tolist() == [2, 2]
         torch.index_select(table, 0, torch.tensor([17], device="jax"))  # nobody keeps the result
         with pytest.raises(IndexError):
-            dynaxla.sync()
-        dynaxla.sync()
+            dynaxla.device.sync()
+        dynaxla.device.sync()
         with pytest.raises(RuntimeError, match="can't be cast"):
             torch.ones(2, dtype=torch.long, device="jax").add_(2.5)
         with pytest.raises(RuntimeError, match="same device"):
@@ -232,13 +232,13 @@ def check_an_interruption_changes_nothing() -> None:
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         y = x * 3
         x.add_(y)
         lazy_programs.op_compiler.compiled = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
-                dynaxla.sync()
+                dynaxla.device.sync()
         finally:
             lazy_programs.op_compiler.compiled = compiled
         assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
@@ -259,7 +259,7 @@ def check_ops_while_a_recording_runs() -> None:
                 left.pop()(x)
             return run(*given)
 
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             y = (x * 7).add_(x)
             lazy_programs.run = interfere
             try:
@@ -275,7 +275,7 @@ def check_changing_wishes_are_few_programs() -> None:
     x = torch.arange(4.0, device="jax")
 
     def keep(wishes: int) -> int:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             values = [x + (number + 0.5) for number in range(5)]
             total = values[0]
             for value in values[1:]:
@@ -297,12 +297,12 @@ def check_modes() -> None:
         return _is_recorded(torch.ones(1, device="jax") + 1)
 
     with pytest.raises(ValueError, match="'fast'"):
-        dynaxla.set_mode("fast")
-    with dynaxla.lazy(), dynaxla.lazy():
+        dynaxla.device.set_mode("fast")
+    with dynaxla.device.lazy(), dynaxla.device.lazy():
         assert is_lazy()
     assert not is_lazy()
-    dynaxla.set_mode("lazy")
-    with dynaxla.lazy():
+    dynaxla.device.set_mode("lazy")
+    with dynaxla.device.lazy():
         assert is_lazy()
     assert is_lazy()
     found: list[bool] = []
@@ -311,7 +311,7 @@ def check_modes() -> None:
     thread.join()
     assert found == [True]
     kept = torch.ones(1, device="jax") + 1
-    dynaxla.set_mode("eager")
+    dynaxla.device.set_mode("eager")
     assert not _is_recorded(kept) or storages.held_by(kept.untyped_storage()).recording is None
     assert not is_lazy()
 
@@ -330,7 +330,7 @@ def check_threads() -> None:
             if total.tolist() != [number] + [number + step] * 3:
                 wrong.append((number, step, total.tolist()))
 
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -352,7 +352,7 @@ def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
         lent.succeed([(storage, array)])
         return found
 
-    with pytest.MonkeyPatch.context() as patch, dynaxla.lazy():
+    with pytest.MonkeyPatch.context() as patch, dynaxla.device.lazy():
         patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
         patch.setattr(lazy_mode.eager_mode, "find", find_meanwhile)
         y[2:].add_(1)
@@ -363,7 +363,7 @@ def check_long_recordings_run() -> None:
     most = lazy_mode.MOST
     lazy_mode.MOST = 50
     try:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             x = torch.zeros(2, device="jax")
             done = _counts(lambda: [x.add_(1) for _ in range(210)])
         assert done["execute"] == 4
@@ -377,7 +377,7 @@ def check_nothing_is_left() -> None:
     x = torch.randn(64).to("jax")
 
     def loop(count: int) -> tuple[int, int]:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             for step in range(count):
                 y = (x * (step + 0.5)).sum() + step
                 x[3:9].mul_(0.9)
@@ -395,7 +395,7 @@ def check_metrics() -> None:
     dynaxla.metrics.clear()
     x = torch.ones(3, 11, device="jax")
     for _ in range(3):
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             y = x.exp().sum()
     y.nonzero()
     values = {name: dynaxla.metrics.counter_value(name) for name in ("CachedCompile", "aten::nonzero", "lazy_ops")}
@@ -456,7 +456,7 @@ def _train(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer], place
         schedule.step()
         losses.append(loss.item())
 
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         for _ in range(6):
             counts.append(_counts(step))
     return torch.tensor(losses)

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh, mark_sharding, shard_module
 from dynaxla.errors import ArgumentError
-from dynaxla.sharding import report
+from dynaxla.sharding import Mesh, mark_sharding, report, shard_module
 
 MESH = Mesh((8,), ("tp",))
 _FILE = Path(__file__).name
@@ -84,7 +83,7 @@ def check_lazy_mode() -> None:
     step, args = _training()
 
     def lazily() -> None:
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             step(*args)
 
     for _ in range(2):
@@ -93,9 +92,9 @@ def check_lazy_mode() -> None:
     assert [(item.program, item.kind, item.axes, item.count) for item in found.collectives] == [("recorded_ops", "all-reduce", "tp", 3)]
     assert found.collectives[0].lines == tuple(sorted((DOWN, BACKWARD)))
     assert len(found.memory) == 1
-    before = dynaxla.observe.metrics.snapshot()["compile"]
+    before = dynaxla.metrics.snapshot()["compile"]
     lazily()  # a recording that nobody looks at has the program that it had
-    assert dynaxla.observe.metrics.snapshot()["compile"] == before
+    assert dynaxla.metrics.snapshot()["compile"] == before
 
 
 def check_compiled_graphs() -> None:

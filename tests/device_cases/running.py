@@ -14,7 +14,7 @@ import torch
 import dynaxla
 from dynaxla.device import storages
 
-MODES: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "lazy": dynaxla.lazy}
+MODES: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "lazy": dynaxla.device.lazy}
 
 
 def compile_anew(function: Callable[..., Any], **options: Any) -> Any:

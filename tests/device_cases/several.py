@@ -59,7 +59,7 @@ def check_backward_passes() -> None:
 
 
 def check_each_device_has_its_recording() -> None:
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         one, three = torch.arange(3.0, device="jax:1") + 1, torch.arange(3.0, device="jax:3") * 2
         with pytest.raises(RuntimeError, match="same device"):
             one + three

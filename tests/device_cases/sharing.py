@@ -168,7 +168,7 @@ def check_children() -> None:
         failed = ""
         try:
             list(DataLoader(_Numbers(there), batch_size=3, num_workers=1))
-        except dynaxla.ForkError as error:
+        except dynaxla.errors.ForkError as error:
             failed = str(error)
         assert "forked" in failed
         gc.collect()  # the loader, whose end would take later children for its workers
@@ -177,7 +177,7 @@ def check_children() -> None:
             if not child:
                 try:
                     use()
-                except dynaxla.ForkError:
+                except dynaxla.errors.ForkError:
                     torch.ones(2).add_(1)
                     os._exit(7)
                 except BaseException as error:

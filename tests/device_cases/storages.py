@@ -149,7 +149,7 @@ def check_loaders_and_others() -> None:
         assert torch.compile(lambda x: x * 2 + 1, backend=backend)(torch.ones(2)).tolist() == [3, 3]
         assert torch.compile(lambda x: x * 2 + 1, backend=backend)(_tensor()).tolist() == [[1, 3, 5], [7, 9, 11]]
     assert str(torch.accelerator.current_accelerator()) == "jax"
-    dynaxla.enable_device()
+    dynaxla.device.enable()
 
 
 def check_random_numbers() -> None:

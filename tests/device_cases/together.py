@@ -100,7 +100,7 @@ def check_breaks_of_graphs_in_lazy_mode() -> None:
     for value in (1.0, -1.0, 1.0):
         x, state = torch.full((3,), value), torch.zeros(3)
         there, kept = x.to("jax"), state.to("jax")
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             found = compiled(there + 0, kept)
             view = kept[1:]
             kept.mul_(2)
@@ -148,7 +148,7 @@ def check_what_is_recorded_reads_what_was_there() -> None:
     compiled(x)
     for _ in range(3):
         before = x.tolist()
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             later = x * 2
             compiled(x)
             last = x * 3
@@ -310,7 +310,7 @@ def check_a_program_whose_kernel_reads_the_device_does_not_block_who_records() -
         x.mul_(3)
         recorded.set()
 
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         results = at_once(lambda: compiled(x, y), record)
     assert results[0].tolist() == [4, 4]
     assert x.tolist() == [6, 6]
@@ -334,7 +334,7 @@ def check_failures_leave_what_was_there() -> None:
                 with pytest.raises(IndexError):
                     compiled(table, count, bad)
                 assert count.tolist() == [1, 1]
-            with dynaxla.lazy():
+            with dynaxla.device.lazy():
                 table.mul_(2)
                 table.index_select(0, bad)
                 with pytest.raises(IndexError):
@@ -353,7 +353,7 @@ def check_hooks_that_raise_in_lazy_backward() -> None:
     model, x = _model().to("jax"), torch.randn(5, 6).double().to("jax")
     forward = compile_anew(model)
     for call in (model, forward):
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             for parameter in model.parameters():
                 parameter.grad = None
             loss = call(x).square().sum()
@@ -650,5 +650,5 @@ def check_functions_of_functions() -> None:
                 assert_equal(found.cpu(), wanted)
     compiled = compile_anew(loss)
     wanted = torch.func.grad(loss)(weight, x)
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         assert_equal(torch.func.grad(compiled)(weight.to("jax"), x.to("jax")).cpu(), wanted)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla import as_jax, as_torch, to_torch
+from dynaxla import as_jax, as_torch, to_jax, to_torch
 from dynaxla.errors import UnsupportedOp, UnsupportedTensor
 from dynaxla.observe import metrics
 
@@ -48,7 +48,7 @@ def check_the_matrix() -> None:
     }
     for (name, (function, expected)), compiles in itertools.product(functions.items(), (False, True)):
         in_torch = torch.compile(function, backend="dynaxla", fullgraph=True) if compiles else function
-        in_jax = as_jax(in_torch)
+        in_jax = to_jax(in_torch, device="jax")
         called = (lambda x, f=in_jax: f(x * 2) / 3) if name == "jax in torch in jax" else in_jax
         value, gradient = reference(expected)
 
@@ -70,7 +70,7 @@ def check_the_matrix() -> None:
 def check_it_is_part_of_one_program() -> None:
     compiled = torch.compile(plain, backend="dynaxla", fullgraph=True)
     before = metrics.counter_value("UncachedCompile")
-    text = jax.jit(as_jax(compiled)).lower(X).as_text()
+    text = jax.jit(to_jax(compiled, device="jax")).lower(X).as_text()
     assert "callback" not in text
     assert metrics.counter_value("UncachedCompile") == before
 
@@ -81,10 +81,10 @@ def check_torch_differentiates() -> None:
             constant = x * 2
         return (x.detach() * x + constant * x + torch.relu(x * 0)).sum()
 
-    np.testing.assert_allclose(jax.grad(as_jax(function))(X), 3 * X)
-    cube = as_jax(lambda x: (x**3).sum())
+    np.testing.assert_allclose(jax.grad(to_jax(function, device="jax"))(X), 3 * X)
+    cube = to_jax(lambda x: (x**3).sum(), device="jax")
     np.testing.assert_allclose(jax.grad(lambda x: jax.grad(cube)(x).sum())(X), 6 * X, rtol=1e-5)
-    complex_numbers = as_jax(lambda z: (z * z.conj()).real.sum() + z.imag.sum())
+    complex_numbers = to_jax(lambda z: (z * z.conj()).real.sum() + z.imag.sum(), device="jax")
     z = X + 1j * X[::-1]
     np.testing.assert_allclose(jax.grad(complex_numbers)(z), jax.grad(lambda z: (z * z.conj()).real.sum() + z.imag.sum())(z), rtol=1e-5)
 
@@ -97,7 +97,7 @@ def check_borders_by_hand() -> None:
     np.testing.assert_allclose(jax.jit(function)(X), value, rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(function)(jnp.stack([X, X]))[0], value, rtol=1e-5)
     for differentiated in (jax.grad(lambda x: function(x).sum()), jax.grad(jax.jit(lambda x: function(x).sum()))):
-        with pytest.raises(UnsupportedTensor, match=r"as_jax\(torch_function\)"):
+        with pytest.raises(UnsupportedTensor, match=r"to_jax\(torch_function"):
             differentiated(X)
 
 
@@ -111,37 +111,37 @@ def check_views_writes_and_new_tensors() -> None:
     expected = np.concatenate([X * np.array([[1], [2], [2]], np.float32), np.ones((1, 4), np.float32)])
     expected[:3, 0] += np.arange(3)
     for called in (function, torch.compile(function, backend="dynaxla")):
-        np.testing.assert_allclose(jax.jit(as_jax(called))(X), expected, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(to_jax(called, device="jax"))(X), expected, rtol=1e-6)
         np.testing.assert_allclose(function(torch.from_numpy(X).to("jax")).cpu(), expected, rtol=1e-6)  # nothing of the trace is left
 
 
 def check_what_cannot_be() -> None:
     kept: list[torch.Tensor] = []
-    jax.jit(as_jax(lambda x: kept.append(x) or x * 2))(X)
+    jax.jit(to_jax(lambda x: kept.append(x) or x * 2, device="jax"))(X)
     compiled = torch.compile(plain, backend="dynaxla")
     for use in (lambda x: x + 1, compiled):
         with pytest.raises(UnsupportedTensor, match="used outside of the JAX function"):
             use(kept[0])
     for look in (torch.Tensor.cpu, lambda x: x.sum().item(), lambda x: bool((x > 0).all())):
         with pytest.raises(UnsupportedTensor, match="holds a tracer"):
-            jax.jit(as_jax(lambda x, look=look: look(x) and x))(X)
+            jax.jit(to_jax(lambda x, look=look: look(x) and x, device="jax"))(X)
     for draws in (
         torch.rand_like,
         lambda x: x + torch.rand(4, device="jax"),
         torch.compile(torch.nn.functional.dropout, backend="dynaxla"),
     ):
         with pytest.raises(UnsupportedOp, match="draws random numbers"):
-            jax.jit(as_jax(draws))(X)
+            jax.jit(to_jax(draws, device="jax"))(X)
     with pytest.raises(TypeError, match="not a tensor"):
-        as_jax(lambda x: 3)(X)
+        to_jax(lambda x: 3, device="jax")(X)
     with pytest.raises(UnsupportedTensor, match="64-bit types are off"):
-        as_jax(lambda x: x.argmax())(X)
+        to_jax(lambda x: x.argmax(), device="jax")(X)
     with jax.enable_x64(True):
-        assert as_jax(lambda x: x.argmax())(X).dtype == np.int64
+        assert to_jax(lambda x: x.argmax(), device="jax")(X).dtype == np.int64
     with pytest.raises(UnsupportedTensor, match="a result is on cpu"):
-        as_jax(lambda x: torch.ones(2))(X)
-    with dynaxla.lazy():  # what holds tracers is not recorded
-        np.testing.assert_allclose(jax.jit(as_jax(plain))(X), reference(plain)[0], rtol=1e-5)
+        to_jax(lambda x: torch.ones(2), device="jax")(X)
+    with dynaxla.device.lazy():  # what holds tracers is not recorded
+        np.testing.assert_allclose(jax.jit(to_jax(plain, device="jax"))(X), reference(plain)[0], rtol=1e-5)
 
 
 def check_jax_functions_of_tensors_of_the_device() -> None:
@@ -151,7 +151,7 @@ def check_jax_functions_of_tensors_of_the_device() -> None:
         assert result.device.type == "jax"
         result.sum().backward()
         np.testing.assert_allclose(x.grad.cpu(), 3 * X**2, rtol=1e-5)
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         lazily = cubed(torch.from_numpy(X).to("jax") + 1) * 2
     np.testing.assert_allclose(lazily.cpu(), ((X + 1) ** 3 + 1) * 2, rtol=1e-5)
 

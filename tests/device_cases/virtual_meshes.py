@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla import Mesh, mark_sharding, shard_module, sharding
+from dynaxla import sharding
 from dynaxla.errors import ArgumentError
+from dynaxla.sharding import Mesh, mark_sharding, shard_module
 
 MESH = Mesh((64, 4), ("data", "model"), virtual=True)
 SPECS = {"0.weight": ("model", "data"), "0.bias": ("model",), "2.weight": ("data", "model")}
@@ -78,7 +79,7 @@ def check_constraints() -> None:
     assert (moved.kind, moved.axes, moved.bytes) == ("all-gather", "data", host.nbytes)
     for run in (compiled, gathered):
         torch.testing.assert_close(run(x).cpu(), host * 2 + 1)
-    with dynaxla.lazy():
+    with dynaxla.device.lazy():
         result = gathered(x)
     torch.testing.assert_close(result.cpu(), host * 2 + 1)
 

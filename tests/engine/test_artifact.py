@@ -16,9 +16,9 @@ from artifact_cases import CASES, Case, compiled, gelus, made
 from newer import not_in_oldest
 from patience import PATIENCE
 
-from dynaxla import ArtifactError, OptionError, UnsupportedTensor
 from dynaxla.engine import artifact
 from dynaxla.engine.artifact import Artifact, load
+from dynaxla.errors import ArtifactError, OptionError, UnsupportedTensor
 from dynaxla.observe import metrics
 
 pytestmark = not_in_oldest("aot_compile")

@@ -13,7 +13,6 @@ from compare import assert_equal
 from rounded_sizes import SIZES, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-import dynaxla
 from dynaxla.passes.padding.round_up import rounded
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
@@ -232,7 +231,7 @@ def test_under_fake_tensors_the_graph_itself_runs() -> None:
 
 
 def test_both_backends() -> None:
-    run = torch.compile(lambda x: x.mean(0), backend=dynaxla.dynaxla_retrace, dynamic=True, options={"sizes": "buckets"})
+    run = torch.compile(lambda x: x.mean(0), backend="dynaxla_retrace", dynamic=True, options={"sizes": "buckets"})
     assert_equal(run(torch.arange(9.0)), torch.tensor(4.0))
 
 

@@ -150,7 +150,7 @@ def test_dropout_draws_the_same_whenever_it_runs() -> None:
         leaves = [torch.ones(size, 4, requires_grad=True) for size in (9, 10)]
         values = [run(leaf) for leaf in leaves]
         found.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
-        dynaxla.finish_compilations()
+        dynaxla.synchronize()
     torch.testing.assert_close(found[0], found[1])
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_compiled_is_raised_by_the_next_call(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(programs, "compile_lowered", refuse)
         assert_equal(run(x), sums(x))
-        dynaxla.finish_compilations()
+        dynaxla.synchronize()
         assert "could not be compiled in the background" in caplog.text
         for size in (9, 11):
             with pytest.raises(CompilationError, match="INTERNAL: no"):
@@ -177,7 +177,7 @@ def test_a_bucket_that_was_dropped_is_torchs_again(gate: Gate) -> None:
     for x in (small, large, small):
         metrics.reset()
         assert_equal(run(x), sums(x))
-        dynaxla.finish_compilations()
+        dynaxla.synchronize()
         assert_equal(run(x), sums(x))
         assert counts("meanwhile", "calls", "compile") == (1, 1, 1)
 

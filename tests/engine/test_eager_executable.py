@@ -177,7 +177,7 @@ def test_random_numbers_do_not_depend_on_the_time() -> None:
             found.append((value, gradient))
             # Without a checkpoint the backward graph draws nothing; with one torch's own kernels can draw again what they drew.
             assert (counts("meanwhile")[0] > 0) == (bool(options) and (not again or len(options) > 1))
-            dynaxla.finish_compilations()
+            dynaxla.synchronize()
         torch.testing.assert_close(found[0], found[1])
         torch.manual_seed(0)
         torch.testing.assert_close(found[2][0], function(torch.ones(50), again))
@@ -212,7 +212,7 @@ def test_what_cannot_be_compiled_is_logged_and_raised_by_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(programs, "compile_lowered", refuse)
         torch.testing.assert_close(runner([x])[0], x.sin())
-        dynaxla.finish_compilations()
+        dynaxla.synchronize()
         (message,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert message.startswith(
             "graph could not be compiled in the background, and its next call compiles it again: XLA could not compile graph"
@@ -384,7 +384,7 @@ def test_a_reset_while_sizes_wait(gate: Gate) -> None:
     gate.open()
     x = torch.randn(4, 5)
     torch.testing.assert_close(compiled(x), x.sin() @ x.t())
-    dynaxla.finish_compilations()
+    dynaxla.synchronize()
     torch.testing.assert_close(compiled(x), x.sin() @ x.t())
 
 
@@ -398,7 +398,7 @@ def test_a_wait_that_is_interrupted_goes_on_in_the_background(gate: Gate) -> Non
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            dynaxla.finish_compilations()
+            dynaxla.synchronize()
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -330,11 +330,11 @@ def test_nothing_that_is_compiled(function: Callable[[], Any]) -> None:
 
 
 def test_other_backends_are_refused() -> None:
-    with pytest.raises(dynaxla.ArgumentError, match="eager"):
+    with pytest.raises(dynaxla.errors.ArgumentError, match="eager"):
         dynaxla.explain(torch.compile(lambda x: x + 1, backend="eager"), torch.ones(1))
-    with pytest.raises(dynaxla.ArgumentError, match="compiled with dynaxla_retrace at every call"):
+    with pytest.raises(dynaxla.errors.ArgumentError, match="compiled with dynaxla_retrace at every call"):
         dynaxla.explain(torch.compile(lambda x: x + 1, backend="dynaxla_retrace"), torch.ones(1))
-    with pytest.raises(dynaxla.ArgumentError, match="takes a function"):
+    with pytest.raises(dynaxla.errors.ArgumentError, match="takes a function"):
         dynaxla.explain(3)  # type: ignore[arg-type]
 
 

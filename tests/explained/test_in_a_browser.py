@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import dynaxla
 from benchmarks import breaks
 from dynaxla.bench import suites
+from dynaxla.explained import Explanation
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
@@ -40,18 +41,18 @@ def browser() -> Iterator[Any]:
     found.quit()
 
 
-def resnet() -> dynaxla.Explanation:
+def resnet() -> Explanation:
     model = suites._import("torchvision").models.resnet50().eval()
     with torch.no_grad():
         return dynaxla.explain(model, torch.randn(1, 3, 224, 224))
 
 
-def with_breaks() -> dynaxla.Explanation:
+def with_breaks() -> Explanation:
     with torch.no_grad():
         return dynaxla.explain(breaks.SideEffects().eval(), *breaks.vectors(1, torch.Generator().manual_seed(0)))
 
 
-def training() -> dynaxla.Explanation:
+def training() -> Explanation:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -113,10 +114,10 @@ def test_the_page_is_whole(browser: Any, tmp_path: Path, make: Any, dark: bool) 
     assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
 
 
-_made: dict[Any, dynaxla.Explanation] = {}
+_made: dict[Any, Explanation] = {}
 
 
-def made(make: Any) -> dynaxla.Explanation:
+def made(make: Any) -> Explanation:
     """Once for both colours."""
     if make not in _made:
         _made[make] = make()

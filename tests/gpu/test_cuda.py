@@ -210,7 +210,7 @@ def test_no_call_waits_and_every_program_does() -> None:
     checked = torch.compile(lambda x, index: torch.nn.functional.embedding(index, x), backend="dynaxla")
     for _ in range(3):
         draw(), copied(gaps), checked(x, index)
-    dynaxla.finish_checks()
+    dynaxla.synchronize()
     for turn in range(5):
         with delayed():
             x.fill_(turn)
@@ -241,7 +241,7 @@ def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None
     with torch.no_grad():
         compiled(good)
         compiled(good)
-        dynaxla.finish_checks()
+        dynaxla.synchronize()
         with delayed():
             compiled(bad)
             compiled(good)
@@ -251,7 +251,7 @@ def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None
         assert model.calls.item() == 3, "the failed call has not counted, nor has the one that raised"
         compiled(bad)
         with pytest.raises(IndexError):
-            dynaxla.finish_checks()
+            dynaxla.synchronize()
         assert model.calls.item() == 3
         compiled(good)
         assert model.calls.item() == 4
@@ -272,11 +272,11 @@ def test_a_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -
 
     good, bad = torch.tensor([1, 2], device="cuda"), torch.tensor([1, 10], device="cuda")
     step(good)
-    dynaxla.finish_checks()
+    dynaxla.synchronize()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step(bad)
     with pytest.raises(IndexError):
-        dynaxla.finish_checks()
+        dynaxla.synchronize()
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     step(good)
     assert not any(torch.equal(old, new) for old, new in zip(before[1:], list(model.parameters())[1:], strict=True))
@@ -340,7 +340,7 @@ def test_too_little_memory() -> None:
     size = torch.cuda.mem_get_info()[1] // 2
     compiled = torch.compile(lambda x: x.add_(torch.zeros(size, device="cuda").sum()) + torch.zeros(size, device="cuda"), backend="dynaxla")
     x = torch.ones(1, device="cuda")
-    with pytest.raises(dynaxla.OutOfMemory):
+    with pytest.raises(dynaxla.errors.OutOfMemory):
         compiled(x)
     assert x.item() == 1
     assert torch.all(torch.compile(lambda x: x + 1, backend="dynaxla")(x) == 2)

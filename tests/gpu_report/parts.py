@@ -234,7 +234,7 @@ def _train(part: str, whole_step: bool) -> None:
     with fact(part, "time") as found:
         found.update(dynaxla=milliseconds(lambda: mine(x, y)), eager=milliseconds(lambda: theirs(x, y)))
     with fact(part, "checks"):
-        dynaxla.finish_checks()
+        dynaxla.synchronize()
 
 
 def attention() -> None:
@@ -357,7 +357,7 @@ def graph_capture() -> None:
             found["ok"] = False
         except Exception as error:
             found["raised"] = f"{type(error).__name__}: {error}"[:400]
-            found["ok"] = isinstance(error, dynaxla.DynaxlaError)
+            found["ok"] = isinstance(error, dynaxla.errors.DynaxlaError)
     with fact("graph_capture", "calls work afterwards") as found:
         found["error"] = relative_error(call(x), x * 2 + 1)
         found["ok"] = found["error"] < 1e-6
@@ -515,7 +515,7 @@ def out_of_memory() -> None:
         try:
             call(x)
             found["ok"] = False
-        except dynaxla.OutOfMemory as error:
+        except dynaxla.errors.OutOfMemory as error:
             found["raised"] = str(error)[:300]
         found["seconds"] = round(time.perf_counter() - start, 1)
         found["x"] = x.item()

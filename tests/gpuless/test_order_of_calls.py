@@ -215,8 +215,8 @@ def test_failures_are_raised_in_their_order(device: Device) -> None:
     with pytest.raises(ValueError, match="not positive"):
         program([])
     with pytest.raises(IndexError, match="out of range"):
-        late_checks.finish_checks()
-    late_checks.finish_checks()
+        late_checks.finish()
+    late_checks.finish()
 
 
 def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
@@ -233,7 +233,7 @@ def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
 def test_finish_waits_for_what_is_under_way(device: Device) -> None:
     checked(device, [0])([])
     with pytest.raises(IndexError, match="out of range"):
-        late_checks.finish_checks()
+        late_checks.finish()
     assert device.host_waits == ["event"]
 
 
@@ -270,7 +270,7 @@ def test_only_so_many_codes_are_under_way(device: Device) -> None:
         program([])
     with pytest.raises(IndexError):
         program([])
-    late_checks.finish_checks()
+    late_checks.finish()
 
 
 def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
@@ -349,7 +349,7 @@ def test_two_threads_each_in_its_order(device: Device) -> None:
         thread.join()
     device.go()
     with contextlib.suppress(IndexError):
-        late_checks.finish_checks()
+        late_checks.finish()
     assert wrong == []
     assert failed, "some failure has been raised"
 

@@ -372,7 +372,7 @@ def loss(x): return x * 5
 check(train, 5.0)
 Net.__call__ = lambda self, x: x * 7
 check(step, 7.0)
-print("right", dynaxla.observe.metrics.snapshot()["steps"])
+print("right", dynaxla.metrics.snapshot()["steps"])
 """
 
 

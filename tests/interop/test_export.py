@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from without_torch import compare_without_torch
 
 import dynaxla
-from dynaxla import CaptureError, LoweringError, OptionError, UnsupportedOp
 from dynaxla.bench.suites import Bert, _import, torchvision_model
+from dynaxla.errors import CaptureError, LoweringError, OptionError, UnsupportedOp
 
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -63,7 +63,7 @@ def test_weights_may_be_constants_of_the_program() -> None:
     exported = dynaxla.export(module, (torch.ones(1, 2),), platforms=["tpu", "cpu"], weights="constants")
     assert not exported.manifest.weights
     assert not exported.weights
-    found = dynaxla.load_artifact(exported.serialize()).call(np.ones((1, 2), np.float32))
+    found = dynaxla.load(exported.serialize()).call(np.ones((1, 2), np.float32))
     torch.testing.assert_close(torch.from_numpy(np.array(found)), module(torch.ones(1, 2)).detach())
 
 
@@ -86,7 +86,7 @@ def test_new_values_of_buffers_are_results() -> None:
 def test_random_numbers_come_of_a_key() -> None:
     exported = dynaxla.export(nn.Dropout(0.5), (torch.ones(1000),), platforms=["cpu"])
     ones = np.ones(1000, np.float32)
-    with pytest.raises(dynaxla.ArtifactError, match="draws random numbers"):
+    with pytest.raises(dynaxla.errors.ArtifactError, match="draws random numbers"):
         exported.call(ones)
     first, same, other = (np.asarray(exported.call(ones, key=jax.random.key(seed))) for seed in (0, 0, 1))
     assert np.array_equal(first, same)
@@ -105,7 +105,7 @@ def test_nested_and_named_arguments() -> None:
     found = exported.call((array, {"b": array}), 2.0, more=5 * array)
     assert found["sum"].tolist() == [3, 3]
     assert [found["rest"][0].tolist(), *found["rest"][1:]] == [[5, 5], None, 3]
-    with pytest.raises(dynaxla.ArtifactError, match=r"args\[1\] is 3.0, and was 2.0 at export"):
+    with pytest.raises(dynaxla.errors.ArtifactError, match=r"args\[1\] is 3.0, and was 2.0 at export"):
         exported.call((array, {"b": array}), 3.0, more=array)
 
 

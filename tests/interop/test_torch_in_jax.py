@@ -315,7 +315,7 @@ def test_structures_and_methods() -> None:
     assert isinstance(result, Pair)
     assert result.first[0].tolist() == [2, 2]
     assert result.second[1:] == (None, "text")
-    f, params = to_jax(model.words.forward)
+    f, params = to_jax(model.words, method="forward")
     close(f(params, jnp.array([1, 2])), model.words.weight[1:3])
 
 

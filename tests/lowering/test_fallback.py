@@ -162,7 +162,7 @@ def test_a_use_that_a_lowering_refuses() -> None:
     x = torch.randn(3)
     assert torch.equal(compile_whole(lambda x: shift(x) + shift(x, 5))(x), x + 1 + (x + 5))
     assert coverage.snapshot()["dynaxla_test.shift.default"] == {"lowered": 1, "fallback": 1}
-    with pytest.raises(dynaxla.UnsupportedOp, match="by=1"):
+    with pytest.raises(dynaxla.errors.UnsupportedOp, match="by=1"):
         compile_whole(lambda x: shift(x, 6), fallback="error")(x)
 
 

@@ -124,9 +124,9 @@ def test_what_a_lowering_leaves_out_keeps_its_default() -> None:
     assert rule is not None
     assert rule.bind(("x", [0], False), {"dtype": None}) == (["x", [0]], {})
     for args, kwargs, message in (((True,), {}, "keepdim=False, not True"), ((), {"dtype": torch.int8}, "dtype=None, not dtype")):
-        with pytest.raises(dynaxla.UnsupportedOp, match=message):
+        with pytest.raises(dynaxla.errors.UnsupportedOp, match=message):
             rule.bind(("x", [0], *args), kwargs)
-    with pytest.raises(dynaxla.UnsupportedOp, match=r"dtype=torch\.quint8: JAX has no such dtype"):
+    with pytest.raises(dynaxla.errors.UnsupportedOp, match=r"dtype=torch\.quint8: JAX has no such dtype"):
         rule.bind(("x", [0]), {"dtype": torch.quint8})
     with pytest.raises(TypeError, match="no keyword-only argument 'keepdim'"):
         registry.register(torch.ops.aten.sum.default, lambda x, *, keepdim: x)

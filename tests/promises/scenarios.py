@@ -21,7 +21,7 @@ from compare import assert_equal, check
 from torch import nn
 
 import dynaxla
-from dynaxla.observe import metrics
+from dynaxla.observe import coverage, metrics
 
 from .visible import State, differences, keeps_freed_memory, snapshot
 
@@ -194,7 +194,7 @@ def no_dead_ends() -> None:
         logger.propagate = propagates
     assert sum("promises.scaled" in message for message in messages) == 1, messages
     assert sum("the graph is split around it" in message for message in messages) == 1, messages
-    assert dynaxla.observe.coverage.snapshot()["promises.scaled.default"]["fallback"] >= 2
+    assert coverage.snapshot()["promises.scaled.default"]["fallback"] >= 2
     assert metrics.snapshot()["kernels"] > 0
 
 
@@ -206,16 +206,16 @@ def clear_failure() -> None:
         compiled(torch.linalg.inv)(torch.zeros(3, 3))
     with pytest.raises(torch.linalg.LinAlgError):
         compiled(torch.linalg.cholesky)(-torch.eye(3))
-    with pytest.raises(dynaxla.UnsupportedTensor) as caught:
+    with pytest.raises(dynaxla.errors.UnsupportedTensor) as caught:
         compiled(lambda x: x * 2)(torch.empty(3, device="meta"))
     assert caught.value.hint
     # TorchDynamo hands us no graph with a sparse tensor: eager mode runs it.
     assert torch.equal(compiled(lambda x: x * 2)(torch.eye(3).to_sparse()).to_dense(), torch.eye(3) * 2)
-    with pytest.raises(dynaxla.OptionError, match="did you mean 'freeze'"):
+    with pytest.raises(dynaxla.errors.OptionError, match="did you mean 'freeze'"):
         compiled(lambda x: x * 2, frieze=True)(randn(3))
-    with pytest.raises(dynaxla.CompilationError):
+    with pytest.raises(dynaxla.errors.CompilationError):
         compiled(lambda x: x * 2, xla={"xla_no_such_option": 1})(randn(3))
-    with pytest.raises(dynaxla.UnsupportedOp) as unsupported:
+    with pytest.raises(dynaxla.errors.UnsupportedOp) as unsupported:
         compiled(lambda x: torch.ops.promises.scaled(x, 2.0), fallback="error")(randn(3))
     assert unsupported.value.op == "promises.scaled.default"
     assert unsupported.value.inputs == "f32[3], factor=2.0"
@@ -254,10 +254,10 @@ def no_side_effects() -> None:
 
 
 def the_device() -> None:
-    """`enable_device` changes what it is there to change, and what runs on the device nothing more; twice is once."""
+    """`dynaxla.device.enable` changes what it is there to change, and what runs on the device nothing more; twice is once."""
     model = network()
     for _ in range(2):
-        dynaxla.enable_device()
+        dynaxla.device.enable()
     mine = copy.deepcopy(model).to("jax")
     optimizer = torch.optim.AdamW(mine.parameters())
     x = randn(3, 8)
@@ -279,14 +279,14 @@ def the_device() -> None:
 
 
 def meshes() -> None:
-    """With eight devices: meshes, real and virtual ones, what lies on them, steps and reports change nothing but what `enable_device` does;
-    JAX has the devices that it had, and others' torch.compile does what it did."""
+    """With eight devices: meshes, real and virtual ones, what lies on them, steps and reports change nothing but what
+    `dynaxla.device.enable` does; JAX has the devices that it had, and others' torch.compile does what it did."""
     flags = os.environ["XLA_FLAGS"]
-    dynaxla.enable_device()
+    dynaxla.device.enable()
     assert len(jax.devices()) == 8
-    for mesh in (dynaxla.Mesh((2, 4), ("fsdp", "tp")), dynaxla.Mesh((4, 4), ("fsdp", "tp"), virtual=True)):
-        model = dynaxla.shard_module(network(), mesh, {"0.weight": ("tp",), "2.weight": (None, "tp")})
-        x = dynaxla.mark_sharding(randn(16, 8).to("jax"), mesh, ("fsdp",))
+    for mesh in (dynaxla.sharding.Mesh((2, 4), ("fsdp", "tp")), dynaxla.sharding.Mesh((4, 4), ("fsdp", "tp"), virtual=True)):
+        model = dynaxla.sharding.shard_module(network(), mesh, {"0.weight": ("tp",), "2.weight": (None, "tp")})
+        x = dynaxla.sharding.mark_sharding(randn(16, 8).to("jax"), mesh, ("fsdp",))
         optimizer = torch.optim.AdamW(model.parameters())
 
         def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
@@ -300,7 +300,7 @@ def meshes() -> None:
         assert dynaxla.sharding.report(whole, x, run=not mesh.is_virtual).count("all-reduce")
         for run in (whole, step):
             run(x).item()
-        with dynaxla.lazy():
+        with dynaxla.device.lazy():
             step(x)
         compiled(model)(x).sum().backward()
     assert (os.environ["XLA_FLAGS"], len(jax.devices())) == (flags, 8)
@@ -363,7 +363,7 @@ def recording() -> None:
         return loss
 
     try:
-        with contextlib.suppress(dynaxla.CaptureError):  # it was recorded, and then refused, since it counts
+        with contextlib.suppress(dynaxla.errors.CaptureError):  # it was recorded, and then refused, since it counts
             step(randn(4, 8))
     finally:
         outside.close()

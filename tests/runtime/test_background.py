@@ -165,9 +165,9 @@ assert has_it.wait(PATIENCE)
 pid = os.fork()
 if pid == 0:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
-    dynaxla.finish_compilations()
+    dynaxla.synchronize()
     call(3)
-    dynaxla.finish_compilations()
+    dynaxla.synchronize()
     assert metrics.snapshot()["by_torch"] == 1
     sys.exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

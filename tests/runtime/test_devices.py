@@ -20,7 +20,7 @@ def test_one_device() -> None:
 
 @pytest.mark.parametrize("names", [("cpu", "cuda:0"), ("cuda:0", "cuda:1")], ids=str)
 def test_several_devices(names: tuple[str, str]) -> None:
-    with pytest.raises(dynaxla.DeviceMismatch, match=f"tensors on several devices: {names[0]}, {names[1]}") as caught:
+    with pytest.raises(dynaxla.errors.DeviceMismatch, match=f"tensors on several devices: {names[0]}, {names[1]}") as caught:
         common_device(map(torch.device, names))
     assert "torch.compiler.disable" in caught.value.hint
 
@@ -54,7 +54,7 @@ def test_a_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         assert jax_device(torch.device("cuda:1")) is one
         assert jax_device(torch.device("cuda:2")) is two
-        with pytest.raises(dynaxla.UnsupportedTensor, match="JAX does not see cuda:0"):
+        with pytest.raises(dynaxla.errors.UnsupportedTensor, match="JAX does not see cuda:0"):
             jax_device(torch.device("cuda"))
     finally:
         devices._accelerator.cache_clear()
@@ -63,7 +63,7 @@ def test_a_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_platforms() -> None:
     assert platform_of(CPU) == "cpu"
     assert platform_of(torch.device("cuda:1")) == ("rocm" if torch.version.hip else "cuda")
-    with pytest.raises(dynaxla.UnsupportedTensor, match="device 'xpu' cannot be handed to XLA"):
+    with pytest.raises(dynaxla.errors.UnsupportedTensor, match="device 'xpu' cannot be handed to XLA"):
         platform_of(torch.device("xpu"))
 
 

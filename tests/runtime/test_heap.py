@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynaxla import OptionError
 from dynaxla.config import Options
+from dynaxla.errors import OptionError
 from dynaxla.runtime import heap
 
 # Each in a child of its own, whose heap is as the process's that has only imported something.

@@ -22,16 +22,16 @@ def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.Monkey
     gone = private._needed("torch._C._gone")
     assert private.missing == ["torch._C._gone"]
     assert private._find("torch._C._gone") is private._find("no_such_module.at_all") is None
-    with pytest.raises(dynaxla.UnsupportedVersion, match=r"no torch\._C\._gone(.|\n)*torch 2\.11 to 2\.15 and jax 0\.10 to 0\.12"):
+    with pytest.raises(dynaxla.errors.UnsupportedVersion, match=r"no torch\._C\._gone(.|\n)*torch 2\.11 to 2\.15 and jax 0\.10 to 0\.12"):
         gone()
 
 
 def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = object()
-    with pytest.raises(dynaxla.UnsupportedVersion, match=r"have no jax.*host_callbacks"):
+    with pytest.raises(dynaxla.errors.UnsupportedVersion, match=r"have no jax.*host_callbacks"):
         private.host_callbacks(nothing)
     monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
-    with pytest.raises(dynaxla.UnsupportedVersion, match=r"have no torch\.compiler\._is_compiling_flag"):
+    with pytest.raises(dynaxla.errors.UnsupportedVersion, match=r"have no torch\.compiler\._is_compiling_flag"):
         private.compiling_flag()
     for value in (False, True):
         monkeypatch.setattr(torch.autograd.profiler, "_is_profiler_enabled", value)

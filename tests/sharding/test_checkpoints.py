@@ -18,7 +18,7 @@ ON_THE_MESH = """
 import sys
 import torch, dynaxla
 import gloo_checkpoints
-dynaxla.enable_device()
+dynaxla.device.enable()
 from device_cases.checkpoints import checkpointable, loaded, mark_sharding, saved, MESH, OTHER, spec_of
 what, folder, *names = sys.argv[1:]
 for mesh, specs in [(MESH, [("fsdp", "tp"), ("tp",), (None, "fsdp"), ()]), (OTHER, [("b",), ("b", "a"), (("a", "b"),), (None, "a")])]:

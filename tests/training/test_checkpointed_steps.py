@@ -77,7 +77,7 @@ def test_other_values_with_the_numbers_of_before() -> None:
         torch.set_rng_state(state)
         return first + torch.bernoulli(x * 0.5)
 
-    with pytest.raises(dynaxla.CaptureError, match=r"restores the state|Generator.get_state"):
+    with pytest.raises(dynaxla.errors.CaptureError, match=r"restores the state|Generator.get_state"):
         dynaxla.compile_step(step, fullgraph=True)()
 
 

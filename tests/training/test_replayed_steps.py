@@ -195,7 +195,7 @@ def test_iterators_are_refused() -> None:
     def step() -> torch.Tensor:
         return next(batch)
 
-    with pytest.raises(dynaxla.CaptureError, match="batch, a list_iterator"):
+    with pytest.raises(dynaxla.errors.CaptureError, match="batch, a list_iterator"):
         dynaxla.compile_step(step, fullgraph=True)()
     assert next(batch).sum() == 3
 
@@ -203,12 +203,12 @@ def test_iterators_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
-        ("item", dynaxla.CaptureError, "item"),
-        ("if", dynaxla.CaptureError, "__bool__"),
-        ("counter", dynaxla.CaptureError, "'steps'"),
-        ("list", dynaxla.CaptureError, "in Python at every call"),
-        ("nonzero", dynaxla.CaptureError, "values"),
-        ("random", dynaxla.CaptureError, "random.Random.random at"),
+        ("item", dynaxla.errors.CaptureError, "item"),
+        ("if", dynaxla.errors.CaptureError, "__bool__"),
+        ("counter", dynaxla.errors.CaptureError, "'steps'"),
+        ("list", dynaxla.errors.CaptureError, "in Python at every call"),
+        ("nonzero", dynaxla.errors.CaptureError, "values"),
+        ("random", dynaxla.errors.CaptureError, "random.Random.random at"),
         ("not scalar", RuntimeError, "scalar outputs"),
     ],
 )
@@ -229,7 +229,7 @@ def test_what_cannot_be_watched_is_refused() -> None:
     def step() -> torch.Tensor:
         return hidden() + 1
 
-    with pytest.raises(dynaxla.CaptureError, match="hidden, a _lru_cache_wrapper"):
+    with pytest.raises(dynaxla.errors.CaptureError, match="hidden, a _lru_cache_wrapper"):
         dynaxla.compile_step(step, fullgraph=True)()
 
 

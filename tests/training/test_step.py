@@ -432,7 +432,7 @@ def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert [compiled(torch.ones(1)).item() for _ in range(5)] == [3.0] * 5
     assert metrics.snapshot()["eager_steps"] == 5
     assert [record.levelname for record in caplog.records if "runs in eager mode: the step can reach more" in record.message] == ["WARNING"]
-    with pytest.raises(dynaxla.CaptureError, match=r"can reach more than 1000 values.*data"):
+    with pytest.raises(dynaxla.errors.CaptureError, match=r"can reach more than 1000 values.*data"):
         dynaxla.compile_step(step, fullgraph=True)(torch.ones(1))
 
 

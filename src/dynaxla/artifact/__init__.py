@@ -1,4 +1,4 @@
 """Exported models: StableHLO, weights, and a manifest.
 
-No module in this folder needs torch: `dynaxla.load_artifact` and the models that it returns need only JAX and safetensors.
+No module in this folder needs torch: `dynaxla.load` and the models that it returns need only JAX and safetensors.
 """

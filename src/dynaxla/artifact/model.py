@@ -29,7 +29,7 @@ _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex1
 
 
 class ExportedModel:
-    """A model as StableHLO, with its weights. `dynaxla.export` makes it from a PyTorch model, `load_artifact` from files.
+    """A model as StableHLO, with its weights. `dynaxla.export` makes it from a PyTorch model, `dynaxla.load` from files.
 
     Attributes:
         manifest: the names, shapes and dtypes of everything that it takes and returns.
@@ -95,7 +95,7 @@ class ExportedModel:
         return (results, updates) if manifest.updates else results
 
     def serialize(self) -> bytes:
-        """Returns the whole model as bytes, for `load_artifact`."""
+        """Returns the whole model as bytes, for `dynaxla.load`."""
         parts = self._files()
         parts[MANIFEST] = manifests.written(self.manifest, parts)
         sizes = b"".join(len(parts[name]).to_bytes(8, "little") for name in (MANIFEST, PROGRAM, WEIGHTS))
@@ -225,7 +225,7 @@ class ExportedModel:
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(check.message)
 
 
-def load_artifact(source: str | os.PathLike[str] | bytes) -> ExportedModel:
+def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:
     """Loads an exported model from a directory that `ExportedModel.save` wrote, or from the bytes of `serialize`.
 
     This needs JAX and safetensors, but not torch, and runs no loaded code. It checks hashes, names, shapes and dtypes, and rejects a

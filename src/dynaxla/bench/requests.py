@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..device.registration import enable_device
+from ..device import registration
 from ..errors import DynaxlaError
 from .benchmark_error import BenchmarkError
 from .choices import DTYPES
@@ -53,7 +53,7 @@ def check_device(name: str, jax_threads: int | None = None) -> torch.device:
 def _device_of_jax(name: str, threads: int) -> torch.device:
     try:
         with pool_of(threads):
-            enable_device()
+            registration.enable()
         return torch.zeros(0, device=name).device
     except (RuntimeError, DynaxlaError) as error:
         raise BenchmarkError(f"no device {name!r}: {error}") from error

@@ -51,7 +51,7 @@ def export(
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
 ) -> None:
-    """Export a model as StableHLO, with weights and a manifest, for dynaxla.load_artifact, which does not need torch."""
+    """Export a model as StableHLO, with weights and a manifest, for dynaxla.load, which does not need torch."""
     described, largest = parsed(inputs or [])
     import torch
 

@@ -3,4 +3,4 @@
 from .modes import lazy as lazy
 from .modes import set_mode as set_mode
 from .modes import sync as sync
-from .registration import enable_device as enable_device
+from .registration import enable as enable

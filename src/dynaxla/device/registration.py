@@ -1,4 +1,4 @@
-"""`dynaxla.enable_device` registers the device "jax" with torch. No other module of dynaxla registers a device."""
+"""`dynaxla.device.enable` registers the device "jax" with torch. No other module of dynaxla registers a device."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _in_this_thread(outputs: Any) -> Iterator[None]:
     gradient_shardings.follow_all()
 
 
-def enable_device() -> None:
+def enable() -> None:
     """Registers the device "jax": tensors in XLA's memory, on the devices of JAX's default backend ("jax:0", "jax:1", ...).
 
     The registration holds for the whole process until it ends, since torch has a single spare device type (PrivateUse1), which gets this

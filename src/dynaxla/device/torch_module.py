@@ -45,7 +45,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def init() -> None:
-    """Does nothing, since `enable_device` has initialized the device."""
+    """Does nothing, since `dynaxla.device.enable` has initialized the device."""
 
 
 def device_count() -> int:

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import torch
 
-from ..lowering import forms, registry
+from ..lowering import forms
+from ..lowering.registry import registry
 from ..runtime import affinity, machine
 from ..runtime.clients import is_own, threads_of
 from ..runtime.store import StoreProtocol

@@ -84,7 +84,7 @@ class CompilationUnit:
         if self.kind is None and meshes.exist() and shardings_in(graph.module.graph):
             raise UnsupportedTensor(
                 f"{self.name} shards a tensor on {self.device}, and only tensors on the device jax can be on a mesh",
-                hint='call dynaxla.enable_device(), and move the model and its inputs: x.to("jax")',
+                hint='call dynaxla.device.enable(), and move the model and its inputs: x.to("jax")',
             )
         # The process groups whose collectives XLA itself executes.
         self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()

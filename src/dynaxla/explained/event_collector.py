@@ -14,7 +14,8 @@ import torch
 from torch.fx import Node
 
 from ..engine.eager_executable import EagerExecutable
-from ..lowering import dtypes, registry
+from ..lowering import dtypes
+from ..lowering.registry import registry
 from ..observe import engine_decisions, events
 from ..tuning import tried
 from . import formatting

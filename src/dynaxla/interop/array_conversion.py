@@ -194,7 +194,7 @@ class ArrayScope:
             raise UnsupportedTensor(
                 f"{self._name} was called with tensors outside of JAX, and returned a JAX tracer: it reads an argument of a function "
                 "under jax.jit, jax.grad or jax.vmap",
-                hint="call dynaxla.enable_device(), and pass that argument as a tensor: dynaxla.as_torch(x)",
+                hint="call dynaxla.device.enable(), and pass that argument as a tensor: dynaxla.as_torch(x)",
             )
         jax.block_until_ready(results)
         tensors = []

@@ -45,7 +45,8 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
         TypeError: `jax_fn` is not callable. A call raises the exceptions of `jax_fn`, UnsupportedTensor and DeviceMismatch.
     """
     if not callable(jax_fn):
-        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}")
+        right = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
+        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{right}")
     torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
     if not guards.CAN_ASK:
         return torch.compiler.disable(torch_fn)

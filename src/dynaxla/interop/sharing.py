@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -15,14 +16,8 @@ from .array_conversion import check, exported, imported, is_tracer, jax_device_o
 from .torch_under_jax import tensor_of, under_jax, undifferentiated
 
 
-def as_jax(value: Any) -> Any:
-    """Returns a tensor as a JAX array on the same memory, which both keep alive; or a function of tensors as a function of arrays.
-
-    A function of tensors on the device "jax", compiled by torch.compile or not, becomes a function of pytrees of arrays that JAX can trace:
-    `jax.jit` and `jax.vmap` make it part of their program, and `jax.grad` calls torch's autograd, so `detach`, `torch.no_grad` and
-    `autograd.Function` mean what they mean in torch. Tensors in its closure (parameters) are constants to JAX; `dynaxla.to_jax` turns a
-    module's parameters into arguments. The function must not draw random numbers. Eager mode's checks of a tensor's values are not
-    performed.
+def as_jax(tensor: torch.Tensor) -> jax.Array:
+    """Returns a tensor as a JAX array on the same memory, which both keep alive. `dynaxla.to_jax` converts functions and modules.
 
     JAX assumes that arrays never change. A later write of torch to the tensor may or may not be visible to JAX: programs that run at the
     same time read either value, and values that JAX has computed or cached do not follow. Write to the tensor only after JAX has finished
@@ -31,15 +26,17 @@ def as_jax(value: Any) -> Any:
     tensor is one (see `as_torch`).
 
     Raises:
+        TypeError: Something else than a tensor.
         RuntimeError: A tensor that requires a gradient, as for `Tensor.numpy()`.
         UnsupportedTensor: A tensor whose memory an array cannot use, or a 64-bit dtype while JAX has 64-bit types switched off. The message
             gives the reason.
     """
-    if not isinstance(value, torch.Tensor):
-        if not callable(value):
-            raise TypeError(f"as_jax takes a torch tensor or a function of tensors, not {type(value).__name__}")
-        return under_jax(value)
-    tensor = value
+    if not isinstance(tensor, torch.Tensor):
+        if not callable(tensor):
+            raise TypeError(f"as_jax takes a torch tensor, not {type(tensor).__name__}")
+        text = 'dynaxla.as_jax(function) is now dynaxla.to_jax(function, device="jax"); dynaxla 0.2 removes the old name'
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return under_jax(tensor)
     if tensor.requires_grad:
         raise RuntimeError("Can't call as_jax() on Tensor that requires grad. Use dynaxla.as_jax(x.detach()) instead.")
     check(tensor, "the tensor", x64_now(), "pass x.int() or x.float(), or call as_jax(x) inside jax.enable_x64(True)")
@@ -55,21 +52,24 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
     """Returns a JAX array as a torch tensor on the same memory, which both keep alive.
 
     In a function under `jax.jit` or `jax.vmap`, arguments are tracers: torch's code, compiled or not, becomes part of the function that JAX
-    traces, and `as_jax` converts its results back. JAX refuses to differentiate such code; use `as_jax(function)` with `jax.grad`.
+    traces, and `as_jax` converts its results back. JAX refuses to differentiate such code: with `jax.grad`, use
+    `dynaxla.to_jax(function, device="jax")`.
 
     JAX assumes that arrays never change: do not write to a tensor of the CPU or a GPU that shares an array's memory (copy it first:
     `x.clone()`). Writing to a tensor on "jax" changes no array. The host waits for an array on the CPU; for a GPU, torch's stream waits.
 
     Args:
-        device: "cpu" or "cuda" for memory on that device, or "jax" for a tensor that is this array (after `dynaxla.enable_device()`). None:
+        device: "cpu" or "cuda" for memory on that device, or "jax" for a tensor that is this array (after `dynaxla.device.enable()`). None:
             the device of the memory; "jax" for tracers, and where torch cannot reach the memory.
 
     Raises:
+        TypeError: Something else than an array.
         UnsupportedTensor: A dtype that torch lacks, an array on several devices, or on another device than `device`. The message gives the
             reason.
     """
     if not isinstance(array, jax.Array):
-        raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}")
+        right = "; dynaxla.to_torch takes a function" if callable(array) else ""
+        raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}{right}")
     torch_dtype(array.dtype, "the array")
     if is_tracer(array):
         return _on_jax(array, device, "a JAX tracer has no memory")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -22,43 +23,80 @@ from ..lowering import dtypes
 from ..lowering.interpreter import to_numpy
 from ..runtime import private
 from .torch_graphs import GraphOperand, TorchCall
+from .torch_under_jax import under_jax
 from .wide_calls import narrowed
 
 
-def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
-    """Converts a PyTorch module, one of its methods, or a function to a pure function for JAX.
+@overload
+def to_jax(
+    function: nn.Module, *, method: str | None = None, dtype: Any = None, share: bool = False
+) -> tuple[JaxModule, dict[str, Array]]: ...
+
+
+@overload
+def to_jax(function: Callable[..., Any], *, device: Literal["cpu", "jax"] = "cpu") -> Callable[..., Any]: ...
+
+
+def to_jax(
+    function: Any, *, method: str | None = None, dtype: Any = None, share: bool = False, device: Literal["cpu", "jax"] = "cpu"
+) -> Any:
+    """Converts a PyTorch module or function to a pure function for JAX. `dynaxla.as_jax` converts tensors.
+
+    For a module, this returns the function and the module's parameters, by name:
 
         jax_fn, params = dynaxla.to_jax(model)
         y = jax_fn(params, x)                                    # under jax.jit, grad, vmap, jvp, lax.scan, shard_map, ...
         y = jax_fn(params, x, rng=jax.random.key(0))             # where the model draws random numbers
         y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where it changes buffers, as batch norms do while they train
 
-    For a module, or a method of one, this returns the function and the module's parameters, by name; for any other function, only the
-    function, which is called without `params`. See `JaxModule` and docs/torch-in-jax.md.
+    For a function of tensors, this returns the function alone:
+
+        jax_fn = dynaxla.to_jax(torch.nn.functional.normalize)
+        y = jax_fn(x)
+
+    docs/torch-in-jax.md describes both, and `JaxModule` the first.
 
     Args:
-        dtype: The dtype of the floating-point parameters and buffers, as in `module.to(dtype)`.
+        function: The module or function, compiled by `torch.compile` or not.
+        method: The name of the module's method to convert, e.g. "encode". None: a call of the module.
+        dtype: The dtype of a module's floating-point parameters and buffers, as in `module.to(dtype)`.
         share: On the CPU, `params` and `buffers` use the module's own memory, without copies. JAX assumes that arrays never change: while
             they live, nothing may write to the module's parameters (no optimizer step, no `load_state_dict`, no training batch norm).
+        device: The device of the tensors that a function takes. "cpu": the function is captured as a graph, once for each combination of
+            shapes. "jax", after `dynaxla.device.enable()`: the function runs each time that JAX calls or traces it, and its ops become part
+            of JAX's program. It may be compiled, and must not draw random numbers. Tensors in its closure, such as parameters, are
+            constants. `jax.grad` calls torch's autograd. Eager mode's checks of a tensor's values are not performed.
 
     Raises:
-        ArgumentError: `function` is not callable.
+        ArgumentError: `function` is not callable, or the module has no such method.
         OptionError: An invalid option.
         UnsupportedTensor: A parameter or buffer that JAX cannot hold.
     """
-    function = private.uncompiled(function)
+    if device not in ("cpu", "jax"):
+        raise OptionError(f"option device={device!r} of to_jax", hint='give "cpu" or "jax"')
+    given, function = function, private.uncompiled(function)
     owner = function if isinstance(function, nn.Module) else private.uncompiled(getattr(function, "__self__", None))
     if isinstance(owner, nn.Module):
-        method = function if owner is not function else None
-        module = JaxModule(owner, method, _dtype(dtype), share)
+        if device != "cpu":
+            hint = "leave device out; a function that calls the module, lambda x: module(x), has its parameters as constants"
+            raise OptionError("option device of to_jax for a module, whose parameters have a device", hint=hint)
+        if owner is not function:
+            name = getattr(function, "__name__", "method")
+            text = f"dynaxla.to_jax(module.{name}) is now dynaxla.to_jax(module, method={name!r}); dynaxla 0.2 removes the old name"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            bound = function
+        else:
+            bound = None if method is None else private.uncompiled(getattr(owner, method, None))
+            if method is not None and not callable(bound):
+                raise ArgumentError(f"{type(owner).__name__} has no method {method!r}", hint="give the name of a method of the module")
+        module = JaxModule(owner, bound, _dtype(dtype), share)
         return module, dict(module.initial)
     if not callable(function):
-        raise ArgumentError(
-            f"to_jax takes a module or a function, not a {type(function).__name__}", hint="pass an object that can be called"
-        )
-    if dtype is not None or share:
-        raise OptionError("the options dtype and share are for modules: a function has no parameters", hint="leave them out")
-    return JaxFunction(function)
+        hint = "dynaxla.as_jax takes a tensor" if isinstance(function, torch.Tensor) else "pass an object that can be called"
+        raise ArgumentError(f"to_jax takes a module or a function, not a {type(function).__name__}", hint=hint)
+    if method is not None or dtype is not None or share:
+        raise OptionError("the options method, dtype and share are for modules: a function has no parameters", hint="leave them out")
+    return under_jax(given) if device == "jax" else JaxFunction(function)
 
 
 class _Traced:

@@ -25,7 +25,7 @@ _FLOAT0 = jax.dtypes.float0
 
 
 def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a torch function as a function of arrays; see `sharing.as_jax`."""
+    """Returns a torch function as a function of arrays; see `torch_in_jax.to_jax`."""
     name = str(getattr(function, "__name__", None) or type(function).__name__)
 
     @functools.wraps(function)
@@ -124,7 +124,7 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     """
     kind = torch_dtype(array.dtype, "the array")
     if not devices.drives(storages.NAME):
-        raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.enable_device() first")
+        raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
     place = device or torch.device(storages.NAME)
     if is_tracer(array):
         storages.may_hold_tracers()
@@ -160,5 +160,5 @@ def undifferentiated(array: jax.Array) -> jax.Array:
 def _refuse(primals: Any, tangents: Any) -> Any:
     raise UnsupportedTensor(
         "JAX cannot differentiate the torch ops on dynaxla.as_torch(x)",
-        hint="use dynaxla.as_jax(torch_function), which jax.grad can differentiate",
+        hint='use dynaxla.to_jax(torch_function, device="jax"), which jax.grad can differentiate',
     )

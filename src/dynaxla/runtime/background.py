@@ -102,6 +102,7 @@ class Background:
 
 _background = Background()
 want = _background.want
+finish = _background.finish
 
 # An item for each call inside `in_its_place`.
 _calls: list[None] = []
@@ -135,11 +136,3 @@ def _taking_turns() -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
-
-
-def finish_compilations() -> None:
-    """Waits until all background compilations (option compile="background") are done, so that the next calls run XLA's programs.
-
-    Call each graph once with each combination of sizes before. Failures are logged, and raised by the next call of the graph.
-    """
-    _background.finish()

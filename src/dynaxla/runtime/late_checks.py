@@ -2,7 +2,7 @@
 
 A program on a GPU returns the index of its first check that failed. This code is copied to pinned memory, and a CUDA event after the copy
 tells when it has arrived. Every later call of any program on the device first looks at the codes that have arrived, in order, and raises
-the error of the first that reports a failure. `finish_checks` waits for all codes. Failures that are never raised are logged when the
+the error of the first that reports a failure. `finish` waits for all codes. Failures that are never raised are logged when the
 process ends.
 """
 
@@ -127,7 +127,7 @@ class Reports:
                 self._look()
 
     def finish(self) -> None:
-        """Waits for all codes of the device; see `finish_checks`."""
+        """Waits for all codes of the device; see the function `finish`."""
         with self._lock:
             for report in list(self._under_way):
                 report.event.synchronize()
@@ -177,7 +177,7 @@ def look(device: torch.device) -> None:
         reports.look()
 
 
-def finish_checks() -> None:
+def finish() -> None:
     """Waits until the GPUs have run all called programs that have checks, such as range checks of indices.
 
     Raises: the error of the first failed check. Errors of other calls are raised by the next call, of this function or of a program. On the

@@ -80,7 +80,7 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
         elif tuple(found.devices.flat) != tuple(sharding.mesh.devices.flat):
             raise DeviceMismatch(
                 f"tensors of one program are on two meshes: {described(found)} and {described(sharding.mesh)}",
-                hint="create both meshes from the same devices in the same order, or move one tensor by dynaxla.mark_sharding",
+                hint="create both meshes from the same devices in the same order, or move one tensor by dynaxla.sharding.mark_sharding",
             )
     return None if found is None else replicated(found)
 

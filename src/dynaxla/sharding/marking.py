@@ -129,7 +129,7 @@ def _check_kind(tensor: torch.Tensor) -> None:
     if not storages.is_ours(tensor):
         raise UnsupportedTensor(
             f"a tensor {_shown(tensor)} is on {tensor.device}, and only tensors on the device jax can be on a mesh",
-            hint='call dynaxla.enable_device(), and move the tensor: x.to("jax")',
+            hint='call dynaxla.device.enable(), and move the tensor: x.to("jax")',
         )
 
 

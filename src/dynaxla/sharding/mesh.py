@@ -86,7 +86,8 @@ class Mesh:
             return mesh
         names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
         if not isinstance(ranks, torch.Tensor):
-            raise ArgumentError(f"{mesh!r} is not a mesh", hint="create one with dynaxla.Mesh(sizes, names), or pass a torch DeviceMesh")
+            hint = "create one with dynaxla.sharding.Mesh(sizes, names), or pass a torch DeviceMesh"
+            raise ArgumentError(f"{mesh!r} is not a mesh", hint=hint)
         if names is None:
             raise ArgumentError(f"{mesh!r} has no names for its dimensions", hint="create the DeviceMesh with mesh_dim_names")
         return Mesh(tuple(ranks.shape), names, ranks.flatten().tolist())

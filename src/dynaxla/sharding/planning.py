@@ -219,7 +219,7 @@ def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, st
             raise ArgumentError(f"the step reads {len(outer)} modules with parameters ({kinds})", hint="choose one: plan(..., model=model)")
         model = outer[0]
     if not all(map(storages.is_ours, model.parameters())):
-        raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.enable_device() and model.to("jax")')
+        raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.device.enable() and model.to("jax")')
     like: dict[int, str] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states = [(parameter, state) for optimizer in walk.optimizers.values() for parameter, state in optimizer.state.items()]

@@ -136,7 +136,7 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
     if not on_mesh:
         raise ArgumentError(
             f"a call of {getattr(function, '__name__', function)!r} runs no program on several devices",
-            hint="shard its tensors with dynaxla.mark_sharding; for a virtual mesh, compile the function and give run=False",
+            hint="shard its tensors with dynaxla.sharding.mark_sharding; for a virtual mesh, compile the function and give run=False",
         )
     return Report(_together(on_mesh), _largest(on_mesh))
 

@@ -10,7 +10,7 @@ import torch
 from compare import check
 from gradients import check_gradients
 
-from dynaxla import UnsupportedOp
+from dynaxla.errors import UnsupportedOp
 
 DTYPES = [torch.float64, torch.complex128]
 

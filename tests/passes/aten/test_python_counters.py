@@ -10,7 +10,6 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import dynaxla
 from dynaxla.observe import metrics
 from dynaxla.passes.aten.python_counters import Counters, split_counters
 
@@ -106,5 +105,5 @@ def test_a_mutated_input_beside_a_counter() -> None:
 
 
 def test_both_backends_take_counters() -> None:
-    compiled = torch.compile(lambda x, n: (x + 1, n + 1), backend=dynaxla.dynaxla_retrace, dynamic=True)
+    compiled = torch.compile(lambda x, n: (x + 1, n + 1), backend="dynaxla_retrace", dynamic=True)
     assert [compiled(torch.zeros(2), n)[1] for n in (3, 9, 4)] == [4, 10, 5]

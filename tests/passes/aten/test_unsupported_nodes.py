@@ -45,14 +45,14 @@ def test_the_fallback_refuses(op: Any) -> None:
         "cpu",
     )
     ctx.node = build.call(op, build.input(3), build.input(3))
-    with pytest.raises(dynaxla.UnsupportedOp, match="in the background or writes"):
+    with pytest.raises(dynaxla.errors.UnsupportedOp, match="in the background or writes"):
         call_kernel(ctx, (), {})
 
 
 def test_a_collective_under_fallback_error() -> None:
     build = Builder()
     waited = build.call(torch.ops._c10d_functional.wait_tensor.default, build.input(3))
-    with pytest.raises(dynaxla.UnsupportedOp, match="collective"):
+    with pytest.raises(dynaxla.errors.UnsupportedOp, match="collective"):
         engine_for(Options(fallback="error")).runner(AtenGraph("refused", build.module(waited)))
 
 

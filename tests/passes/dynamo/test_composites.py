@@ -12,7 +12,7 @@ from torch.fx import GraphModule, symbolic_trace
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import dynaxla
+from dynaxla import backend
 from dynaxla.observe import events
 from dynaxla.passes.dynamo.composites import keep_composites
 
@@ -48,9 +48,9 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
     torch._dynamo.reset()
     graphs: list[tuple[GraphModule, list[Any]]] = []
 
-    def backend(module: GraphModule, inputs: Any) -> Any:
+    def counting(module: GraphModule, inputs: Any) -> Any:
         graphs.append((module, [node.target for node in module.graph.nodes]))
-        return dynaxla.backend.dynaxla(module, inputs)
+        return backend.dynaxla(module, inputs)
 
     def told(event: Any) -> None:
         if isinstance(event, events.Functional):
@@ -59,7 +59,7 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
     ops: list[str] = []
     found = []
     with events.listening(told):
-        for call in (function, torch.compile(function, backend=backend, fullgraph=True, **settings)):
+        for call in (function, torch.compile(function, backend=counting, fullgraph=True, **settings)):
             leaf = x.clone().requires_grad_()
             out = call(leaf)
             (grad,) = torch.autograd.grad(out, leaf, out.detach().cos())

@@ -1,4 +1,4 @@
-"""The custom op behind `dynaxla.mark_sharding`, which constrains the sharding of a value inside a graph, and its lowering."""
+"""The custom op behind `dynaxla.sharding.mark_sharding`, which constrains the sharding of a value inside a graph, and its lowering."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from torch import nn
 from torch.export import Dim
 from without_torch import compare_without_torch
 
-import dynaxla
 import dynaxla
 from dynaxla.artifact.model import ExportedModel
 from dynaxla.errors import ArtifactError
@@ -87,25 +87,76 @@ def test_bytes_and_directories_hold_the_same(tokens: tuple[nn.Module, ExportedMo
 def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
     _, exported = tokens
     exported.save(tmp_path / "model")
-    with pytest.raises(ArtifactError, match="exists already"):
+    with pytest.raises(ArtifactError, match=r"model is not empty(.|\n)*overwrite=True"):
         exported.save(tmp_path / "model")
     exported.save(tmp_path / "model", overwrite=True)
     dynaxla.load(tmp_path / "model")
     (tmp_path / "other").mkdir()
-    with pytest.raises(ArtifactError, match="is not an exported model"):
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ArtifactError, match="neither empty nor an exported model"):
         exported.save(tmp_path / "other", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
+    with pytest.raises(ArtifactError, match="file is not a directory"):
+        exported.save(tmp_path / "other" / "file")
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "model") == ["file", "model", "other"]
 
 
-def test_nothing_is_left_of_what_could_not_be_written(
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_empty_directory_is_filled(
+    overwrite: bool, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays the directory that it was, so a mount, the working directory and its permissions do."""
+    tmp_path.chmod(0o700)
+    before = tmp_path.stat()
+    monkeypatch.chdir(tmp_path)
+    tokens[1].save(".", overwrite=overwrite)
+    after = tmp_path.stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "program.mlirbc", "weights.safetensors"]
+    dynaxla.load(tmp_path)
+
+
+def test_an_empty_directory_stays_empty_if_another_process_writes_there(
     tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def other(file: int) -> None:
+        (tmp_path / "of another").touch()
+        sync(file)
+
+    monkeypatch.setattr("os.fsync", other)
+    with pytest.raises(ArtifactError, match="another process writes to"):
+        tokens[1].save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["of another"]
+
+
+@pytest.mark.parametrize("last", ["program.mlirbc", "manifest.json"])
+def test_nothing_is_left_in_an_empty_directory_if_a_file_cannot_be_moved(
+    last: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name == last:
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(ArtifactError, match="Input/output error"):
+        tokens[1].save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model", ""], ids=["new", "empty"])
+def test_nothing_is_left_of_what_could_not_be_written(
+    name: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ArtifactError, match="No space left"):
-        tokens[1].save(tmp_path / "model")
+        tokens[1].save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

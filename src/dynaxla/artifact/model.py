@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,39 +102,27 @@ class ExportedModel:
         return _MAGIC + sizes + parts[MANIFEST] + parts[PROGRAM] + parts[WEIGHTS]
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a new directory.
+        """Writes `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a directory that is new or empty.
 
-        The directory appears only when all files are complete.
+        A new directory appears only when all files are complete. An empty one gets complete files, the manifest last.
 
         Args:
             overwrite: replaces the directory if it holds an exported model.
 
-        Raises: ArtifactError if the directory exists and may not be replaced, or cannot be written.
+        Raises: ArtifactError if the directory is not empty and may not be replaced, or cannot be written.
         """
         target = Path(directory)
-        if os.path.lexists(target) and not (overwrite and (target / MANIFEST).is_file()):
-            hint = "give overwrite=True to replace an exported model" if not overwrite else "choose another directory"
-            raise _refused(f"{target} exists already{', and is not an exported model' if overwrite else ''}", hint)
-        files = self._files()
-        beside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
         try:
-            beside.mkdir(parents=True)
-            for name, data in {**files, MANIFEST: manifests.written(self.manifest, files)}.items():
-                with open(beside / name, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if os.path.lexists(target):
-                aside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-                target.rename(aside)
-                beside.rename(target)
-                shutil.rmtree(aside, ignore_errors=True)
-            else:
-                beside.rename(target)
+            is_there, is_empty = os.path.lexists(target), target.is_dir() and not any(target.iterdir())
+            if is_there and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
+                if overwrite:
+                    raise _refused(f"{target} is neither empty nor an exported model", "choose another directory")
+                found = "is not empty" if target.is_dir() else "is not a directory"
+                raise _refused(f"{target} {found}", "choose another directory, or give overwrite=True to replace an exported model")
+            files = self._files()
+            _write(target, {**files, MANIFEST: manifests.written(self.manifest, files)}, is_there, is_empty)
         except OSError as error:
             raise _refused(f"{target} cannot be written: {error}", "choose another directory") from error
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
 
     def _files(self) -> dict[str, bytes]:
         try:
@@ -223,6 +211,44 @@ class ExportedModel:
         check = self.manifest.checks[index]
         kind = getattr(builtins, check.error, None)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(check.message)
+
+
+def _write(target: Path, files: Mapping[str, bytes], is_there: bool, is_empty: bool) -> None:
+    """Writes complete files to a directory: a new one, an empty one, or one that is replaced. Raises: OSError."""
+    # A rename within one directory cannot fail for want of space or of another disk.
+    unfinished = (target if is_empty else target.parent) / f".{target.name}.{uuid.uuid4().hex}"
+    try:
+        unfinished.mkdir(parents=True)
+        for name, data in files.items():
+            with open(unfinished / name, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        if is_empty:
+            _move_into(target, unfinished, files)
+        elif is_there:
+            aside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+            target.rename(aside)
+            unfinished.rename(target)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _move_into(target: Path, unfinished: Path, names: Iterable[str]) -> None:
+    """Moves files, in order, from a directory in `target` to `target`: all of them or, if another process also writes there, none."""
+    if len(list(target.iterdir())) > 1:
+        raise FileExistsError(f"another process writes to {target}")
+    moved = []
+    try:
+        for name in names:
+            moved.append((unfinished / name).rename(target / name))
+    except OSError:
+        for path in moved:
+            path.unlink()
+        raise
 
 
 def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:

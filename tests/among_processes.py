@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import dynaxla
 
-XLA, TORCH = {"collectives": "xla"}, {"collectives": "torch"}
+XLA, TORCH = {"distributed": "xla"}, {"distributed": "torch"}
 QUICK: dict[str, Callable[[int], None]] = {}
 WHOLE: dict[str, Callable[[int], None]] = {}
 SLOW: dict[str, Callable[[int], None]] = {}

@@ -28,7 +28,7 @@ def join(rank: int, world: int, rendezvous: str) -> None:
 
 def compiled(reduction: str) -> Any:
     torch._dynamo.reset()
-    options = {"collectives": "xla"}
+    options = {"distributed": "xla"}
     function = lambda x: fc.all_reduce(x * 2, reduction, dist.group.WORLD) + 1  # noqa: E731
     return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
 

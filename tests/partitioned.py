@@ -1,4 +1,4 @@
-"""What the processes of `test_partitioning.py` run: graphs with DTensors whose collectives XLA's partitioner chooses (partition="xla").
+"""What the processes of `test_partitioning.py` run: graphs with DTensors whose collectives XLA's partitioner chooses (distributed="spmd").
 
 The reference is one device that has the whole model and batch, in float64, and for placements what eager mode's DTensors have.
 """
@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 import dynaxla
 from dynaxla.engine.executable import watched
 
-XLA: dict[str, Any] = {"partition": "xla"}
+XLA: dict[str, Any] = {"distributed": "spmd"}
 DTYPE = torch.float64
 QUICK: dict[str, Callable[[int], None]] = {}
 SLOW: dict[str, Callable[[int], None]] = {}
@@ -82,7 +82,7 @@ def count(name: str) -> int:
 
 @contextmanager
 def counted(partitioned: int, left: int = 0) -> Iterator[None]:
-    """Inside, so many graphs of ATen ops are partitioned, and so many of TorchDynamo's are left to partition="torch"."""
+    """Inside, so many graphs of ATen ops are partitioned, and so many of TorchDynamo's are left to distributed="xla"."""
     before = count("partitioned"), count("not_partitioned")
     yield
     found = count("partitioned") - before[0], count("not_partitioned") - before[1]
@@ -406,7 +406,7 @@ def whole_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 @slow
 def reasons(rank: int) -> None:
-    """Each of these graphs has eager mode's values on the way of partition="torch"."""
+    """Each of these graphs has eager mode's values on the way of distributed="xla"."""
     mesh = world_mesh()
     size = mesh.size()
     x = distribute_tensor(torch.randn(2 * size, 6, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
@@ -577,7 +577,7 @@ def other_programs_are_an_error(rank: int) -> None:
         compiled(lambda x: (x * factor).sum(0))(x)
     torch._dynamo.reset()
     with pytest.raises(dynaxla.errors.CollectiveMismatch):
-        compiled(lambda x: x.sum(0).redistribute(placements=[Replicate()]), XLA if rank == 0 else {"collectives": "xla"})(x)
+        compiled(lambda x: x.sum(0).redistribute(placements=[Replicate()]), XLA if rank == 0 else {"distributed": "xla"})(x)
     torch._dynamo.reset()
     torch.testing.assert_close(whole(compiled(lambda x: x.sum(0) * 2)(x)), torch.full((3,), 4.0 * mesh.size()))
 

@@ -1,4 +1,4 @@
-"""Collectives of XLA's own between processes (`options={"collectives": "xla"}`), each compared with eager mode. See among_processes.py."""
+"""Collectives of XLA's own between processes (`options={"distributed": "xla"}`), each compared with eager mode. See among_processes.py."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def test_what_becomes_of_the_others(case: str, world: int, tmp_path: Path) -> No
 
 
 def test_a_value_that_is_none() -> None:
-    with pytest.raises(dynaxla.errors.OptionError, match="collectives is 'torch' or 'xla'"):
-        torch.compile(lambda x: x + 1, backend="dynaxla", options={"collectives": "nccl"})(torch.ones(2))
+    with pytest.raises(dynaxla.errors.OptionError, match="distributed is 'torch', 'xla' or 'spmd'"):
+        torch.compile(lambda x: x + 1, backend="dynaxla", options={"distributed": "nccl"})(torch.ones(2))

@@ -59,8 +59,11 @@ def test_quantized_tensor_at_the_backend() -> None:
         backend.dynaxla(module, [quantized])
 
 
-@pytest.mark.parametrize("options", [{"forms": {"convolution": "nothing"}}, {"cache": "/dev/null/here"}], ids=["form", "directory"])
-def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(options: dict[str, object]) -> None:
+@pytest.mark.parametrize(("forms", "options"), [("convolution=nothing", {}), ("", {"cache": "/dev/null/here"})], ids=["form", "directory"])
+def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(
+    forms: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAXLA_FORMS", forms)
     graphs = metrics.snapshot().get("graphs", 0)
     with pytest.raises(OptionError):
         backend.dynaxla(torch.fx.symbolic_trace(lambda x: x.exp()), [torch.ones(3)], options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from dynaxla.errors import OptionError
 WRONG: list[dict[str, Any]] = [
     {"dump": 5}, {"executables": 0}, {"executables": True}, {"executables": 2.0}, {"fallback": "eager"}, {"forms": "convolution=xla"},
     {"forms": {"convolution": 1}}, {"freeze": 1}, {"tune": None}, {"exact_rng": "yes"}, {"cache": 3}, {"heap": "drop"}, {"xla": 3},
-    {"donate": 0}, {"collectives": "nccl"}, {"partition": "gspmd"}, {"engines": "dynaxla"}, {"engines": []},
+    {"donate": 0}, {"distributed": "nccl"}, {"engines": "dynaxla"}, {"engines": []},
     {"engines": ["inductor", "eager"]}, {"engines": ["dynaxla", "dynaxla"]}, {"engines": ["dynaxla", 1]},
     {"xla": {"a": None}}, {"xla": {1: True}}, {"compile": "later"}, {"sizes": 8},
 ]  # fmt: skip
 RIGHT: dict[str, Any] = {
-    "dump": "here", "executables": 1, "fallback": "error", "forms": {"convolution": "xla"}, "freeze": True, "tune": True, "exact_rng": True,
-    "donate": False, "collectives": "xla", "partition": "torch", "engines": ("dynaxla", "eager"),
-    "cache": Path("there"), "heap": "leave", "xla": {"a": True, "b": 1, "c": 0.5, "d": "text"},
-    "compile": "now", "sizes": "buckets",
+    "dump": "here", "executables": 1, "fallback": "error", "freeze": True, "tune": True, "exact_rng": True, "donate": False,
+    "distributed": "xla", "cache": Path("there"), "xla": {"a": True, "b": 1, "c": 0.5, "d": "text"}, "compile": "now", "sizes": "buckets",
 }  # fmt: skip
+# No options of the backend "dynaxla", and still taken.
+RIGHT_ELSEWHERE: dict[str, Any] = {"engines": ("dynaxla", "eager"), "forms": {"convolution": "xla"}, "heap": "leave"}
 
 
 @pytest.mark.parametrize("options", WRONG, ids=str)
@@ -37,9 +38,76 @@ def test_wrong_option_value(options: dict[str, Any]) -> None:
 
 def test_every_option_is_taken_and_refused_somewhere() -> None:
     names = {field.name for field in dataclasses.fields(Options)}
-    assert names == RIGHT.keys() == {name for options in WRONG for name in options}
+    assert names == RIGHT.keys() | RIGHT_ELSEWHERE.keys() == {name for options in WRONG for name in options}
     parsed = Options.parse(RIGHT, None)
-    assert {name: getattr(parsed, name) for name in names} == RIGHT
+    assert {name: getattr(parsed, name) for name in RIGHT} == RIGHT
+    assert len(RIGHT) == 12
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "new"),
+    [
+        ("engines", ["dynaxla", "eager"], 'an option of backend="dynaxla_auto"'),
+        ("forms", {"convolution": "xla"}, "the environment variable DYNAXLA_FORMS"),
+        ("heap", "leave", "the environment variable DYNAXLA_HEAP"),
+    ],
+)
+def test_what_is_no_option_any_more(option: str, value: Any, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"the option {option} is now {new}; dynaxla 0.2 refuses it here") as raised:
+        parsed = Options.parse({option: value}, None)
+    assert getattr(parsed, option) == (tuple(value) if option == "engines" else value)
+    assert [warning.filename for warning in raised] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"collectives": "torch"}, "torch"),
+        ({"collectives": "xla"}, "xla"),
+        ({"partition": "torch"}, "torch"),
+        ({"partition": "xla"}, "spmd"),
+        ({"collectives": "xla", "partition": "torch"}, "xla"),
+        ({"collectives": "xla", "partition": "xla"}, "spmd"),
+    ],
+    ids=str,
+)
+def test_old_names_of_distributed(old: dict[str, str], new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"is now distributed='{new}'; dynaxla 0.2 removes the old name") as raised:
+        assert Options.parse(old, None) == Options(distributed=new)
+    assert len(raised) == len(old)
+    with pytest.raises(OptionError, match="together with distributed"):
+        Options.parse({**old, "distributed": new}, None)
+
+
+def test_old_names_that_contradict_each_other() -> None:
+    with pytest.raises(OptionError, match="partition='xla' together with collectives='torch'"):
+        Options.parse({"partition": "xla", "collectives": "torch"}, None)
+    with pytest.raises(OptionError, match=r"option collectives='nccl'(.|\n)*distributed, which is 'torch', 'xla' or 'spmd'"):
+        Options.parse({"collectives": "nccl"}, None)
+
+
+def test_a_warning_of_a_compiled_function_names_the_line_of_its_call() -> None:
+    compiled = torch.compile(torch.exp, backend="dynaxla", options={"collectives": "torch"})
+    with pytest.warns(DeprecationWarning, match="collectives") as raised:
+        compiled(torch.ones(3))
+    line = inspect.getsourcelines(test_a_warning_of_a_compiled_function_names_the_line_of_its_call)[1]
+    assert [(warning.filename, warning.lineno) for warning in raised] == [(__file__, line + 3)]
+
+
+def test_engines_of_dynaxla_auto() -> None:
+    assert Options.parse(None, None, "dynaxla_auto").engines == ("dynaxla", "inductor", "eager")
+    assert Options.parse({"engines": ["eager", "dynaxla"]}, None, "dynaxla_auto").engines == ("eager", "dynaxla")
+    with pytest.raises(OptionError, match=r"the options are: .*, xla, engines$"):
+        Options.parse({"nothing": 1}, None, "dynaxla_auto")
+    with pytest.raises(OptionError, match=r"the options are: .*, xla$"):
+        Options.parse({"nothing": 1}, None)
+
+
+@pytest.mark.parametrize("given", [{"compile": "background"}, {"freeze": True}, {"tune": True}], ids=str)
+def test_what_does_not_go_with_spmd(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"distributed='spmd' together with .*(.|\n)*leave one of the two options out"):
+        Options.parse({"distributed": "spmd", **given}, None)
+    assert Options.parse({"distributed": "spmd", "freeze": False, "compile": "now"}, None).distributed == "spmd"
 
 
 @pytest.mark.parametrize("name", ["freeze", "tune"])
@@ -83,8 +151,8 @@ def test_the_environment_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch
     assert (found.dump, found.cache, found.heap) == ("a", "b", "leave")
     assert found.forms == {"convolution": "xla", "contraction": "onednn"}
     assert found.dump_directory == Path("a")
-    given = Options.parse({"dump": None, "forms": {}, "cache": "", "heap": "keep"}, None)
-    assert (given.dump_directory, given.forms, given.cache, given.heap) == (None, {}, "", "keep")
+    given = Options.parse({"dump": None, "cache": ""}, None)
+    assert (given.dump_directory, given.cache) == (None, "")
 
 
 @pytest.mark.parametrize(("name", "value"), [("DYNAXLA_FORMS", "convolution"), ("DYNAXLA_HEAP", "drop")])

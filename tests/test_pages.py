@@ -186,7 +186,7 @@ QUOTED = {"add-an-op": [f"{OPS}/scans.py", "tests/lowering/table/reductions.py",
 NOT_IN_OLDEST = {
     "device.enable()": "no storages that can be made without memory, which the device needs",
     "aot_compile": "no aot_compile",
-    "partition=": "graphs of parallel layers with DTensors and plain tensors, which XLA does not partition",
+    '"spmd"': "graphs of parallel layers with DTensors and plain tensors, which XLA does not partition",
 }
 # Each block of this page is a program, which tests/test_integrations.py runs.
 ELSEWHERE = {"integrations"}

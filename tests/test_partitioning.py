@@ -1,4 +1,4 @@
-"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"partition": "xla"}`), by the ops
+"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"distributed": "spmd"}`), by the ops
 dynaxla.placed, each_has and all_have. See partitioned.py."""
 
 from __future__ import annotations
@@ -80,10 +80,9 @@ def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"partition": "shardy"}, "partition is 'torch' or 'xla'"),
-        ({"partition": "xla", "collectives": "torch"}, "together with collectives='torch'"),
-        ({"partition": "xla", "freeze": True}, "together with freeze=True"),
-        ({"partition": "xla", "compile": "background"}, "together with compile='background'"),
+        ({"distributed": "shardy"}, "distributed is 'torch', 'xla' or 'spmd'"),
+        ({"distributed": "spmd", "freeze": True}, "together with freeze=True"),
+        ({"distributed": "spmd", "compile": "background"}, "together with compile='background'"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], match: str) -> None:
@@ -92,13 +91,13 @@ def test_options_that_do_not_go_together(options: dict[str, Any], match: str) ->
 
 
 def test_a_step_has_no_such_option() -> None:
-    with pytest.raises(dynaxla.errors.OptionError, match="partition='xla'"):
-        dynaxla.compile_step(lambda x: x + 1, options={"partition": "xla"})
+    with pytest.raises(dynaxla.errors.OptionError, match="distributed='spmd'"):
+        dynaxla.compile_step(lambda x: x + 1, options={"distributed": "spmd"})
 
 
 def test_a_graph_without_dtensors_is_as_ever() -> None:
     before = dynaxla.metrics.snapshot()
     x = torch.arange(4.0)
-    torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="dynaxla", options={"partition": "xla"})(x), x.sin() + 1)
+    torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="dynaxla", options={"distributed": "spmd"})(x), x.sin() + 1)
     after = dynaxla.metrics.snapshot()
     assert all(after.get(name, 0) == before.get(name, 0) for name in ("partitioned", "not_partitioned"))

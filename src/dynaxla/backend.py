@@ -46,12 +46,16 @@ def dynaxla(
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
-    parsed = Options.parse(options, mode)
+    return _compile_with_engines(module, example_inputs, Options.parse(options, mode))
+
+
+def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], parsed: Options) -> Callable[..., Any]:
+    """Compiles a graph with dynaxla alone, or with the engines of the options."""
     if not parsed.engines:
         return _compile(module, example_inputs, parsed)
     if getattr(torch._functorch.config, "force_autograd_cache", False):
-        hint = "leave engines out: aot_compile saves one program, and does not measure engines"
-        raise OptionError("option engines together with aot_compile or force_autograd_cache", hint=hint)
+        hint = "use the backend dynaxla: aot_compile saves one program, and does not measure engines"
+        raise OptionError("several engines together with aot_compile or force_autograd_cache", hint=hint)
     facts = GraphFacts()
     capture = functools.partial(_compile_unguarded, facts=facts, competes=True)
     return _guarded(compete(module, example_inputs, parsed, capture, facts), module, parsed, facts)
@@ -60,8 +64,11 @@ def dynaxla(
 def dynaxla_auto(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph as `dynaxla` does, with engines=["dynaxla", "inductor", "eager"] unless options say otherwise."""
-    return dynaxla(module, example_inputs, mode=mode, options={"engines": ["dynaxla", "inductor", "eager"], **(options or {})})
+    """Compiles a graph with several engines, the fastest correct one of which serves it.
+
+    The options are those of `dynaxla`, and `engines`, which is ["dynaxla", "inductor", "eager"] by default.
+    """
+    return _compile_with_engines(module, example_inputs, Options.parse(options, mode, "dynaxla_auto"))
 
 
 def dynaxla_retrace(
@@ -73,17 +80,17 @@ def dynaxla_retrace(
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
-    parsed = Options.parse(options, mode)
-    if parsed.engines:
+    if options is not None and "engines" in options:
         raise OptionError(
-            "option engines for dynaxla_retrace", hint="use the backend dynaxla: dynaxla_retrace is only a baseline for measurements"
+            "option engines for dynaxla_retrace", hint="use the backend dynaxla_auto: dynaxla_retrace is only a baseline for measurements"
         )
+    parsed = Options.parse(options, mode)
     if parsed.compile == "background":
         raise OptionError(
             "option compile='background' for dynaxla_retrace", hint="use the backend dynaxla: dynaxla_retrace traces at every call"
         )
-    if parsed.collectives == "xla":
-        raise OptionError("option collectives='xla' for dynaxla_retrace", hint="use the backend dynaxla, or collectives='torch'")
+    if parsed.distributed != "torch":
+        raise OptionError(f"option distributed={parsed.distributed!r} for dynaxla_retrace", hint="use the backend dynaxla, or leave it out")
     return _compile(module, example_inputs, parsed, retrace=True)
 
 
@@ -192,7 +199,7 @@ def _partitioned(
     module: GraphModule, example_inputs: Sequence[Any], options: Options, number: int, facts: GraphFacts, is_pickled: bool
 ) -> Callable[..., Any] | None:
     """Returns the compiled function of a graph that XLA partitions over processes; None for any other graph."""
-    if options.partition != "xla" or not has_distributed(module):
+    if options.distributed != "spmd" or not has_distributed(module):
         return None
     try:
         if is_pickled:
@@ -222,9 +229,9 @@ def _refuse(options: Options, pickled: bool) -> None:
     if options.compile == "background":
         hint = "leave it out: torch's kernels, which run the graph until XLA has compiled it, cannot read these tensors"
         raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
-    if options.collectives == "xla":
+    if options.distributed != "torch":
         hint = "leave it out: it supports only CPU tensors in torch's own memory"
-        raise OptionError("option collectives='xla' for tensors on the device jax", hint=hint)
+        raise OptionError(f"option distributed={options.distributed!r} for tensors on the device jax", hint=hint)
     if pickled:
         raise OptionError(
             "aot_compile for tensors on the device jax", hint="call the function that torch.compile returns: it compiles at the first call"

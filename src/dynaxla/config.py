@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,102 +20,244 @@ log = logging.getLogger("dynaxla")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of `torch.compile(..., backend="dynaxla", options={...})`.
+class Values:
+    """The allowed values of an option.
 
     Attributes:
-        dump: a directory for the ATen graph, the StableHLO and the optimized HLO of each compiled graph, and for lists of the passes that
-            rewrote it (NAME.passes.txt). Default: the environment variable
-            DYNAXLA_DUMP, or none.
-        engines: backends of torch.compile, which must include "dynaxla", e.g. ["dynaxla", "inductor", "eager"]. Each graph is run by the
-            fastest backend whose results agree with eager mode; see docs/engines.md. (): dynaxla alone.
-        executables: the number of executables (one per combination of input sizes) that a graph keeps. Beyond it the least recently used
-            executable is dropped, and compiled again when it is needed.
-        compile: when XLA compiles a graph for new sizes. "now": before the call continues. "background": in another thread, while torch's
-            own kernels run the graph, so that results come from torch's kernels until the program is ready, and from XLA afterwards. A
-            graph that draws random numbers is always compiled now, since XLA would draw other numbers; lowering/torch_equivalence.py names
-            the other exceptions. Steps are compiled in the same way. See `dynaxla.synchronize`.
-        fallback: the treatment of an op without a lowering. "kernel": the program calls torch's own kernel on the program's buffers, which
-            is counted and logged. "error": raises UnsupportedOp.
-        forms: by op, the implementation to use wherever it supports the op's arguments, instead of the one expected to be the fastest, e.g.
-            {"convolution": "xla"}; see dynaxla.lowering.forms. Default: the environment variable DYNAXLA_FORMS, e.g.
-            "convolution=xla,contraction=onednn", or none.
-        freeze: for inference: values that depend on parameters and buffers alone (batch norms folded into convolutions, weights cast by
-            autocast or packed for oneDNN's kernels) are computed once, and again after one of those tensors changes. `FrozenValues` names
-            the changes that PyTorch cannot detect.
-        tune: measure, for each shape of an op with several implementations, all that support it, and use the fastest instead of the one
-            expected to be the fastest. The first call takes longer; measurements are kept in the cache directory. See `dynaxla tune`.
-        donate: on the device "jax": inputs that a graph writes to (parameters, buffers, caches) are donated to its program, which writes in
-            place in XLA's memory, unless something else refers to them. False: the program allocates new arrays, and the old ones stay
-            alive until it has succeeded. Tensors in torch's own memory are never donated.
-        exact_rng: random numbers are those of eager mode: torch's own generator draws them before the program runs. Otherwise the generator
-            draws only a seed, from which the program generates its own numbers.
-        collectives: with several processes, on the CPU. "torch": a program calls the collectives of torch.distributed. "xla": a program
-            uses XLA's own collectives, among XLA clients that span the processes; see docs/many-processes.md.
-        partition: for graphs with DTensors: the component that chooses the collectives. "torch": DTensor does, op by op as in eager mode.
-            "xla": XLA's partitioner does, for the graph of global tensors with their placements; the collectives are XLA's own then, as
-            with collectives="xla". Graphs that XLA cannot partition are compiled as with "torch", which is counted ("not_partitioned") and
-            logged, or raise an error with fallback="error"; see docs/many-processes.md.
-        cache: a directory that later processes reuse. It holds compiled programs (on the CPU; without calls of torch's kernels or of
-            oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default: the
-            environment variable DYNAXLA_CACHE, or the folder dynaxla in the user's cache directory.
-        sizes: "exact": one executable for each combination of input sizes. "buckets": sizes that change are rounded up to powers of two or
-            to the numbers halfway between them, inputs are padded, and one executable serves all sizes of a bucket; graphs with an op that
-            dynaxla cannot pad are compiled for exact sizes, and the log says so. "auto": the first four combinations of sizes of a graph
-            have exact executables, which are faster, and all others use buckets. A training step (`compile_step`) has exact executables.
-        heap: "keep": once a program needs much memory, dynaxla sets glibc, for the whole process, to keep freed memory; see
-            runtime/heap.py. "leave": glibc's settings are not changed. Default: the environment variable DYNAXLA_HEAP, or "keep".
-        xla: XLA's own options by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
+        text: the values in words, as an error and the page of options name them. "" for `words`.
+        takes: True for a value among them.
+        words: the values if they can be listed.
     """
 
-    dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
-    engines: Sequence[str] = ()
-    executables: int = 64
-    compile: str = "now"
-    fallback: str = "kernel"
-    forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
-    freeze: bool = False
-    tune: bool = False
-    donate: bool = True
-    exact_rng: bool = False
-    collectives: str = "torch"
-    partition: str = "torch"
-    cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
-    sizes: str = "auto"
-    heap: str = field(default_factory=lambda: _heap(os.environ.get("DYNAXLA_HEAP", "keep")))
-    xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    text: str
+    takes: Callable[[Any], bool]
+    words: tuple[str | bool, ...] = ()
+
+    def __str__(self) -> str:
+        *others, last = [self.text] if self.text else [repr(word) for word in self.words]
+        return f"{', '.join(others)} or {last}" if others else last
+
+
+@dataclass(frozen=True)
+class Documentation:
+    """The documentation of an option, in the metadata of its field. Its check and its line in docs/options.md follow from it.
+
+    Attributes:
+        default: the default, without the environment variable, with the backend whose option it is.
+        values: the allowed values.
+        text: the meaning, in Markdown, with links from the folder docs.
+        variable: the environment variable that sets the default, or "".
+        example: a line that sets the variable.
+        backend: the backend whose option it is; "" for a setting of the environment alone.
+    """
+
+    default: Any
+    values: Values
+    text: str
+    variable: str = ""
+    example: str = ""
+    backend: str = "dynaxla"
+
+
+def _words(*words: str | bool) -> Values:
+    return Values("", lambda value: isinstance(value, (str, bool)) and value in words, words)
+
+
+def _is_dict(value: Any, *kinds: type) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) and isinstance(item, kinds) for key, item in value.items())
+
+
+def _are_engines(value: Any) -> bool:
+    good = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    return good and "dynaxla" in value and len(set(value)) == len(value)
+
+
+_FLAG = _words(True, False)
+_DIRECTORY = Values("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
+_COUNT = Values("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+_XLA = Values("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
+_FORMS = Values("a dict of op names and names of forms", lambda value: _is_dict(value, str))
+# The engines of the backend dynaxla_auto, unless its option says otherwise.
+_USUAL_ENGINES = ("dynaxla", "inductor", "eager")
+_ENGINES = Values(
+    'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice', _are_engines
+)
+
+
+def _field(
+    default: Any,
+    values: Values,
+    text: str,
+    *,
+    variable: str = "",
+    example: str = "",
+    backend: str = "dynaxla",
+    backends_default: Any = None,
+    read: Callable[[str], Any] = str,
+) -> Any:
+    """Returns a field of `Options`.
+
+    Args:
+        default: its value unless a variable or an option sets it.
+        values: see `Documentation`; so are text, variable, example and backend.
+        backends_default: the default with that backend, if it is another one.
+        read: parses the environment variable.
+    """
+
+    def initial() -> Any:
+        if not variable or (given := os.environ.get(variable)) is None:
+            return copy.copy(default)
+        value = read(given)
+        if not values.takes(value):
+            raise OptionError(f"{variable}={given!r}", hint=f"{variable} is {values}; for example {example}")
+        return value
+
+    shown = default if backends_default is None else backends_default
+    about = Documentation(shown, values, " ".join(text.split()), variable, example, backend)
+    return field(default_factory=initial, metadata={"documentation": about})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `torch.compile(..., backend="dynaxla", options={...})`, by docs/options.md, which is made of these fields."""
+
+    dump: str | None = _field(
+        None,
+        _DIRECTORY,
+        """Write the ATen graph, the StableHLO and the optimized HLO of each compiled graph to this directory, and the list of passes that
+        rewrote it (`NAME.passes.txt`). [Looking inside](looking-inside.md)""",
+        variable="DYNAXLA_DUMP",
+        example="DYNAXLA_DUMP=graphs",
+    )
+    compile: str = _field(
+        "now",
+        _words("now", "background"),
+        """When XLA compiles a graph for new sizes: before the call continues, or in another thread, while torch's own kernels run the
+        graph. [Sizes that change](sizes.md#no-call-waits-for-the-compiler)""",
+    )
+    fallback: str = _field(
+        "kernel",
+        _words("kernel", "error"),
+        """For an op without a lowering: the program calls torch's own kernel, which is counted and logged, or the graph raises
+        `UnsupportedOp`""",
+    )
+    freeze: bool = _field(
+        False,
+        _FLAG,
+        """For inference: compute values that depend on parameters and buffers alone once, and again after one of those tensors changes.
+        [Frozen weights](freezing.md) names the changes that PyTorch cannot detect""",
+    )
+    tune: bool = _field(
+        False,
+        _FLAG,
+        """Measure all implementations of an op for each shape, and use the fastest instead of the one expected to be the fastest. The first
+        call takes longer. `dynaxla tune` shows the measurements, which the cache directory keeps""",
+    )
+    exact_rng: bool = _field(
+        False,
+        _FLAG,
+        """Draw eager mode's random numbers: torch's own generator draws them before the program runs. Otherwise it draws a seed, from which
+        the program generates its own numbers""",
+    )
+    cache: str | None = _field(
+        None,
+        Values('a directory\'s path, or "" for none', _DIRECTORY.takes),
+        """The directory of traced graphs, compiled programs and measurements that later processes reuse. `None`: `dynaxla` in the user's
+        cache directory. [Deployment](deployment.md)""",
+        variable="DYNAXLA_CACHE",
+        example="DYNAXLA_CACHE=",
+    )
+    sizes: str = _field(
+        "auto",
+        _words("auto", "exact", "buckets"),
+        """The sizes that share an executable. `"exact"`: none do. `"buckets"`: sizes that change are rounded up, and inputs are padded.
+        `"auto"`: the first four combinations of sizes have exact executables, and all others use buckets. [Sizes that change](sizes.md)""",
+    )
+    executables: int = _field(
+        64,
+        _COUNT,
+        """The number of executables (one per combination of input sizes) that a graph keeps. Beyond it, the least recently used one is
+        dropped""",
+    )
+    donate: bool = _field(
+        True,
+        _FLAG,
+        """On the device "jax": donate the inputs that a graph writes to, so that XLA writes in place, unless something else refers to them.
+        `False`: the old values stay alive until the program has succeeded""",
+    )
+    distributed: str = _field(
+        "torch",
+        _words("torch", "xla", "spmd"),
+        """The component that runs the collectives of several processes. `"torch"`: the program calls those of `torch.distributed`. `"xla"`:
+        it uses [XLA's own](many-processes.md#collectives-of-xlas-own), on the CPU. `"spmd"`: the same, and for a graph with DTensors
+        [XLA's partitioner chooses](many-processes.md#collectives-that-xla-chooses) the collectives, instead of DTensor""",
+    )
+    xla: Mapping[str, bool | int | float | str] = _field(
+        {},
+        _XLA,
+        """XLA's own options for every program, e.g. `{"xla_cpu_prefer_vector_width": 256}`. They override dynaxla's choices and
+        `XLA_FLAGS`""",
+    )
+    engines: Sequence[str] = _field(
+        (),
+        _ENGINES,
+        """Backends of `torch.compile` that compete: each graph is run by the fastest one whose results agree with eager mode.
+        [Several engines](engines.md)""",
+        backend="dynaxla_auto",
+        backends_default=_USUAL_ENGINES,
+    )
+    forms: Mapping[str, str] = _field(
+        {},
+        _FORMS,
+        """The implementations of ops to use wherever they support the arguments, instead of those expected to be the fastest; see
+        `dynaxla.lowering.forms`""",
+        variable="DYNAXLA_FORMS",
+        example='DYNAXLA_FORMS="convolution=xla,contraction=onednn"',
+        backend="",
+        read=lambda text: _pairs(text),
+    )
+    heap: str = _field(
+        "keep",
+        _words("keep", "leave"),
+        """`keep`, the default: once a program needs much memory, glibc keeps freed memory, in the whole process. `leave`: glibc's settings
+        are not changed. [Deployment](deployment.md#memory)""",
+        variable="DYNAXLA_HEAP",
+        example="DYNAXLA_HEAP=leave",
+        backend="",
+    )
 
     @staticmethod
-    def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """Returns the options that a user passed to torch.compile, after checking them.
+    def parse(options: Mapping[str, Any] | None, mode: str | None, backend: str = "dynaxla") -> Options:
+        """Returns the options that a user passed to torch.compile, after checking them. An old name issues a DeprecationWarning.
 
         Args:
             options: the values by name, or None.
             mode: one of torch.compile's presets, or None. The presets with autotuning set `tune`, unless options say otherwise;
                 "reduce-overhead" is the default, and the log says so once.
+            backend: the backend's name. Each takes the options of "dynaxla".
 
         Raises: OptionError for an unknown option or mode, or for a wrong value.
         """
-        given = {**_preset(mode), **(options or {})}
-        known = {item.name: item for item in fields(Options)}
+        given = _renamed({**_preset(mode), **(options or {})})
+        known = documentation()
         for name, value in given.items():
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                names = [name for name, about in known.items() if about.backend in ("dynaxla", backend)]
+                close = difflib.get_close_matches(name, names, n=1)
                 meant = f"did you mean {close[0]!r}? " if close else ""
-                raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(known)}")
-            _check(name, value)
-        if given.get("compile") == "background":
-            for name in _NOT_IN_BACKGROUND:
-                if given.get(name, False):
-                    raise OptionError(f"option compile='background' together with {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
-        if given.get("partition") == "xla":
-            for name, wrong in _NOT_PARTITIONED.items():
-                if name in given and given[name] == wrong:
-                    hint = "leave collectives out, or set it to 'xla'" if name == "collectives" else "leave one of the two options out"
-                    raise OptionError(f"option partition='xla' together with {name}={wrong!r}", hint=hint)
-            given["collectives"] = "xla"
-        if "engines" in given:
-            given["engines"] = tuple(given["engines"])
+                raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(names)}")
+            about = known[name]
+            if not about.values.takes(value):
+                raise OptionError(f"option {name}={value!r}", hint=f"{name} is {about.values}")
+            if about.backend not in ("dynaxla", backend):
+                new = f'an option of backend="{about.backend}"' if about.backend else f"the environment variable {about.variable}"
+                _warn(f"the option {name} is now {new}; dynaxla 0.2 refuses it here")
+        for (option, value), others in _EXCLUSIVE.items():
+            for name, reason in others.items():
+                if given.get(option) == value and given.get(name) in (True, "background"):
+                    raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r}", hint=reason)
+        if "engines" in given or backend == "dynaxla_auto":
+            given["engines"] = tuple(given.get("engines", _USUAL_ENGINES))
         return Options(**given)
 
     def store(self, folder: str) -> Store | None:
@@ -166,13 +309,43 @@ def _default_store(folder: str) -> Store | None:
         return None
 
 
-_NOT_IN_BACKGROUND = {
-    "freeze": "computes values at the first call that later calls read: leave one of the two options out",
-    "tune": "measures, and calls that run at the same time would distort the times: leave one of the two options out",
+def documentation() -> dict[str, Documentation]:
+    """Returns the documentation of each field of `Options`, by name."""
+    return {item.name: item.metadata["documentation"] for item in fields(Options)}
+
+
+# By setting: the options that it excludes when they are on, and the reason.
+_EXCLUSIVE = {
+    ("compile", "background"): {
+        "freeze": "freeze computes values at the first call that later calls read: leave one of the two options out",
+        "tune": "tune measures, and calls that run at the same time would distort the times: leave one of the two options out",
+    },
+    ("distributed", "spmd"): dict.fromkeys(("compile", "freeze", "tune"), "leave one of the two options out"),
 }
 
-# Options that partition="xla" cannot be combined with, and their rejected values.
-_NOT_PARTITIONED = {"collectives": "torch", "compile": "background", "freeze": True, "tune": True}
+
+def _renamed(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns options with `distributed` in place of its old names `collectives` and `partition`. Raises: OptionError."""
+    old = {name: given.pop(name) for name in ("collectives", "partition") if name in given}
+    for name, value in old.items():
+        if value not in ("torch", "xla"):
+            raise OptionError(f"option {name}={value!r}", hint="its new name is distributed, which is 'torch', 'xla' or 'spmd'")
+        if "distributed" in given:
+            raise OptionError(f"option {name} together with distributed", hint=f"leave {name} out: distributed is its new name")
+    if old == {"collectives": "torch", "partition": "xla"}:
+        raise OptionError("option partition='xla' together with collectives='torch'", hint="give distributed='spmd' instead of both")
+    new = "spmd" if old.get("partition") == "xla" else old.get("collectives", "torch")
+    for name, value in old.items():
+        _warn(f"the option {name}={value!r} is now distributed={new!r}; dynaxla 0.2 removes the old name")
+    return {**given, "distributed": new} if old else given
+
+
+def _warn(text: str) -> None:
+    """Issues a DeprecationWarning at the user's line: the call of a compiled function, or of `compile_step`."""
+    from .runtime import user_frames  # here, since it imports torch and JAX
+
+    user_frames.deprecated(text)
+
 
 # The presets of torch.compile, as dynaxla's options.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -205,43 +378,3 @@ def _pairs(text: str) -> dict[str, str]:
     if not all(equals for _, equals, _ in pairs):
         raise OptionError(f"DYNAXLA_FORMS={text!r}", hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"')
     return {op.strip(): form.strip() for op, _, form in pairs}
-
-
-def _heap(setting: str) -> str:
-    """Checks the value of DYNAXLA_HEAP and returns it. Raises: OptionError."""
-    if setting not in ("keep", "leave"):
-        raise OptionError(f"DYNAXLA_HEAP={setting!r}", hint='set DYNAXLA_HEAP to "keep" or "leave"')
-    return setting
-
-
-def _check(name: str, value: Any) -> None:
-    if name in ("dump", "cache"):
-        good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
-    elif name == "engines":
-        good = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-        good = good and "dynaxla" in value and len(set(value)) == len(value)
-        wanted = 'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice'
-    elif name == "executables":
-        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number of at least 1"
-    elif name in ("donate", "exact_rng", "freeze", "tune"):
-        good, wanted = isinstance(value, bool), "True or False"
-    elif name == "fallback":
-        good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
-    elif name == "compile":
-        good, wanted = value in ("now", "background"), "'now' or 'background'"
-    elif name in ("collectives", "partition"):
-        good, wanted = value in ("torch", "xla"), "'torch' or 'xla'"
-    elif name == "sizes":
-        good, wanted = value in ("auto", "exact", "buckets"), "'auto', 'exact' or 'buckets'"
-    elif name == "heap":
-        good, wanted = value in ("keep", "leave"), "'keep' or 'leave'"
-    elif name == "forms":
-        good = isinstance(value, Mapping) and all(isinstance(item, str) for pair in value.items() for item in pair)
-        wanted = "a dict of op names and names of forms"
-    else:
-        good = isinstance(value, Mapping) and all(
-            isinstance(key, str) and isinstance(item, (bool, int, float, str)) for key, item in value.items()
-        )
-        wanted = "a dict of XLA option names and values"
-    if not good:
-        raise OptionError(f"option {name}={value!r}", hint=f"{name} is {wanted}")

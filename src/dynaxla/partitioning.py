@@ -1,4 +1,4 @@
-"""Compiles a graph with DTensors under `options={"partition": "xla"}`.
+"""Compiles a graph with DTensors under `options={"distributed": "spmd"}`.
 
 The graph of global tensors goes through AOTAutograd, and XLA's partitioner splits the resulting programs. The inputs and outputs of a
 program are this process's local shards.
@@ -39,7 +39,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
     Args:
         number: the number of the graph, which becomes part of its name.
 
-    Raises: NotPartitioned for a graph that has to be compiled as with partition="torch".
+    Raises: NotPartitioned for a graph that has to be compiled as with distributed="xla".
     """
     view = GlobalView(captured, example_inputs)
     borders = list(view.inputs.values())
@@ -86,19 +86,23 @@ _said: set[str] = set()
 
 
 def leave(name: str, reason: NotPartitioned, options: Options) -> None:
-    """Records that a graph is compiled as with partition="torch": counts it, emits a `StepFellBack` event, and logs each reason once.
+    """Records that a graph is compiled as with distributed="xla": counts it, emits a `StepFellBack` event, and logs each reason once.
 
     Raises: CaptureError if options.fallback is "error".
     """
     if options.fallback == "error":
-        raise CaptureError(f"XLA does not partition {name}: {reason.message}", where=reason.where, hint=reason.hint or "partition='torch'")
+        raise CaptureError(
+            f"XLA does not partition {name}: {reason.message}",
+            where=reason.where,
+            hint=reason.hint or "use options={'distributed': 'torch'}",
+        )
     metrics.add("not_partitioned")
     if events.has_listeners():
-        events.emit(events.StepFellBack(name, "as with partition='torch'", reason.message))
+        events.emit(events.StepFellBack(name, "as with distributed='xla'", reason.message))
     if reason.message not in _said:
         _said.add(reason.message)
         place = f" (first at {reason.where})" if reason.where else ""
-        dump.log.warning("XLA does not partition %s, which runs as with partition='torch': %s%s", name, reason.message, place)
+        dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s", name, reason.message, place)
 
 
 def _interpreter(module: GraphModule) -> Interpreter:

@@ -29,7 +29,7 @@ def engines() -> Iterator[None]:
 def compiled(function: Any, *engines: str, **settings: Any) -> Any:
     """Engines besides dynaxla."""
     options = {"engines": ["dynaxla", *engines], "cache": settings.pop("cache", "")}
-    return torch.compile(function, backend="dynaxla", options=options, **settings)
+    return torch.compile(function, backend="dynaxla_auto", options=options, **settings)
 
 
 def settled(call: Callable[[], None], count: int = 1, most: int = 800) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def test_other_threads_settings_are_other_graphs() -> None:
 
 
 def test_bad_requests() -> None:
-    def refused(message: str, backend: str = "dynaxla", **options: Any) -> None:
+    def refused(message: str, backend: str = "dynaxla_auto", **options: Any) -> None:
         with pytest.raises(OptionError, match=message):
             torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(3))
 

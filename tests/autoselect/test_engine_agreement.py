@@ -85,7 +85,7 @@ def run(rank, folder):
 
     torch._dynamo.register_backend(late, name="late_in_the_first_process")
     options = {"engines": ["dynaxla", "late_in_the_first_process"]}
-    function = torch.compile(lambda x: (x @ x).relu(), backend="dynaxla", options=options)
+    function = torch.compile(lambda x: (x @ x).relu(), backend="dynaxla_auto", options=options)
     x, calls = torch.randn(8, 8), 0
     until = time.monotonic() + 60
     while not verdicts() and time.monotonic() < until:

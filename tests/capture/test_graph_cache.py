@@ -94,9 +94,14 @@ def test_pooling_in_two_dimensions_is_not_pooling_in_three() -> None:
     assert len({two, three, None}) == 3
 
 
-@pytest.mark.parametrize("options", [{"forms": {"contraction": "xla"}}, {"fallback": "error"}, {"exact_rng": True}, {"xla": {"a": 1}}])
+@pytest.mark.parametrize("options", [{"fallback": "error"}, {"exact_rng": True}, {"xla": {"a": 1}}])
 def test_other_options(plain: str, options: dict[str, Any]) -> None:
     assert key(options=options) not in (plain, None)
+
+
+def test_other_forms(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAXLA_FORMS", "contraction=xla")
+    assert key() not in (plain, None)
 
 
 def test_options_that_change_no_program(plain: str, tmp_path: Path) -> None:

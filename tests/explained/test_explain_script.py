@@ -124,7 +124,7 @@ import torch
 def first(x):
     return (x @ x).relu()
 
-compiled = torch.compile(first, backend="dynaxla", options={"engines": ["dynaxla", "eager"]})
+compiled = torch.compile(first, backend="dynaxla_auto", options={"engines": ["dynaxla", "eager"]})
 with torch.no_grad():
     for _ in range(%d):
         compiled(torch.ones(10, 10))

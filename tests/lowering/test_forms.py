@@ -14,6 +14,7 @@ import jax
 import pytest
 import torch
 from compare import assert_equal
+from forced_forms import backend_with
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,8 +34,7 @@ TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 
 
 def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump: Path | None = None) -> Callable[..., torch.Tensor]:
-    options = {"forms": forms, "fallback": "error", "dump": dump}
-    return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+    return torch.compile(function, backend=backend_with(forms), fullgraph=True, options={"fallback": "error", "dump": dump})
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import pytest
@@ -227,11 +228,13 @@ def no_side_effects() -> None:
     flags = os.environ.get("XLA_FLAGS")
     model = network()
     with tempfile.TemporaryDirectory() as folder:
-        for options in ({}, {"exact_rng": True}, {"dump": folder, "cache": folder}, {"forms": {"contraction": "xla"}}, {"executables": 1}):
+        for options in ({}, {"exact_rng": True}, {"dump": folder, "cache": folder}, {"executables": 1}):
             torch._dynamo.reset()
             fast = compiled(model, **options)
             for rows in (3, 3, 5):
                 fast(randn(rows, 8)).sum().backward()
+        with mock.patch.dict(os.environ, DYNAXLA_FORMS="contraction=xla"):
+            compiled(lambda x: x @ x)(randn(8, 8))
         with torch.no_grad():
             for options in ({"freeze": True}, {"tune": True, "cache": folder}):
                 compiled(copy.deepcopy(model), **options)(randn(3, 8))
@@ -244,7 +247,8 @@ def no_side_effects() -> None:
         thread.join()
     large = randn(1 << 23)
     assert not keeps_freed_memory()
-    compiled(lambda x: x + 1, heap="leave")(large)
+    with mock.patch.dict(os.environ, DYNAXLA_HEAP="leave"):
+        compiled(lambda x: x + 1)(large)
     assert not keeps_freed_memory()
     assert (os.environ.get("XLA_FLAGS"), os.environ.get("PJRT_NPROC")) == (flags, None)
     # The exception that the page names.

@@ -97,13 +97,10 @@ def test_variables_of_the_users_win(variables: dict[str, str], calls: list[Any],
     assert made == calls
 
 
-def test_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Options().heap == "keep"
-    assert Options.parse({"heap": "leave"}, None).heap == "leave"
     monkeypatch.setenv("DYNAXLA_HEAP", "leave")
     assert Options().heap == "leave"
     monkeypatch.setenv("DYNAXLA_HEAP", "yes")
-    with pytest.raises(OptionError, match="keep"):
+    with pytest.raises(OptionError, match=r"DYNAXLA_HEAP='yes'(.|\n)*'keep' or 'leave'"):
         Options()
-    with pytest.raises(OptionError, match="heap=True"):
-        Options.parse({"heap": True}, None)

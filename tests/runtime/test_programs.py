@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from forced_forms import backend_with
 from jax import numpy as jnp
 from scripts import run_script
 from torch import nn
@@ -176,9 +177,9 @@ def test_onednn_is_not_kept(tmp_path: Path) -> None:
     """jaxlib cannot write such programs, and would not say so."""
     net = nn.Linear(256, 256)
     x = torch.randn(256, 256)
-    options = {"cache": str(tmp_path), "forms": {"contraction": "onednn"}}
+    backend, options = backend_with({"contraction": "onednn"}), {"cache": str(tmp_path)}
     for _ in range(2):
         torch._dynamo.reset()
         with torch.no_grad():
-            torch.testing.assert_close(torch.compile(net, backend="dynaxla", options=options)(x), net(x))
+            torch.testing.assert_close(torch.compile(net, backend=backend, options=options)(x), net(x))
         assert not list(Store(tmp_path / "programs"))

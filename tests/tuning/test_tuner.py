@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+from forced_forms import backend_with
 from jax import Array
 from torch import nn
 from typer.testing import CliRunner
@@ -44,12 +45,12 @@ class Net(nn.Module):
         return torch.nn.functional.gelu(self.linear(x.mean((2, 3))))
 
 
-def run(cache: Path, **options: Any) -> None:
+def run(cache: Path, forms: Mapping[str, str] | None = None, **options: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     net, x = Net(), torch.randn(2, 3, 10, 12)
     with torch.no_grad():
-        compiled = torch.compile(net, backend="dynaxla", options={"tune": True, "cache": str(cache), **options})
+        compiled = torch.compile(net, backend=backend_with(forms or {}), options={"tune": True, "cache": str(cache), **options})
         torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
 
 

@@ -139,7 +139,7 @@ def _build_for_processes(
     if found != members.calls:
         raise CompilationError(
             f"XLA's program of {unit.name} has the collectives {found}, and the graph has {members.calls}",
-            hint="use options={'collectives': 'torch'}, which leaves collectives to torch",
+            hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)
     among = functools.partial(members.agreement.under_way, network.cut)

@@ -1,4 +1,4 @@
-"""Graphs of global tensors that XLA's SPMD partitioner splits among processes (`options={"partition": "xla"}`).
+"""Graphs of global tensors that XLA's SPMD partitioner splits among processes (`options={"distributed": "spmd"}`).
 
 Every process traces and lowers the same program. The processes compare their programs before XLA compiles them, and each runs its own
 partition on its own shards. XLA chooses the shardings of the values that a forward program saves for its backward program.
@@ -173,7 +173,7 @@ class Partitioned:
             again = [PartitionSpec() if bad else spec for bad, spec in zip(uneven, placed, strict=True)]
             if again == list(wanted):
                 raise CompilationError(
-                    f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'partition': 'torch'}"
+                    f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'distributed': 'torch'}"
                 )
             return self._compiled(traced, avals, settings, again)
         return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)

@@ -74,7 +74,7 @@ class CompilationUnit:
         self.store = store or options.store
         self.phase = graph.phase
         # With gradients, each block passes on many values besides its result: a training step of BERT takes 1.1 times as long in parts.
-        self.has_blocks = blocks and graph.phase == "inference" and options.collectives == "torch"
+        self.has_blocks = blocks and graph.phase == "inference" and options.distributed == "torch"
         self.waits = graph.waits
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
@@ -87,10 +87,11 @@ class CompilationUnit:
                 hint='call dynaxla.device.enable(), and move the model and its inputs: x.to("jax")',
             )
         # The process groups whose collectives XLA itself executes.
-        self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()
+        self.groups = groups_in(graph.module.graph) if options.distributed != "torch" else ()
         if self.groups and self.platform != "cpu":
             raise OptionError(
-                f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it supports only tensors on the CPU"
+                f"option distributed={options.distributed!r} for tensors on {self.device}",
+                hint="leave it out: it supports only tensors on the CPU",
             )
         self.rederived_outputs = graph.rederived_outputs
         self.opens_layouts = self.kind is None and opens_layouts(self.platform)

@@ -95,11 +95,7 @@ class _Graph:
         # An ATen graph is called like its captured graph, with the phase appended.
         found, is_of_another = engine_decisions.last_about(self.name.rpartition("_")[0])
         if found is None:
-            return (
-                ("not decided yet", "the option engines lets several compete in more calls than these")
-                if self._competes
-                else ("dynaxla", "")
-            )
+            return ("not decided yet", "several engines compete in more calls than these") if self._competes else ("dynaxla", "")
         times = [f"{name} {formatting.seconds(seconds)}" for name, seconds in found.seconds.items()]
         others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
         before = ["decided in calls before these"] if is_of_another else []

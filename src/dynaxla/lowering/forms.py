@@ -212,6 +212,6 @@ def check_forced(forced: Mapping[str, str]) -> None:
         if op not in FORMS:
             close = difflib.get_close_matches(op, FORMS, n=1)
             meant = f"did you mean {close[0]!r}? " if close else ""
-            raise OptionError(f"option forms: the op {op!r} has no forms", hint=f"{meant}the ops with forms are: {', '.join(FORMS)}")
+            raise OptionError(f"DYNAXLA_FORMS: the op {op!r} has no forms", hint=f"{meant}the ops with forms are: {', '.join(FORMS)}")
         if name not in FORMS[op].forms:
-            raise OptionError(f"option forms: {op} has no form {name!r}", hint=f"its forms are: {', '.join(FORMS[op].forms)}")
+            raise OptionError(f"DYNAXLA_FORMS: {op} has no form {name!r}", hint=f"its forms are: {', '.join(FORMS[op].forms)}")

@@ -101,9 +101,9 @@ def snapshot() -> dict[str, int]:
     by_torch: graphs (or parts of them) that torch ran op by op.
     meanwhile: calls that torch's kernels ran while XLA compiled (option compile="background").
     late_writes: calls after which torch's ops wrote to slices of inputs.
-    trials: additional runs of competing engines (option engines).
+    trials: additional runs of competing engines (backend dynaxla_auto).
     repeated: calls that ran again after torch had given back GPU memory.
-    partitioned: graphs whose collectives XLA's partitioner chooses (option partition="xla").
+    partitioned: graphs whose collectives XLA's partitioner chooses (option distributed="spmd").
     not_partitioned: TorchDynamo's graphs with DTensors that did not go to the partitioner, under that option.
     networks: networks of processes in which XLA itself executes collectives.
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.

@@ -4,7 +4,7 @@ XLA allocates memory for a program's temporaries at every call, and frees it aft
 and the next call pays for every page fault again: a third of the time of a training step of mobilenet_v2.
 
 The settings apply to the whole process, and cannot be restored, because glibc has no getter for them. Therefore they are changed only if a
-program needs much memory, never if the user has set glibc's own variables, and never with the option heap="leave".
+program needs much memory, never if the user has set glibc's own variables, and never with DYNAXLA_HEAP=leave.
 
 Aligned allocations leave a few bytes in front of them. glibc does not merge small free blocks with their neighbours (it keeps them in
 "fastbins"), so a freed block is a few bytes too short for the next call, which takes new memory instead: the heap grows and fragments.

@@ -169,7 +169,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
     if store is None:
         raise CollectiveFailed(
             f"the group of ranks {list(ranks)} has no store through which its processes can connect",
-            hint="use options={'collectives': 'torch'}, which needs no store",
+            hint="use options={'distributed': 'torch'}, which needs no store",
         )
     meeting = _Meeting(store, ranks, place, f"dynaxla/network/{number}", timeout)
     hosts = meeting.all("here", _host(store))
@@ -199,7 +199,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[
     except jax.errors.JaxRuntimeError as error:
         raise CollectiveFailed(
             f"the processes of ranks {list(ranks)} could not connect XLA's collectives: {error}",
-            hint="check that they reach each other's hosts and ports, or use options={'collectives': 'torch'}",
+            hint="check that they reach each other's hosts and ports, or use options={'distributed': 'torch'}",
         ) from error
     _kept.extend([client, agent])
     return Network(devices, place, frozenset(cliques), others, made)
@@ -290,8 +290,8 @@ class _Meeting:
         raise CollectiveFailed(
             f"ranks {[self._ranks[place] for place in missing]} did not connect within {self._seconds:g} s, the group's timeout, to "
             f"XLA's collectives of the ranks {list(self._ranks)}",
-            hint="all of these ranks must run compiled programs with options={'collectives': 'xla'}; for fewer ranks, first create "
-            "their group (torch.distributed.new_group), or use options={'collectives': 'torch'}",
+            hint="all of these ranks must run compiled programs with options={'distributed': 'xla'}; for fewer ranks, first create "
+            "their group (torch.distributed.new_group), or use options={'distributed': 'torch'}",
         )
 
     def _key(self, what: str, place: int) -> str:

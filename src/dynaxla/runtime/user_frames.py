@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import FrameType
 
 import jax
@@ -20,12 +21,15 @@ _LIBRARY, _INSTALLED = os.path.dirname(os.__file__) + os.sep, ("site-packages", 
 
 def innermost() -> tuple[str, int, str] | None:
     """Returns the file, line and function of the innermost user frame (see `is_users`); None if there is none."""
+    frame = _innermost()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _innermost() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(file := frame.f_code.co_filename):
-            return file, frame.f_lineno, frame.f_code.co_name
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def is_users(file: str) -> bool:
@@ -38,3 +42,14 @@ def line() -> str:
     """Returns the innermost user frame in the form `model.py:41, in forward`; "" if there is none."""
     found = innermost()
     return f"{os.path.basename(found[0])}:{found[1]}, in {found[2]}" if found is not None else ""
+
+
+def deprecated(text: str) -> None:
+    """Issues a DeprecationWarning at the innermost user frame, however many frames of dynaxla and torch are above it."""
+    frame = _innermost()
+    if frame is None:
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"), registry)

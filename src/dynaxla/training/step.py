@@ -73,7 +73,7 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
         function: ordinary code. Its return value may have tensors (they are detached), Python values, and containers of both. Without a
             function, `compile_step` returns a decorator: `@compile_step(options={...})`.
         fullgraph: refuse a step that cannot be one program, at its first call, before it has any effect.
-        options: as for `torch.compile(..., backend="dynaxla", options=...)`, except for `sizes="buckets"` and `partition="xla"`.
+        options: as for `torch.compile(..., backend="dynaxla", options=...)`, except for `sizes="buckets"` and `distributed="spmd"`.
 
     Raises:
         OptionError: an option is not valid for a step.
@@ -87,17 +87,17 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
         raise OptionError(
             f"compile_step takes a function, not {function!r}", hint="write @dynaxla.compile_step or compile_step(options={...})"
         )
-    parsed = Options.parse(options, None)
-    if parsed.engines:
-        hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
+    if options is not None and "engines" in options:
+        hint = 'compile only the model, with torch.compile(backend="dynaxla_auto"); call loss.backward() and optimizer.step() as usual'
         raise OptionError("compile_step does not support the option engines: it compiles a step to one program", hint=hint)
+    parsed = Options.parse(options, None)
     if parsed.sizes == "buckets":
         hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
         raise OptionError("compile_step does not support the option sizes='buckets': it compiles one program for each size", hint=hint)
-    if parsed.partition == "xla":
+    if parsed.distributed == "spmd":
         hint = "compile only the model, with torch.compile and that option; call loss.backward() and optimizer.step() as usual"
         raise OptionError(
-            "compile_step does not support the option partition='xla': it records the ops on the local tensors of DTensors", hint=hint
+            "compile_step does not support the option distributed='spmd': it records the ops on the local tensors of DTensors", hint=hint
         )
     return CompiledStep(function, parsed, fullgraph)
 

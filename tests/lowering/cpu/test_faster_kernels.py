@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_equal
+from forced_forms import backend_with
 from lowering.table import ROWS
 from lowering.table.rows import Op
 from lowering.test_every_op import calls
@@ -82,11 +83,11 @@ def test_all_have_rows() -> None:
     ],
 )  # fmt: skip
 def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: int) -> None:
-    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": PROGRAMS})
+    compiled = torch.compile(function, backend=backend_with(PROGRAMS), fullgraph=True)
     assert_equal(compiled(x), function(x), tolerance=(1e-2, 1e-2) if x.dtype == torch.bfloat16 else None)
     assert kernels(lambda: compiled(x)) == expected
-    for options in ({"forms": {"kernel": "xla", **PROGRAMS}}, {"fallback": "error"}):
-        compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+    for forms, options in (({"kernel": "xla", **PROGRAMS}, {}), ({}, {"fallback": "error"})):
+        compiled = torch.compile(function, backend=backend_with(forms), fullgraph=True, options=options)
         assert kernels(lambda compiled=compiled: compiled(x)) == 0
 
 
@@ -116,8 +117,7 @@ def test_gradients_of_bags(mode: str) -> None:
         return [*found, bag(starts, per_sample_weights=weights)] if mode == "sum" else found
 
     found = []
-    options = {"forms": {"kernel": "torch", **PROGRAMS}}
-    for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True, options=options)):
+    for run in (function, torch.compile(function, backend=backend_with({"kernel": "torch", **PROGRAMS}), fullgraph=True)):
         leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_() for shape in ((5, 3), (9,))]
         results = run(*leaves)
         grads = torch.autograd.grad(sum(result.sin().sum() for result in results), leaves, materialize_grads=True, allow_unused=True)

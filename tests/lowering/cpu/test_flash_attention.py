@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_equal
+from forced_forms import backend_with
 from newer import IS_OLDEST
 from single_op import Call, run_ops
 from torch.nn import functional as F
@@ -39,7 +40,7 @@ def twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) ->
 
 def check(function: Any, tensors: list[torch.Tensor], tolerance: tuple[float, float] = (1e-4, 1e-5), **settings: Any) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": FORCED})
+    compiled = torch.compile(function, backend=backend_with(FORCED), fullgraph=True)
     mine, theirs = compiled(*tensors, **settings), function(*tensors, **settings)
     assert_equal(mine, theirs, tolerance=tolerance)
     grad = torch.randn_like(theirs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from forced_forms import backend_with
 from torch.nn import functional as F
 
 from dynaxla import metrics
@@ -16,10 +17,10 @@ SIDE = 300
 assert SIDE * SIDE > LARGE
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], forms: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     metrics.reset()
-    return torch.compile(function, backend="dynaxla", options=options)
+    return torch.compile(function, backend=backend_with(forms or {}), options=options)
 
 
 def counted() -> tuple[int, int]:

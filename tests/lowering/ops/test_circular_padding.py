@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_equal
+from forced_forms import backend_with
 from torch.nn import functional as F
 
 SHAPE = (2, 3, 5, 6)
@@ -41,7 +42,7 @@ NOT_PADDED = {
 
 def compiled(function: Callable[..., Any], form: str) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": {"circular padding": form}})
+    return torch.compile(function, backend=backend_with({"circular padding": form}), fullgraph=True)
 
 
 @pytest.mark.sample(usual=2)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from cache_readers import READERS, Inputs, by_chance
+from forced_forms import backend_with
 from torch import Tensor
 
 from dynaxla.lowering.ops import products_of_updates
 
 # XLA would optimize for seconds what runs twice.
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
-BY_PARTS = {**OPTIONS, "forms": {"product_of_update": "parts"}}
+BY_PARTS = backend_with({"product_of_update": "parts"})
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype
     def run(*tensors: Tensor) -> dict[str, object]:
         return {name: function(Inputs(*tensors)) for name, function in functions.items()}
 
-    compiled = torch.compile(run, backend="dynaxla", fullgraph=True, options=BY_PARTS)
+    compiled = torch.compile(run, backend=BY_PARTS, fullgraph=True, options=OPTIONS)
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
     for is_finite in (False, True):
         tensors = list(vars(Inputs.make(dtype, is_finite=is_finite)).values())
@@ -91,7 +92,7 @@ def test_an_index_is_checked(made: list[Tensor]) -> None:
 
 def test_gradients() -> None:
     """In training, the changed tensor is kept for the backward pass."""
-    compiled = torch.compile(decode, backend="dynaxla", fullgraph=True, options=BY_PARTS)
+    compiled = torch.compile(decode, backend=BY_PARTS, fullgraph=True, options=OPTIONS)
     tensors = operands(64)
     for tensor in tensors[:5]:
         tensor.requires_grad_()

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from forced_forms import backend_with
 from torch import Tensor
 from torch.nn import functional as F
 
 from dynaxla.lowering.ops import matmul, quantized_weights
 from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, QuantizedProductProblem
 
-OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}, "forms": {"quantized_product": "blocks"}}
+OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
+IN_BLOCKS = backend_with({"quantized_product": "blocks"})
 ROWS, COLUMNS, SIZE = 3, 11, 32
 
 # What they take: x (ROWS, SIZE), a weight (COLUMNS, SIZE), scales (COLUMNS, 4).
@@ -59,7 +61,7 @@ def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.randint(-128, 128, (COLUMNS, SIZE), generator=make, dtype=torch.int8)
     args = torch.randn(ROWS, SIZE, generator=make).to(dtype), w, torch.rand(COLUMNS, 4, generator=make).to(dtype) + 0.1
     with torch.no_grad():
-        results, expected = torch.compile(run, backend="dynaxla", fullgraph=True, options=OPTIONS)(*args), run(*args)
+        results, expected = torch.compile(run, backend=IN_BLOCKS, fullgraph=True, options=OPTIONS)(*args), run(*args)
     tolerance = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4.0}
     torch.testing.assert_close(results, expected, **tolerance)
     assert sum(found) == sum(count for _, count in PRODUCTS.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compare import assert_equal
+from forced_forms import backend_with
 from single_op import run_op
 from torch import nn
 from torch.nn import functional as F
@@ -28,8 +29,10 @@ pytestmark = pytest.mark.skipif(
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 
 
-def frozen(net: Callable[..., Any], dump: Path, **options: Any) -> Callable[..., Any]:
-    return torch.compile(net, backend="dynaxla", fullgraph=True, options={"freeze": True, "fallback": "error", "dump": dump, **options})
+def frozen(net: Callable[..., Any], dump: Path, forms: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
+    return torch.compile(
+        net, backend=backend_with(forms or {}), fullgraph=True, options={"freeze": True, "fallback": "error", "dump": dump, **options}
+    )
 
 
 def packed(dump: Path) -> int:

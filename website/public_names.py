@@ -31,7 +31,7 @@ PAGES = {
         "Compiling",
         "A model is compiled by a backend's name, a step by a decorator, and both take [options](../options.md).",
         ("compile_step", "synchronize"),
-        ("backend.dynaxla", "backend.dynaxla_auto", "backend.dynaxla_retrace", "config.Options"),
+        ("backend.dynaxla", "backend.dynaxla_auto", "backend.dynaxla_retrace"),
     ),
     "device": Page('The device "jax"', 'Tensors that live in XLA: see [The device "jax"](../device.md).', ("device",)),
     "sharding": Page("Many devices", "One program on a mesh of devices: see [Many devices](../many-devices.md).", ("sharding",)),

@@ -46,11 +46,11 @@ class OptionError(DynaxlaError):
 
 
 class ArgumentError(DynaxlaError):
-    """A function made by `dynaxla.to_jax` got an argument that it cannot take: another parameter tree, no random key, a torch tensor."""
+    """A function of dynaxla, or one that `dynaxla.to_jax` has made, got an argument that it cannot take."""
 
 
 class CaptureError(DynaxlaError):
-    """A training step cannot be captured as one program, or a function cannot become a JAX function: it reads a tensor's value, say."""
+    """A step, function or model cannot be captured as one program, for example because it reads a tensor's value."""
 
 
 class UnsupportedOp(DynaxlaError):
@@ -58,11 +58,11 @@ class UnsupportedOp(DynaxlaError):
 
 
 class UnsupportedTensor(DynaxlaError):
-    """A tensor that XLA cannot take: sparse, quantized, meta, or on a device that JAX does not drive."""
+    """XLA cannot take a tensor, for example because it is sparse, quantized, or on a device that JAX does not drive."""
 
 
 class DeviceMismatch(DynaxlaError):
-    """The tensors of one program live on different devices."""
+    """The tensors of one program are on different devices."""
 
 
 class LoweringError(DynaxlaError):

@@ -1,4 +1,8 @@
-"""The torch device "jax": plain torch tensors whose storages hold jax.Arrays."""
+"""The torch device "jax": plain torch tensors whose storages hold jax.Arrays.
+
+`enable` registers the device. Its ops run at once (eager mode). Within `lazy`, or after `set_mode("lazy")`, they are recorded, and run as
+one program later, at the latest at `sync`.
+"""
 
 from .modes import lazy as lazy
 from .modes import set_mode as set_mode

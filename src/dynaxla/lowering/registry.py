@@ -339,12 +339,22 @@ registry = Registry(_load)
 
 
 def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Function], Function]:
-    """Registers a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
+    """Returns a decorator that registers a function of JAX arrays as the lowering of ATen ops, or of ops of your own:
 
-    A name stands for all the op's overloads whose schema the function fits, and that have no lowering of their own.
+        @dynaxla.lowers("mylib::scale")
+        def scale(x, factor):
+            return x * factor
 
-    With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and
-    broadcasting), and its result is cast to the promoted result dtype.
+    The function gets the op's arguments in the order of its schema, with arrays for tensors, and returns arrays for the op's results.
+    docs/add-an-op.md has the rules. The decorator returns the function unchanged.
+
+    Args:
+        ops: overloads, such as `torch.ops.mylib.scale.default`, or names, such as "mylib::scale", of ops that may be defined later. A name
+            stands for all overloads whose schema the function fits and that have no lowering of their own.
+        platforms: JAX's names of the platforms ("cpu", "cuda", "rocm", "tpu") for which this function replaces the general lowering. ():
+            the function is the general lowering.
+        promote: if given, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion
+            and broadcasting), and its result is cast to the promoted dtype. It needs overloads, not names.
     """
 
     by = _caller()

@@ -1,4 +1,8 @@
-"""Process-wide counters and times, under dynaxla's own names and under those of PyTorch/XLA."""
+"""Process-wide counters and times, under dynaxla's own names and under those of PyTorch/XLA. Users know this module as `dynaxla.metrics`.
+
+`snapshot` returns dynaxla's counters, `seconds` its times, and `reset` sets both to zero. `report`, `counter_names`, `counter_value`,
+`metric_names`, `metric_data` and `clear` are those of `torch_xla.debug.metrics`.
+"""
 
 from __future__ import annotations
 

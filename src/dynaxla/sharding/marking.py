@@ -30,6 +30,8 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     there; gradients get the same sharding, except in steps, where XLA chooses.
 
     Args:
+        tensor: The tensor.
+        mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
         spec: For each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec. Omitted trailing dimensions are not
             sharded.
 

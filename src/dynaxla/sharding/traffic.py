@@ -117,12 +117,15 @@ class Report:
 
 
 def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
-    """Returns the communication and memory of the programs in one call: compiled graphs and steps, eager ops, and lazy mode's recordings.
+    """Calls a function, and returns the communication and memory of its programs: compiled graphs and steps, eager ops, lazy recordings.
 
-    The function is called with all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of
+    The call has all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of
     `compile_step` that has no program yet is recorded at once, as with `fullgraph`.
 
     Args:
+        function: The function or step.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
         run: If False, programs are compiled, as quickly as possible, but do not run, for a virtual mesh too: tensors that they write to
             keep their values, and tensors that they create are zeros. Everything else in the function happens, including eager mode's ops.
 

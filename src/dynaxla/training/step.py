@@ -56,7 +56,7 @@ def compile_step(
 
 
 def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None) -> Any:
-    """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
+    """Compiles a training step to one program: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
     The first two calls run in eager mode and are watched. A step that has done nothing but compute with tensors is recorded at the third
     call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
@@ -64,8 +64,9 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     recorded again. State outside Python, such as files, is not watched.
 
     A step whose Python code has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
-    in eager mode, and the log warns about it once. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One of several processes
-    may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in both.
+    in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several
+    processes may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in
+    both.
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 

@@ -27,6 +27,8 @@ _PUBLIC = _listed()
 __all__ = list(_PUBLIC)
 # Public names that need no torch. They are imported without the others.
 _ALONE = ("errors", "load")
+# Modules that are attributes of dynaxla without an import of their own, e.g. dynaxla.observe.metrics. They are not public.
+_REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
 # By old name: the new name. dynaxla 0.2 has the new names only.
 _RENAMED = {
     "dynaxla": "backend.dynaxla",
@@ -69,6 +71,9 @@ def __getattr__(name: str) -> object:
         for each in (name,) if name in _ALONE else _PUBLIC:
             globals()[each] = _imported(_PUBLIC[each], each)
         return globals()[name]
+    if name in _REACHED:
+        __getattr__("metrics")  # imports the modules inside, too
+        return importlib.import_module(f".{name}", __name__)
     if name in _RENAMED:
         import warnings
 

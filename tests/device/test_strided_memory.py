@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.device.strided_memory import StridedView, nothing, read, shares_elements, write
+from dynaxla.device.strided_memory import StridedView, read, shares_elements, unwritten, write
 from dynaxla.lowering import dtypes
 from dynaxla.runtime import clients
 
@@ -62,7 +62,7 @@ def test_reading_and_writing(name: str) -> None:
 def test_a_rest_that_is_no_element() -> None:
     """Of seven bytes, a tensor of int16 reads three numbers; the last byte stays."""
     with jax.default_device(clients.cpu_device()):
-        after = write(nothing(7).at[6].set(9), StridedView(I16, (2,), (1,), 1), np.array([1, 2], np.int16))
+        after = write(jax.numpy.zeros(7, np.uint8).at[6].set(9), StridedView(I16, (2,), (1,), 1), np.array([1, 2], np.int16))
     assert np.asarray(after).tolist() == [0, 0, 1, 0, 2, 0, 9]
 
 
@@ -70,3 +70,8 @@ def test_what_fills_a_storage() -> None:
     assert StridedView(F32, (4, 6), (1, 4)).fills(96)
     assert not StridedView(F32, (4, 6), (1, 4)).fills(100)
     assert not StridedView(F32, (24,), (0,)).fills(96)
+
+
+def test_zeros_have_the_dtype_of_the_view() -> None:
+    assert unwritten(12, F32) == jax.ShapeDtypeStruct((3,), np.float32)
+    assert unwritten(13, F32) == jax.ShapeDtypeStruct((13,), np.uint8)

@@ -500,6 +500,7 @@ def _trace(
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
     function = Function(interpreter, numbers=open_numbers, outputs=[node for node in nodes if node is not None], settings=settings)
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
+    views = {item.slot: item.place.dtype for item in reversed([*tensors, *targets])}  # by storage, the dtype of the first tensor on it
     written = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []
 
@@ -507,7 +508,9 @@ def _trace(
         watch.begin(arrays[count:])
         held = dict(zip(given, arrays, strict=False))
         for index, slot in enumerate(slots):
-            held.setdefault(index, strided_memory.nothing(slot.nbytes))
+            if index not in held:
+                zeros = strided_memory.unwritten(slot.nbytes, views.get(index, torch.uint8))
+                held[index] = jax.numpy.zeros(zeros.shape, zeros.dtype)
         key = jax.random.wrap_key_data(arrays[count - 1], impl="threefry2x32") if interpreter.draws_random else None
         results = function([strided_memory.read(held[operand.slot], operand.place) for operand in tensors], key)
         found = iter(results.outputs)

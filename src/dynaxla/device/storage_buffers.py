@@ -114,16 +114,17 @@ def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> ViewedS
     storage = tensor.untyped_storage()
     if StridedView.of(tensor).fills(storage.nbytes()):
         return None
-    array = _array_in(storage, torch.uint8, (storage.nbytes(),), storages.device_of(tensor))
+    zeros = strided_memory.unwritten(storage.nbytes(), tensor.dtype)
+    array = _array_in(storage, zeros.dtype, zeros.shape, storages.device_of(tensor))
     return ViewedStorage(first.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
 
 
-def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
+def _array_in(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
     """Returns the storage's array. If nobody has written to the storage, it gets zeros of this dtype and shape first."""
     array = storages.array_of(storage)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(np.zeros(shape, dtypes.to_jax(dtype)), device)
+            array = jax.device_put(np.zeros(shape, dtype), device)
         if not storages.replace_arrays([(storage, None, array)]):  # another thread has written to the storage
             return _array_in(storage, dtype, shape, device)
     return array
@@ -479,7 +480,7 @@ class StorageBinding:
             if item.held is not None or not StridedView.of(tensor).fills(storage.nbytes()):
                 raise LayoutMismatch
             if array is None:
-                taken.arrays[index] = _array_in(storage, item.place.dtype, shape, self._place.jax_device)
+                taken.arrays[index] = _array_in(storage, dtype, shape, self._place.jax_device)
             else:
                 metrics.add("input_copies")
                 self._repack(taken, index, array)

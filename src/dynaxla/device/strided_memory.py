@@ -54,9 +54,15 @@ class StridedView(NamedTuple):
         return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_whole
 
 
-def nothing(nbytes: int) -> jax.Array:
-    """Returns the array of a storage that nobody has written to: zeros, uint8[nbytes]."""
-    return jnp.zeros(nbytes, np.uint8)
+def unwritten(nbytes: int, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the zeros in a storage of this size that nobody has written to.
+
+    Args:
+        dtype: of a tensor on the storage. With another dtype, each read would convert bytes: on a TPU, XLA takes 33.8 million cycles to
+            read 36 MiB of bytes as bfloat16 (v5e, libtpu 0.0.42).
+    """
+    count, rest = divmod(nbytes, dtype.itemsize)
+    return jax.ShapeDtypeStruct((nbytes,), np.uint8) if rest else jax.ShapeDtypeStruct((count,), dtypes.to_jax(dtype))
 
 
 def read(array: jax.Array, place: StridedView) -> jax.Array:

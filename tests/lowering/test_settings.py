@@ -104,7 +104,7 @@ def test_older_and_newer_settings_in_every_order(first: int) -> None:
         assert (state["cuda", "rnn"] == "tf32") == kernels.rounds("rnn")
         seen.add(Settings.current("cuda"))
     assert len(seen) >= 2
-    assert Settings.current("cpu") == Settings.current("tpu") == EXACT
+    assert Settings.current("cpu") == EXACT
 
 
 def test_where_the_older_getters_raise() -> None:
@@ -144,6 +144,21 @@ print(*Settings.current("cuda")[:2])
     assert default == ["False", "True"]
     assert coarse == ["True", "True"]
     assert exact[:2] == ["False", exact[2]]  # torch 2.13 lets convolutions inherit until one is set for them; 2.11 does not
+
+
+def test_products_on_a_tpu() -> None:
+    """A value of torch.set_float32_matmul_precision is a key of its own, and reaches products alone."""
+    seen = {}
+    for value in ("highest", "high", "medium"):
+        set_matmul(value)
+        seen[value] = Settings.current("tpu")
+        assert seen[value].convolution_precision == seen[value].recurrent_precision == lax.Precision.HIGHEST
+    assert [settings.matmul_precision for settings in seen.values()] == [lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT]
+    assert seen["highest"] == EXACT
+    set_matmul("highest")
+    set_newer("cuda", "matmul", "tf32")  # the older getter raises if these two contradict each other
+    assert Settings.current("tpu") == EXACT
+    assert [Settings.vary_on(platform) for platform in ("tpu", "cuda", "cpu")] == [True, True, False]
 
 
 def test_deterministic_algorithms() -> None:

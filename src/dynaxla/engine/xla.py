@@ -133,6 +133,7 @@ class Program:
             key = (*key, process_networks.token(unit.groups))
         if unit.platform == "cuda":
             streams.check_not_captured()
+        if Settings.vary_on(unit.platform):
             key = (*key, Settings.current(unit.platform))
         if self._key_has_strides:
             key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jax import lax
 
 from ..runtime import private
+from .dtypes import DType
 
 
 class Settings(NamedTuple):
@@ -17,6 +19,7 @@ class Settings(NamedTuple):
     Attributes:
         matmul_tf32, convolution_tf32, recurrent_tf32: True if float32 products may be rounded to TF32. CUDA only.
         deterministic: True if sums, including those of scatter ops, must have the same order at every call. CUDA only.
+        tpu_products: The precision of float32 matrix products, which a TPU computes from products of bfloat16. TPU only.
 
     Torch's other precision settings need no program of their own. Products of half types are accumulated in float32, and so are at least as
     precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation`, `allow_fp16_reduced_precision_reduction` and
@@ -28,6 +31,7 @@ class Settings(NamedTuple):
     convolution_tf32: bool = False
     recurrent_tf32: bool = False
     deterministic: bool = False
+    tpu_products: lax.Precision = lax.Precision.HIGHEST
 
     @staticmethod
     def current(platform: str) -> Settings:
@@ -36,18 +40,18 @@ class Settings(NamedTuple):
         Args:
             platform: JAX's name.
         """
-        if platform != "cuda":
-            return EXACT
-        matmul = private.float32_precision("cuda", "matmul") == "tf32"
-        # Without cuDNN, torch computes convolutions as cuBLAS matrix products.
-        convolution = private.float32_precision("cuda", "conv") == "tf32" if torch.backends.cudnn.enabled else matmul
-        recurrent = private.float32_precision("cuda", "rnn") == "tf32"
-        return _ALL[matmul, convolution, recurrent, torch.are_deterministic_algorithms_enabled()]
+        reader = _READERS.get(platform)
+        return EXACT if reader is None else reader()
+
+    @staticmethod
+    def vary_on(platform: str) -> bool:
+        """True if torch has settings for this platform, so that they must be part of the key of a program."""
+        return platform in _READERS
 
     @property
     def matmul_precision(self) -> lax.Precision:
         """The precision of dots: float32 products keep PyTorch's precision, whatever XLA's default is."""
-        return lax.Precision.DEFAULT if self.matmul_tf32 else lax.Precision.HIGHEST
+        return lax.Precision.DEFAULT if self.matmul_tf32 else self.tpu_products
 
     @property
     def convolution_precision(self) -> lax.Precision:
@@ -60,5 +64,36 @@ class Settings(NamedTuple):
         return lax.Precision.DEFAULT if self.recurrent_tf32 else lax.Precision.HIGHEST
 
 
-_ALL = {values: Settings(*values) for values in itertools.product((False, True), repeat=len(Settings._fields))}
+def _for_cuda() -> Settings:
+    matmul = private.float32_precision("cuda", "matmul") == "tf32"
+    # Without cuDNN, torch computes convolutions as cuBLAS matrix products.
+    convolution = private.float32_precision("cuda", "conv") == "tf32" if torch.backends.cudnn.enabled else matmul
+    recurrent = private.float32_precision("cuda", "rnn") == "tf32"
+    return _CUDA[matmul, convolution, recurrent, torch.are_deterministic_algorithms_enabled()]
+
+
+def _for_tpu() -> Settings:
+    try:
+        return _TPU[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # torch's older and newer settings contradict each other
+        return EXACT
+
+
+_CUDA = {values: Settings(*values) for values in itertools.product((False, True), repeat=4)}
+# By the value of torch.set_float32_matmul_precision. "high" is the sum of three products of bfloat16, "medium" is one product.
+_TPU = {
+    "highest": Settings(tpu_products=lax.Precision.HIGHEST),
+    "high": Settings(tpu_products=lax.Precision.HIGH),
+    "medium": Settings(tpu_products=lax.Precision.DEFAULT),
+}
+_READERS: dict[str, Callable[[], Settings]] = {"cuda": _for_cuda, "tpu": _for_tpu}
 EXACT = Settings()
+
+
+def precision_for(precision: lax.Precision, dtype: DType) -> lax.Precision:
+    """Returns the precision of products of operands of this dtype; `precision` is that for float32.
+
+    Products of half types are exact, so all precisions mean the same. On a TPU, XLA fuses a product with its consumers, such as a softmax,
+    only if its precision is DEFAULT.
+    """
+    return lax.Precision.DEFAULT if dtype.itemsize <= 2 else precision

@@ -21,6 +21,7 @@ from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
 from ..registry import lowers
+from ..settings import precision_for
 from .weight_gradients import weight_gradient
 
 Sizes = Sequence[int]
@@ -413,7 +414,7 @@ def _correlate(
         groups,
         mirrored,
         x.dtype,
-        ctx.settings.convolution_precision,
+        precision_for(ctx.settings.convolution_precision, x.dtype),
         ctx.platform,
     )
     return ctx.choose(CONVOLUTION, problem).run(problem, x, weight, bias)

@@ -28,6 +28,7 @@ from ..forms import Forms, Operand
 from ..memory_order import eager_order, untransposed
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
+from ..settings import precision_for
 from .products_of_updates import product_of_update
 from .quantized_weights import product_of_quantized
 
@@ -299,7 +300,7 @@ def _problem(
 ) -> Contraction:
     over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
     x_order, y_order, out_order = [found if found == _HEADS_INSIDE else None for found in (eager_order(ctx, x), eager_order(ctx, y), order)]
-    precision = ctx.settings.matmul_precision
+    precision = precision_for(ctx.settings.matmul_precision, x.dtype)
     return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, precision, ctx.platform, (x_order, y_order, out_order))
 
 

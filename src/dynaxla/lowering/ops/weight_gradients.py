@@ -18,6 +18,7 @@ from ..cpu.channels_last import channels_last, order_between_convolutions
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert
+from ..settings import precision_for
 
 Sizes = Sequence[int]
 
@@ -345,5 +346,6 @@ def weight_gradient(
     if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
         return lax.full(shape, 0, dtypes.accumulator(x.dtype))
     settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups
-    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.settings.convolution_precision, ctx.platform)
+    precision = precision_for(ctx.settings.convolution_precision, x.dtype)
+    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, precision, ctx.platform)
     return ctx.choose(WEIGHT_GRADIENT, problem).run(problem, x, grad)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
+import numpy as np
+import pytest
 import torch
 from compare import check
+
+from dynaxla.lowering.ops import optimizers
 
 aten = torch.ops.aten
 INF = float("inf")
@@ -23,3 +30,24 @@ def test_gradient_scaling() -> None:
 
     for scale, tracker, found in ((8.0, 0, 0.0), (8.0, 2, 0.0), (3e38, 2, 0.0), (8.0, 1, 1.0)):
         check(updated, torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32), torch.tensor(found), calls=1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.95, 0.999, 1 - 1e-7])
+def test_bias_corrections_are_exact_to_rounding(beta: float) -> None:
+    """In float32, for up to a million steps, as in float64."""
+    counts = np.unique(np.concatenate([np.arange(1, 100), np.logspace(2, 6, 200).astype(int)])).astype(np.float32)
+    found = np.asarray(jax.jit(lambda count: optimizers._bias_correction(beta, count))(counts), np.float64)
+    right = np.array([-math.expm1(count * math.log(beta)) if beta else 1.0 for count in counts])
+    np.testing.assert_allclose(found, right, rtol=6 * 2**-24)
+
+
+def test_no_float64_in_steps_of_float32() -> None:
+    lowering = optimizers.adam(decoupled=True)
+    settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    arrays = [jax.ShapeDtypeStruct((4,), np.float32)] * 4
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda *given: lowering(*([x] for x in given[:4]), [], [given[4]], **settings)).trace(
+            *arrays, jax.ShapeDtypeStruct((), np.float32)
+        )
+    assert "f64" not in str(traced.jaxpr)
+    assert "pow" not in str(traced.jaxpr)

@@ -30,7 +30,7 @@ from ..passes.aten.device_transfers import COPY, has_several_devices
 from ..passes.aten.freeze import Frozen, copy_weights
 from ..passes.aten.late_writes import LateWrites
 from ..passes.aten.split import GraphPart
-from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, last_writes, unsupported_nodes
+from ..passes.aten.unsupported_nodes import ASYNCHRONOUS, last_writes, nodes_without_lowering, unsupported_nodes
 from ..passes.aten.weight_packing import pack_weights
 from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import devices, eager_fallback
@@ -140,6 +140,9 @@ class Scheduler:
         if self._options.exact_rng:
             module, drawn = pipeline.RANDOM_HOISTING(module)
         found = unsupported_nodes(module)
+        if _is_in_xla(graph):
+            platform = devices.platform_of(devices.main_device(graph_devices(module, found)))
+            found = {**nodes_without_lowering(module, platform), **found}
         unseen = last_writes(module, found) | drawn
         arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several_devices(module) else None
         if arranged is not None:

@@ -362,6 +362,20 @@ def find_rule(node: Node, platform: str, registry: Registry = default_registry) 
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 
 
+def needs_kernel(node: Node, platform: str) -> bool:
+    """True if only torch's kernel computes a node, on a platform where no program can call it."""
+    if platform in fallback.PLATFORMS or node.target in CONTROL_FLOW or node.target is keyed or is_plain_python(node):
+        return False
+    rule = find_rule(node, platform)
+    if rule is None or kernel_refusals.reason(node):
+        return True
+    try:
+        rule.bind(node.args[2:] if node.target is with_effects else node.args, node.kwargs)
+    except UnsupportedOp:
+        return True
+    return False
+
+
 def _acts(node: Node) -> bool:
     """True if a node does more than return its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:

@@ -10,6 +10,7 @@ WRITES        The op writes to an operand, which in a program would be a copy. F
               for the writes of a backward pass to an input.
 NO_ARRAY      A tensor that the node takes or returns is sparse or quantized.
 DRAWS         The node draws random numbers and saves or restores the state of torch's generator.
+NO_LOWERING   Only torch's kernel computes the node, and a program on the graph's platform cannot call it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ...capture.graph import is_array
 from ...lowering.asynchronous import in_program, is_asynchronous, leaves
 from ...lowering.fallback import writes
+from ...lowering.interpreter import needs_kernel
 from ...torch_ops import aten
 from ..joint.checkpointing import draws_by_state
 
@@ -31,6 +33,7 @@ ASYNCHRONOUS = "it is a collective, or it works with handles or in the backgroun
 WRITES = "it writes to an operand"
 NO_ARRAY = "it takes or returns a tensor that is not a dense array"
 DRAWS = "it saves or restores the state of torch's generator"
+NO_LOWERING = "it has no lowering, and a program on this platform cannot call torch's kernel"
 
 
 def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
@@ -57,6 +60,12 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
                 found[node] = min(reasons)
         known |= symbols
     return found
+
+
+def nodes_without_lowering(module: GraphModule, platform: str) -> dict[Node, str]:
+    """Returns the nodes with the reason NO_LOWERING on a platform, in the graph's order."""
+    called = [node for node in module.graph.nodes if node.op == "call_function"]
+    return {node: NO_LOWERING for node in called if needs_kernel(node, platform)}
 
 
 def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:

@@ -35,7 +35,7 @@ from ..torch_ops import aten
 from . import generators, pjrt_devices, storages
 from .counterparts import FunctionalOp, for_numbers, form_of
 from .cpu_fallback import run_on_the_cpu
-from .op_compiler import NotLowered, NumberOperand, OpSpecialization, Resized, StorageMetadata, TensorOperand, build, traced_op
+from .op_compiler import NewTensor, NotLowered, NumberOperand, OpSpecialization, Resized, StorageMetadata, TensorOperand, build, traced_op
 from .strided_memory import StridedView
 
 # Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the reason (str).
@@ -278,7 +278,10 @@ def run(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targ
         changes = [(call.storages[slot], call.arrays[slot], results.pop(0)) for slot in found.written]
         if not storages.replace_arrays(changes):
             return run(form, args, kwargs, targets)
-    made = [item and storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) for item in found.made]
+    made = [
+        storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) if isinstance(item, NewTensor) else item
+        for item in found.made
+    ]
     return tuple(made) if found.is_list else (made[0] if made else None)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from ..runtime import meshes, private
 from ..runtime.layout import row_major
@@ -289,12 +290,73 @@ def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torc
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def choose_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Chooses the ops that compute scaled_dot_product_attention: the fused op for devices like this one, or torch's products and softmax.
+
+    The latter broadcast batches and heads, raise the errors of wrong calls, and take float64, for which the fused op's log-sum-exp is too
+    imprecise. `torch.nn.attention.sdpa_kernel(MATH)` turns off the kernels that have names of their own.
+
+    Returns: The value of a member of torch.nn.attention.SDPBackend.
+    """
+    flags = torch.backends.cuda
+    has_kernels = flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.cudnn_sdp_enabled()
+    fits = (
+        query.dim() == key.dim() == value.dim() == 4
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
+        and key.shape[:3] == value.shape[:3]
+        and (query.shape[1] == key.shape[1] or (enable_gqa and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0))
+    )
+    if attn_mask is not None:
+        sizes = (*query.shape[:3], key.shape[2])[4 - attn_mask.dim() :] if fits and attn_mask.dim() <= 4 else ()
+        fits = (
+            not is_causal
+            and attn_mask.dtype in (torch.bool, query.dtype)
+            and len(sizes) == attn_mask.dim() >= 2
+            and all(size in (1, whole) for size, whole in zip(attn_mask.shape, sizes, strict=True))
+        )
+    return _FUSED if fits and (has_kernels or not flags.math_sdp_enabled()) else _PRODUCTS
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Implements scaled_dot_product_attention, above autograd: torch asks kernels in C++ alone for their choice."""
+    settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if choose_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings) == _PRODUCTS:
+        return aten.scaled_dot_product_attention.default.decompose(query, key, value, attn_mask, dropout_p, is_causal, **settings)
+    fused = aten._scaled_dot_product_fused_attention_overrideable.default
+    return fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
+
+
 def refuse(op: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{op} is not supported on the device jax: it writes to operands that its schema does not declare")
 
     return kernel
 
+
+# Values of torch.nn.attention.SDPBackend.
+_PRODUCTS, _FUSED = int(SDPBackend.MATH.value), int(SDPBackend.OVERRIDEABLE.value)
 
 _FUSED_STEPS = (
     aten._fused_adam_.default, aten._fused_adam_.tensor_lr, aten._fused_adamw_.default, aten._fused_adamw_.tensor_lr,
@@ -330,7 +392,7 @@ _OWN: dict[Any, Any] = {
     aten.batch_norm_gather_stats_with_counts.default: refuse(aten.batch_norm_gather_stats_with_counts.default),
 }
 # Ops that get the general kernel explicitly. For the first two, ATen's kernel would look for kernels of the device; for the others, ATen's
-# kernel would split the op into several.
+# kernel would split the op into several, or raises because each device must have its own.
 _DIRECT = (
     aten.convolution.default, aten.convolution_backward.default, aten.native_layer_norm.default, aten.native_group_norm.default,
     aten.embedding.default, aten.constant_pad_nd.default, aten.logsumexp.default, aten.repeat.default, aten.stack.default,
@@ -339,6 +401,7 @@ _DIRECT = (
     aten.dist.default, aten.count_nonzero.default, aten._safe_softmax.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.linspace.default,
     aten.cholesky_solve.default, aten._grouped_mm.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default, aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )  # fmt: skip
 # The dispatch key of ATen's kernels for all devices of structured ops. These kernels need the addresses of the operands.
 _ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
@@ -362,7 +425,9 @@ def register() -> None:
     own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
     autocasting.register(own)
-    own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # 0: attention as matmuls and a softmax
+    own.impl(aten._fused_sdp_choice.default, choose_attention, private.SPARE_KEY)
+    for key in (private.SPARE_KEY, private.SPARE_AUTOGRAD_KEY):
+        own.impl(aten.scaled_dot_product_attention.default, attention, key)
     others.fallback(private.unseen(eager_mode.kernel), private.SPARE_KEY)
 
 

@@ -358,11 +358,11 @@ class _OpNotes:
     def results(self, known: TracedOp, first: int) -> Any:
         """Creates the tensors that the op returns. Runs the recording if it has too many ops."""
         recording, kinds = self.recording, known.kinds
-        made: list[torch.Tensor | None] = []
+        made: list[torch.Tensor | int | None] = []
         place = first + len(known.written)
         for item in known.made:
-            if item is None:
-                made.append(None)
+            if not isinstance(item, tuple):
+                made.append(item)
                 continue
             nbytes, shape, stride, dtype = item
             storage = storages.make_storage(nbytes, self.device, recording.wait(place, kinds[place - first]))

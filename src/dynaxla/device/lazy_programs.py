@@ -42,7 +42,8 @@ class TracedOp:
     Attributes:
         name: the op's.
         function: takes and returns arrays in the order of `one_op.Traced`.
-        made: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None where the op returns None.
+        made: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None or a number where the op
+            returns that.
         kinds: the shapes and dtypes of the returned arrays.
         sharding: the sharding in the op's own arguments, or None.
     """
@@ -52,7 +53,7 @@ class TracedOp:
     given: tuple[int, ...]
     draws: bool
     written: tuple[int, ...]
-    made: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]
+    made: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Any
@@ -61,9 +62,9 @@ class TracedOp:
 
     @staticmethod
     def of(problem: OpSpecialization, found: Traced) -> TracedOp:
-        made = tuple(None if item is None else _sized(item) for item in found.made)
+        made = tuple(_sized(item) if isinstance(item, NewTensor) else item for item in found.made)
         jaxpr = found.traced.jaxpr
-        count = len(found.written) + sum(item is not None for item in made)
+        count = len(found.written) + sum(isinstance(item, tuple) for item in made)
         kinds = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
         return TracedOp(
             str(problem.form.op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks,

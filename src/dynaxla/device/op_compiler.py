@@ -30,6 +30,7 @@ from ..errors import UnsupportedOp
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.checks import Check
 from ..lowering.dynamic_scalars import NumberTrace, Variant
+from ..lowering.forms import certain, generic
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
 from ..lowering.promotion import convert, expand
@@ -116,7 +117,7 @@ class Traced:
         given: the slots whose arrays it takes, in order.
         draws: it draws random numbers, and takes a seed.
         written: the slots whose new arrays it returns, in order.
-        made: the metadata of the new tensors; None where the op returns None.
+        made: the metadata of the new tensors; None or a number where the op returns that.
         is_list: the op returns several values.
         checks: the exception and the message of each check.
         numbers: the conditions on the numbers under which the program is valid, and the inputs that it computes from them.
@@ -126,7 +127,7 @@ class Traced:
     given: tuple[int, ...]
     draws: bool
     written: tuple[int, ...]
-    made: tuple[NewTensor | None, ...]
+    made: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Variant
@@ -140,7 +141,7 @@ class OneOp:
     given: tuple[int, ...]
     draws: bool
     written: tuple[int, ...]
-    made: tuple[NewTensor | None, ...]
+    made: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Variant
@@ -197,6 +198,13 @@ def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.d
     return x.new_empty_strided((*outer, columns), (*strides, 1))
 
 
+def _attention_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+    """Fake results of the gradient of attention. Torch's own have a gradient of the mask even if the op is not asked for it."""
+    *grads, grad_bias = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward.default(*args, **kwargs)
+    grad_input_mask = args[5]
+    return *grads, grad_bias if grad_input_mask[3] else None
+
+
 # Fake kernels of ops for which torch has none on the CPU, or none for some calls. Source: ATen native/cuda/RNN.cu
 _FAKES: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._thnn_fused_lstm_cell.default: _lstm_cell,
@@ -204,6 +212,7 @@ _FAKES: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     torch.ops.aten.histc.default: _histc,
     torch.ops.aten._grouped_mm.default: _grouped_mm,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
 }
 
 
@@ -293,7 +302,7 @@ def trace(
     if isinstance(fake, (list, tuple)):
         results = [None] * len(fake)
         for index, value in enumerate(fake):
-            if value is not None:
+            if isinstance(value, torch.Tensor):
                 results[index] = item = graph.call_function(operator.getitem, (node, index))
                 item.meta["val"] = value
     graph.output(tuple(results))
@@ -406,13 +415,14 @@ def traced_op(problem: OpSpecialization) -> Traced | Resized:
     module, nodes, fake = trace(mode, form.functional, args, kwargs, problem.numbers, platform)
     is_list = isinstance(fake, (list, tuple))
     values = list(fake) if is_list else [fake]
-    if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
+    if not all(value is None or isinstance(value, torch.Tensor) or (is_list and type(value) is int) for value in values):
         raise NotLowered("it returns a number")
-    if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any((value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in tensors):
         raise NotLowered("it returns a conjugate, negative or non-strided tensor")
     _check_operands_memory(form.name, _operands((args, kwargs)), targets)
     if form.dropped:
-        fitting = tuple(_made(value) for value in values if value is not None)
+        fitting = tuple(_made(value) for value in tensors)
         if form.name in _COPIED:
             fitting = tuple(NewTensor(item.shape, row_major(item.shape), item.dtype) for item in fitting)
         if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
@@ -427,7 +437,8 @@ def traced_op(problem: OpSpecialization) -> Traced | Resized:
         with _disable_current_modes(), mode:
             own_args, own_kwargs = _replace(_closed((args, dict(problem.kwargs)), problem.numbers), lambda operand: _fake(operand.place))
         _predict(mode, form.op, own_args, own_kwargs)
-    return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values), is_list)
+    made = tuple(_made(value) if isinstance(value, torch.Tensor) else value for value in values)
+    return _trace(problem, module, nodes, () if targets else made, is_list)
 
 
 # Ops whose `out` argument ATen resizes to row-major strides, whatever strides the functional op returns, since ATen computes the result
@@ -485,7 +496,7 @@ def _check_operands_memory(name: str, operands: Sequence[TensorOperand | NumberO
 
 
 def _trace(
-    problem: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], made: tuple[NewTensor | None, ...], is_list: bool
+    problem: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], made: tuple[NewTensor | int | None, ...], is_list: bool
 ) -> Traced:
     targets, slots, device = problem.targets, problem.slots, problem.device
     platform = _platform(device)
@@ -498,7 +509,10 @@ def _trace(
     operands = _operands((problem.args, problem.functional_kwargs))
     open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
-    function = Function(interpreter, numbers=open_numbers, outputs=[node for node in nodes if node is not None], settings=settings)
+    # On the CPU, forms call torch's kernels and oneDNN, which pays off in larger programs only; on a mesh, XLA cannot partition calls.
+    choose = generic if platform == "cpu" or problem.where is not None else certain
+    outputs = [node for node in nodes if node is not None]
+    function = Function(interpreter, numbers=open_numbers, outputs=outputs, settings=settings, choose=choose)
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
     views = {item.slot: item.place.dtype for item in reversed([*tensors, *targets])}  # by storage, the dtype of the first tensor on it
     written = tuple(dict.fromkeys(operand.slot for operand in targets))
@@ -521,7 +535,7 @@ def _trace(
             held[operand.slot] = strided_memory.write(held[operand.slot], operand.place, value)
             if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of this shape
                 held[operand.slot] = strided_memory.alike(held[operand.slot], slot.shape, slot.dtype)
-        new = [_spread(value, item) for value, item in zip(outputs, made, strict=True) if item is not None] if made else []
+        new = [_spread(value, item) for value, item in zip(outputs, made, strict=True) if isinstance(item, NewTensor)] if made else []
         checks[:] = [(check.error, check.message) for check in results.checks]
         code = [Check.first_failed(results.checks)] if results.checks else []
         return [*(held[slot] for slot in written), *new, *code]
@@ -540,7 +554,7 @@ def _trace(
         if problem.where is None:
             traced = _traced(program, avals, device)
         else:
-            free = range(len(written), len(written) + sum(item is not None for item in made))
+            free = range(len(written), len(written) + sum(isinstance(item, NewTensor) for item in made))
             traced = _traced(pipeline.PARTITIONABLE(program, free), avals, device, [slots[slot].sharding for slot in written])
     if watch.looked or len(watch.wanted) != len(avals) - count:
         raise watch.refuse()

@@ -107,8 +107,8 @@ def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:
         traced = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, donated)
     if specialised.members is not None and specialised.members.calls:
         return _build_for_processes(unit, specialised, specialised.members, traced, buffers, facts)
-    lowered = lower(unit, traced)
     try:
+        lowered = lower(unit, traced)
         first = None if checks is None else compile_lowered(unit, lower(unit, checks), checks, specialised.settings, where=where)
         compiled = compile_lowered(unit, lowered, traced, specialised.settings, where=where)
     except CompilationError as error:

@@ -107,9 +107,14 @@ def trace_graph(
 
 
 def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowered:
-    """Lowers the traced program to StableHLO."""
+    """Lowers the traced program to StableHLO. Raises: CompilationError if a form that a machine may refuse cannot be lowered."""
     with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(unit.jax_device):
-        return private.lower(traced)
+        try:
+            return private.lower(traced)
+        except Exception as error:  # Pallas raises errors of many classes for a kernel that Mosaic does not support
+            if not unit.choose.refusable:
+                raise
+            raise compilation_error(unit.name, error) from error
 
 
 def compile_lowered(

@@ -50,7 +50,11 @@ class RetracedProgram:
         where = buffers.where
         if where is not None:
             traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
-        lowered = lower(unit, traced)
+        try:
+            lowered = lower(unit, traced)
+        except CompilationError as error:
+            unit.do_without_refusable(error)
+            return self._trace_and_run(args)
         with metrics.timed("lookup"):
             key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)
             found = self._cache.get(key)

@@ -165,6 +165,11 @@ def expected(forms: Forms[Any], problem: Any) -> Form[Any]:
     return forms.choose(problem, {})
 
 
+def certain(forms: Forms[Any], problem: Any) -> Form[Any]:
+    """Returns the form that is expected to be the fastest among those that no machine refuses."""
+    return forms.choose_certain(problem)
+
+
 def generic(forms: Forms[Any], problem: Any) -> Form[Any]:
     """Returns the form that supports every problem. It uses only JAX's own operations, which can be differentiated and batched."""
     return list(forms.forms.values())[-1]

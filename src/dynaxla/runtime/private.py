@@ -341,7 +341,7 @@ DeviceGuard: Any = _find("torch._C._acc.DeviceGuard") or object
 SPARE_KIND: Any = torch.autograd.DeviceType.PrivateUse1
 _storage_use_count: Callable[[int], int] = _needed("torch._C._storage_Use_Count")
 _cpu_keys = torch.DispatchKeySet(torch.DispatchKey.CPU)
-SPARE_KEY, SPARE_AUTOCAST_KEY = "PrivateUse1", "AutocastPrivateUse1"
+SPARE_KEY, SPARE_AUTOCAST_KEY, SPARE_AUTOGRAD_KEY = "PrivateUse1", "AutocastPrivateUse1", "AutogradPrivateUse1"
 
 
 def spare_device_name() -> str:

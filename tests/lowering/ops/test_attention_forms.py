@@ -169,7 +169,7 @@ def test_other_names() -> None:
     assert targets(overrideable(*heads())) == ["fmhaSoftmax"]
 
 
-@pytest.mark.parametrize(("platform", "names"), [("cpu", ["torch", "xla"]), ("rocm", ["xla"]), ("tpu", ["xla"])])
+@pytest.mark.parametrize(("platform", "names"), [("cpu", ["torch", "xla"]), ("rocm", ["xla"]), ("tpu", ["pallas", "row_blocks", "xla"])])
 def test_other_platforms_have_other_forms(platform: str, names: list[str]) -> None:
     x = Operand((2, 4, 16, 64), np.dtype(jax.numpy.bfloat16))
     problem = AttentionProblem(x, x, x, None, True, 0.125, False, False, "cuda")

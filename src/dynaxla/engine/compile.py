@@ -96,6 +96,8 @@ def trace_graph(
             run, orders = pipeline.TRANSPOSES(run, unit.platform, free)
         if unit.platform == "cpu" and interpreter.has_halves:
             run = pipeline.BFLOAT16_ROUNDING(run, unit.platform)
+        if unit.platform == "tpu":  # XLA:TPU chooses memory orders, for which merged dimensions leave no choice
+            run = pipeline.PARTITIONABLE(run)
         traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         report(len(traced.jaxpr.jaxpr.eqns))
     if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands

@@ -1,0 +1,11 @@
+"""Compiled graphs for a TPU, on the CPU."""
+
+from __future__ import annotations
+
+from on_device import NEEDS_DEVICE, run_checks
+
+pytestmark = NEEDS_DEVICE
+
+
+def test_programs_for_a_tpu() -> None:
+    run_checks("simulated_tpu")

@@ -9,15 +9,17 @@ from typing import Any
 from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 import torch
 from compare import assert_equal
 from torch import nn
 
+import dynaxla
 from dynaxla.engine import build
 from dynaxla.errors import UnsupportedOp
 from dynaxla.observe import coverage
-from dynaxla.runtime import devices
+from dynaxla.runtime import devices, late_checks
 
 from .running import compile_anew
 
@@ -101,3 +103,60 @@ def check_ops_without_lowering_run_between_programs() -> None:
     assert len(_programs(lambda x: torch.linalg.eigvals(x @ x).abs().sort()[0] + 1, torch.randn(4, 4))) == 2
     with on_tpu(), pytest.raises(UnsupportedOp, match="cannot call torch's kernel"):
         compile_anew(lambda x: doubled(x) + 1, fallback="error")(torch.randn(4, device="jax"))
+
+
+class _SlowCode:
+    """A code of checks whose copy to the host takes until `arrive` is called."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.is_sent, self.has_arrived = code, False, False
+
+    def copy_to_host_async(self) -> None:
+        self.is_sent = True
+
+    def is_ready(self) -> bool:
+        return self.has_arrived
+
+    def block_until_ready(self) -> None:
+        assert self.is_sent
+        self.has_arrived = True
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        assert self.has_arrived, "the call waits for the device"
+        return np.array(self.code)
+
+
+def check_no_call_waits_for_checks() -> None:
+    """A failed check of an asynchronous device is raised later, and the program keeps the old values."""
+    table, good, bad = torch.zeros(4, device="jax"), torch.tensor([1], device="jax"), torch.tensor([9], device="jax")
+    sent: list[_SlowCode] = []
+
+    def slow(code: jax.Array) -> _SlowCode:
+        sent.append(_SlowCode(int(code)))
+        sent[-1].copy_to_host_async()
+        return sent[-1]
+
+    def step(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        table.add_(1)
+        return table[index]
+
+    with (
+        on_tpu() as texts,
+        mock.patch.object(late_checks, "is_asynchronous", return_value=True),
+        mock.patch.object(late_checks.ArrayReports, "_send", lambda _, code: slow(code)),
+    ):
+        compiled = compile_anew(step)
+        assert compiled(table, good).tolist() == [1]
+        compiled(table, bad)
+        assert len(texts) == 1, "checks have no program of their own"
+        assert table.tolist() == [1] * 4
+        assert compiled(table, good).tolist() == [2]
+        sent[0].has_arrived = sent[1].has_arrived = True
+        with pytest.raises(IndexError, match="out of") as caught:
+            compiled(table, good)
+        assert "An earlier call" in caught.value.__notes__[0]
+        assert table.tolist() == [2] * 4
+        compiled(table, bad)
+        with pytest.raises(IndexError):
+            dynaxla.finish_checks()
+        dynaxla.finish_checks()

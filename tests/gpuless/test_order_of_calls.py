@@ -253,7 +253,7 @@ def test_a_device_that_answers_no_more_does_not_keep_the_process(
         raise RuntimeError("CUDA error")
 
     checked(device, [0])([])
-    monkeypatch.setattr(late_checks.of(CUDA)._under_way[0].event, "synchronize", fail)
+    monkeypatch.setattr(late_checks.of(CUDA)._under_way[0].sent.event, "synchronize", fail)
     late_checks.of(CUDA).at_exit()
     assert "CUDA error" in caplog.text
 

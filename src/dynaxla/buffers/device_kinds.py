@@ -34,6 +34,7 @@ class Request:
         remade: See `AtenGraph`.
         donate: True if inputs that the graph writes to may be donated to the program, so that it writes in place.
         planned: True if the program will not run, so that inputs may be planned for a virtual mesh.
+        reports_late: True if calls do not wait for the program's checks.
     """
 
     interpreter: Interpreter
@@ -45,6 +46,7 @@ class Request:
     rederived_outputs: frozenset[int]
     donate: bool
     planned: bool = False
+    reports_late: bool = False
 
 
 class DeviceKind(Protocol):

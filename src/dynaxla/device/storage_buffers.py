@@ -164,7 +164,7 @@ class StorageBuffers(Buffers):
     def __init__(self, request: Request) -> None:
         interpreter, symbols, args = request.interpreter, request.symbols, request.args
         placeholders = interpreter.placeholders
-        self._place, self._phase = request.place, request.phase
+        self._place, self._phase, self._reports_late = request.place, request.phase, request.reports_late
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
         self.specs: dict[int, TensorSpec] = {
             position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
@@ -354,8 +354,9 @@ class StorageBuffers(Buffers):
         made = [(buffer.shape, row_major(buffer.shape), buffer.spec.dtype) for buffer in self._buffers]
         slots = self._slots
         return StorageBinding(
-            self._inputs, self._positions, slots, self._donate, made, outputs, self._place, self._draws_random, self.where, self._names_mesh
-        )
+            self._inputs, self._positions, slots, self._donate, made, outputs, self._place, self._draws_random, self.where,
+            self._names_mesh, self._reports_late,
+        )  # fmt: skip
 
 
 class _Taken(list[Any]):
@@ -387,6 +388,7 @@ class StorageBinding:
         draws_random: bool,
         mesh: NamedSharding | None,
         names_mesh: bool,
+        reports_late: bool,
     ) -> None:
         """Binds the buffers of a graph to its compiled program.
 
@@ -402,12 +404,13 @@ class StorageBinding:
             draws_random: the program takes a seed.
             mesh: the mesh on which the program runs, or None.
             names_mesh: the graph itself names the mesh, so the program runs on it even if all inputs are on one device.
+            reports_late: calls do not wait for the program's checks.
         """
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
         self._donate, self.donates_inputs = donate, bool(slots)
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
-        self._mesh, self._names_mesh = mesh, names_mesh
+        self._mesh, self._names_mesh, self._reports_late = mesh, names_mesh, reports_late
         self._where: meshes.Where = mesh or place.jax_device
         self._index = place.device.index or 0
         self._check: guards.ArgumentCheck | None = None
@@ -528,6 +531,8 @@ class StorageBinding:
         return self.outputs(made, taken)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        if self._reports_late:
+            late_checks.look(self._place.device)
         taken = cast("_Taken", tensors)
         arrays = taken.arrays
         if self.donates_inputs:
@@ -590,7 +595,9 @@ class StorageBinding:
         return False
 
     def report(self, code: Any, checks: late_checks.Checks, name: str) -> None:
-        if (error := late_checks.failure(int(np.asarray(code)), checks)) is not None:
+        if self._reports_late:
+            late_checks.of(self._place.device).add(code, checks, name)
+        elif (error := late_checks.failure(int(np.asarray(code)), checks)) is not None:
             raise error
 
 

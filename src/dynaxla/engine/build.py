@@ -94,9 +94,11 @@ def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:
     if key is not None and (recalled := recalled_executable(unit, key, specialised.buffers)) is not None:
         return recalled
     donated = specialised.buffers.donated
-    traced, buffers, facts = trace(unit, specialised.function, specialised.buffers, guarded=not donated)
+    # Checks of a program that writes in place run first, and the call waits for them, where devices are synchronous.
+    guarded = not donated or unit.reports_late
+    traced, buffers, facts = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
     checks = None
-    if donated and facts.checks:
+    if not guarded and facts.checks:
         apart = _split_checks(unit, traced, buffers)
         if apart is None:
             traced, buffers, facts = trace(unit, specialised.function, specialised.buffers)

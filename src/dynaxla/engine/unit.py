@@ -28,7 +28,7 @@ from ..lowering.ops.sharding_constraints import shardings_in
 from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
 from ..passes.jaxpr.open_layouts import opens_layouts
-from ..runtime import devices, eager_fallback, meshes, process_networks
+from ..runtime import devices, eager_fallback, late_checks, meshes, process_networks
 from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
 from .eager_executable import Kernels
@@ -112,6 +112,11 @@ class CompilationUnit:
         return devices.jax_device(self.device)
 
     @functools.cached_property
+    def reports_late(self) -> bool:
+        """True for arrays on an asynchronous device, unless later writes depend on the checks."""
+        return self.kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
+
+    @functools.cached_property
     def choose(self) -> Choices:
         """Chooses a form for each problem: by measurement with the option `tune`, otherwise by rules."""
         if self.options.tune:
@@ -137,7 +142,7 @@ class CompilationUnit:
         if self.kind is not None:
             rederived_outputs, donate = self.rederived_outputs, self.options.donate
             buffers = self.kind.buffers(
-                Request(interpreter, symbols, args, self.phase, place, self.storages, rederived_outputs, donate, planned)
+                Request(interpreter, symbols, args, self.phase, place, self.storages, rederived_outputs, donate, planned, self.reports_late)
             )
         else:
             free, open_inputs = reorders or self.opens_layouts, self.open_inputs if self.opens_layouts else None

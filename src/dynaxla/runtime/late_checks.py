@@ -1,9 +1,9 @@
-"""Asynchronous checks of programs on a GPU: no call waits for them.
+"""Asynchronous checks of programs on a GPU or TPU: no call waits for them.
 
-A program on a GPU returns the index of its first check that failed. This code is copied to pinned memory, and a CUDA event after the copy
-tells when it has arrived. Every later call of any program on the device first looks at the codes that have arrived, in order, and raises
-the error of the first that reports a failure. `finish` waits for all codes. Failures that are never raised are logged when the
-process ends.
+A program returns the index of its first check that failed. This code is copied to the host: to pinned memory, where a CUDA event after the
+copy tells when it has arrived, or by JAX, if the device's tensors are arrays. Every later call of any program on the device first looks at
+the codes that have arrived, in order, and raises the error of the first that reports a failure. `finish` waits for all codes.
+Failures that are never raised are logged when the process ends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import atexit
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import torch
 
 from .. import forks
@@ -44,7 +47,7 @@ def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
     error, message = checks[code]
     raised = error(message)
     if name:
-        raised.add_note(f"An earlier call of {name} found this while it ran on the GPU. The inputs that it writes to are unchanged.")
+        raised.add_note(f"An earlier call of {name} found this while it ran on the device. The inputs that it writes to are unchanged.")
     return raised
 
 
@@ -80,43 +83,50 @@ class _Report:
     """A code in flight.
 
     Attributes:
-        event: Completes when the code has arrived.
-        slot: The index of the code in pinned memory.
+        sent: What `Reports._send` returned for the code.
         checks: The program's checks.
         name: The program's name.
     """
 
-    event: Any
-    slot: int
+    sent: Any
     checks: Checks
     name: str
 
 
-class Reports:
-    """The codes in flight on one CUDA device. Thread-safe. A failure is raised once, in the first thread that looks."""
+class Reports(ABC):
+    """The codes in flight on one device. Thread-safe. A failure is raised once, in the first thread that looks."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._slots = pinned(MOST)
-        self._codes = self._slots.numpy()
-        self._free = [(slot, torch.cuda.Event()) for slot in range(MOST)]
+    def __init__(self) -> None:
         self._under_way: deque[_Report] = deque()
         self._lock = forks.lock()
         forks.renew(self)
 
-    def add(self, code: torch.Tensor, checks: Checks, name: str) -> None:
+    @abstractmethod
+    def _send(self, code: Any) -> Any:
+        """Starts to copy a code to the host."""
+
+    @abstractmethod
+    def _has_arrived(self, sent: Any) -> bool:
+        """True if a code is on the host."""
+
+    @abstractmethod
+    def _wait(self, sent: Any) -> None:
+        """Waits until a code is on the host."""
+
+    @abstractmethod
+    def _receive(self, sent: Any) -> int:
+        """Returns a code that has arrived. It is called once."""
+
+    def add(self, code: Any, checks: Checks, name: str) -> None:
         """Queues a program's code (int32[], on the device) for later. If MOST codes are in flight, waits for the first of them.
 
         Raises: the error of an earlier code.
         """
         with self._lock:
-            while not self._free:
-                self._under_way[0].event.synchronize()
+            while len(self._under_way) >= MOST:
+                self._wait(self._under_way[0].sent)
                 self._look()
-            slot, event = self._free.pop()
-            self._slots[slot].copy_(code, non_blocking=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._under_way.append(_Report(event, slot, checks, name))
+            self._under_way.append(_Report(self._send(code), checks, name))
         if (codes := getattr(_thread, "codes", None)) is not None:
             codes.append((code, len(checks)))
 
@@ -130,21 +140,18 @@ class Reports:
         """Waits for all codes of the device; see the function `finish`."""
         with self._lock:
             for report in list(self._under_way):
-                report.event.synchronize()
+                self._wait(report.sent)
             self._look()
 
     def _look(self) -> None:
-        while self._under_way and self._under_way[0].event.query():
+        while self._under_way and self._has_arrived(self._under_way[0].sent):
             report = self._under_way.popleft()
-            code = int(self._codes[report.slot])
-            self._free.append((report.slot, report.event))
-            if (error := failure(code, report.checks, report.name)) is not None:
+            if (error := failure(self._receive(report.sent), report.checks, report.name)) is not None:
                 raise error
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's codes without freeing them."""
         forks.leave(self._under_way)
-        forks.leave(self._free)
         self._under_way = deque()
 
     def at_exit(self) -> None:
@@ -158,6 +165,66 @@ class Reports:
                 log.error("%s", "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
 
+class _Slot(NamedTuple):
+    """A place in pinned memory, and the event that completes when a code has arrived there."""
+
+    place: int
+    event: Any
+
+
+class CudaReports(Reports):
+    """The codes in flight on one CUDA device, which are tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._slots = pinned(MOST)
+        self._codes = self._slots.numpy()
+        self._free = [_Slot(place, torch.cuda.Event()) for place in range(MOST)]
+
+    def _send(self, code: torch.Tensor) -> _Slot:
+        slot = self._free.pop()
+        self._slots[slot.place].copy_(code, non_blocking=True)
+        slot.event.record(torch.cuda.current_stream(self._device))
+        return slot
+
+    def _has_arrived(self, sent: _Slot) -> bool:
+        return bool(sent.event.query())
+
+    def _wait(self, sent: _Slot) -> None:
+        sent.event.synchronize()
+
+    def _receive(self, sent: _Slot) -> int:
+        self._free.append(sent)
+        return int(self._codes[sent.place])
+
+    def after_fork(self) -> None:
+        forks.leave(self._free)
+        super().after_fork()
+
+
+class ArrayReports(Reports):
+    """The codes in flight on one device whose tensors are arrays."""
+
+    def _send(self, code: jax.Array) -> jax.Array:
+        code.copy_to_host_async()
+        return code
+
+    def _has_arrived(self, sent: jax.Array) -> bool:
+        return sent.is_ready()
+
+    def _wait(self, sent: jax.Array) -> None:
+        sent.block_until_ready()
+
+    def _receive(self, sent: jax.Array) -> int:
+        return int(np.asarray(sent))
+
+
+def is_asynchronous(device: jax.Device) -> bool:
+    """True if a program's call may return long before the device has run it."""
+    return device.platform != "cpu"
+
+
 _reports: dict[torch.device, Reports] = {}
 _making = forks.lock()
 
@@ -166,7 +233,7 @@ def of(device: torch.device) -> Reports:
     """Returns the reports of a device, and creates them at the first call."""
     with _making:
         if device not in _reports:
-            _reports[device] = Reports(device)
+            _reports[device] = CudaReports(device) if device.type == "cuda" else ArrayReports()
             atexit.register(_reports[device].at_exit)
         return _reports[device]
 
@@ -178,7 +245,7 @@ def look(device: torch.device) -> None:
 
 
 def finish() -> None:
-    """Waits until the GPUs have run all called programs that have checks, such as range checks of indices.
+    """Waits until GPUs and TPUs have run all called programs that have checks, such as range checks of indices.
 
     Raises: the error of the first failed check. Errors of other calls are raised by the next call, of this function or of a program. On the
     CPU there is nothing to wait for, because each call raises its own errors.

@@ -36,6 +36,7 @@ from .promotion import casting_as
 from .registry import Registry, Rule
 from .registry import registry as default_registry
 from .symbolic_numbers import FUNCTIONS
+from .tpu.uncompilable_ops import is_uncompilable
 
 with_effects = torch.ops.higher_order.with_effects
 
@@ -357,7 +358,9 @@ def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bo
 
 
 def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:
-    """Returns the lowering of a node's op, if there is one."""
+    """Returns the lowering of a node's op, if there is one that XLA compiles for the platform."""
+    if is_uncompilable(node, platform):
+        return None
     op = node.args[_OP_PLACES[node.target]] if node.target in _OP_PLACES else node.target
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 

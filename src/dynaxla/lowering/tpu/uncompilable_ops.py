@@ -1,0 +1,51 @@
+"""Ops that XLA's compiler for TPUs does not compile, by op and dtype.
+
+A lowering exists, but the compiler ends the process, or refuses. Such ops count as ops without a lowering: a compiled graph is split around
+them, and torch's kernel computes them on the CPU. Found with libtpu 0.0.42 for v5e. float64 is emulated, and is left to XLA elsewhere.
+
+complex128        the compiler ends the process at absolute values and quotients, and refuses Fourier transforms
+SVD with vectors  the compiler ends the process for float32 while JAX's 64-bit types are enabled, as in all of dynaxla's programs; the
+                  pseudoinverse computes one
+LU in float64     "Only F32 and C64 types are implemented in LuDecomposition"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ...torch_ops import aten
+from ..graphs import is_wanted
+
+_BY_LU = frozenset([
+    aten.linalg_lu_factor_ex.default, aten.linalg_lu.default, aten._linalg_solve_ex.default, aten.linalg_inv_ex.default,
+    aten._linalg_det.default, aten._linalg_slogdet.default,
+])  # fmt: skip
+
+
+def _dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
+    values = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def _on_tpu(node: Node) -> bool:
+    found = _dtypes([node, *node.all_input_nodes])
+    if torch.complex128 in found:
+        return True
+    if node.target is aten._linalg_svd.default:
+        return is_wanted(node, 0) or is_wanted(node, 2)
+    if node.target is aten.linalg_pinv.atol_rtol_tensor:
+        return not node.kwargs.get("hermitian", False)
+    return node.target in _BY_LU and torch.float64 in found
+
+
+_UNCOMPILABLE: dict[str, Callable[[Node], bool]] = {"tpu": _on_tpu}
+
+
+def is_uncompilable(node: Node, platform: str) -> bool:
+    """True if XLA does not compile a node's lowering for a platform."""
+    check = _UNCOMPILABLE.get(platform)
+    return check is not None and check(node)

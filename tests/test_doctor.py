@@ -173,3 +173,13 @@ def test_brackets_are_shown() -> None:
     )
     assert "no [plugin]" in text.getvalue()
     assert "pip install 'jax[cuda13]'" in text.getvalue()
+
+
+def test_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._libtpu() == []
+    monkeypatch.setattr(doctor.importlib.metadata, "version", {"libtpu": "0.0.42"}.__getitem__)
+    (found,) = doctor._libtpu()
+    assert (found.state, found.what, found.value) == (doctor.Status.NOTE, "libtpu 0.0.42", "JAX's default backend is cpu")
+    monkeypatch.setattr(doctor.jax, "default_backend", lambda: "tpu")
+    (found,) = doctor._libtpu()
+    assert found.state == doctor.Status.GOOD

@@ -58,6 +58,9 @@ assert loss.device.type == "jax" and model.weight.grad.device.type == "jax"
 assert dynaxla.metrics.snapshot()["lazy_ops"] > 0
 torch.testing.assert_close(compiled(x).cpu(), model.cpu()(x.cpu()))
 """,
+    "tpus": """
+assert y.device.type == "jax" and model.weight.grad.shape == (64, 64)
+""",
     "gpus": """
 assert model.weight.grad is not None
 """,

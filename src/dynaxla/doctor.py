@@ -159,7 +159,20 @@ def examine_devices() -> list[Finding]:
         )
     for platform_name in ["cpu", *([devices.platform_of(torch.device("cuda"))] if cuda else [])]:
         findings.append(_jax_platform(platform_name))
-    return findings
+    return [*findings, *_libtpu()]
+
+
+def _libtpu() -> list[Finding]:
+    """Reports the compiler and runtime for TPUs, if it is installed. JAX alone uses it: tensors are on the device "jax"."""
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    backend = jax.default_backend()
+    if backend == "tpu":
+        return [Finding("devices", f"libtpu {version}", f"jax sees {', '.join(map(str, jax.local_devices()))}", Status.GOOD)]
+    fix = "nothing to do if this machine has no TPU; else let the variable JAX_PLATFORMS name tpu, or unset it"
+    return [Finding("devices", f"libtpu {version}", f"JAX's default backend is {backend}", Status.NOTE, fix)]
 
 
 def examine_gpu() -> list[Finding]:

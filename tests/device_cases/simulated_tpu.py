@@ -158,5 +158,5 @@ def check_no_call_waits_for_checks() -> None:
         assert table.tolist() == [2] * 4
         compiled(table, bad)
         with pytest.raises(IndexError):
-            dynaxla.finish_checks()
-        dynaxla.finish_checks()
+            dynaxla.synchronize()
+        dynaxla.synchronize()

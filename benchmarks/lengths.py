@@ -1,7 +1,8 @@
 """Calls of a model with many different lengths: `python -m benchmarks.lengths ENGINE CASE`, in a process of its own.
 
-Every call is the first with its length: the cost of compilation shows in the calls themselves, or in another thread. Engines compile with
-`dynamic=True`. Costs that eager mode has, too, are not counted: importing torch, building the model, first eager calls. One thread is used.
+Every call is the first with its length: the cost of compilation shows in the calls themselves, or in another thread. After all compilations
+have ended, the same lengths are called again. Costs that eager mode has, too, are not counted: importing torch, building the model, first
+eager calls. One thread is used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,19 +34,22 @@ from . import ROOT, tables
 from .cells import Cells
 from .second_start import cpu_seconds
 
-COUNT, LONGEST = 100, 512
-# The number of first calls that `Run.worst` ignores: an engine may still be busy with its first compilations.
+LONGEST = 512
+# The number of first calls that medians and `Run.slow` ignore: an engine may still be busy with its first compilations.
 FIRST = 10
+# A call is slow if it takes more than this many times eager mode's time with the same length.
+SLOW = 3
 
 # Arguments of torch.compile; None: eager mode.
 ENGINES: dict[str, dict[str, Any] | None] = {
     "eager": None,
-    "inductor": {"backend": "inductor"},
-    "dynaxla": {"backend": "dynaxla"},
-    "dynaxla_exact": {"backend": "dynaxla", "options": {"sizes": "exact"}},
-    "dynaxla_buckets": {"backend": "dynaxla", "options": {"sizes": "buckets"}},
-    "dynaxla_background": {"backend": "dynaxla", "options": {"compile": "background"}},
-    "dynaxla_both": {"backend": "dynaxla", "options": {"sizes": "buckets", "compile": "background"}},
+    "inductor": {"backend": "inductor", "dynamic": True},
+    "dynaxla": {"backend": "dynaxla", "dynamic": True},
+    "dynaxla_from_static": {"backend": "dynaxla", "dynamic": None},
+    "dynaxla_now": {"backend": "dynaxla", "dynamic": True, "options": {"compile": "now"}},
+    "dynaxla_exact": {"backend": "dynaxla", "dynamic": True, "options": {"sizes": "exact", "compile": "now"}},
+    "dynaxla_buckets": {"backend": "dynaxla", "dynamic": True, "options": {"sizes": "buckets", "compile": "now"}},
+    "dynaxla_both": {"backend": "dynaxla", "dynamic": True, "options": {"sizes": "buckets", "compile": "background"}},
 }
 
 
@@ -61,6 +66,19 @@ class Gpt(nn.Module):
         return self.gpt(tokens, return_dict=True).last_hidden_state
 
 
+class Encoder(nn.Module):
+    """A small transformer encoder, with its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 96)
+        layer = nn.TransformerEncoderLayer(96, 4, 384, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.table(tokens))
+
+
 VOCABULARY = 1000
 _bert = partial(Bert, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY)
 
@@ -72,44 +90,87 @@ class Case:
     Attributes:
         build: creates the model.
         optimizer: the optimizer of a training step; "" for a forward pass.
+        count: the number of different lengths.
     """
 
     build: Callable[[], nn.Module]
     optimizer: str = ""
+    count: int = 100
 
 
-CASES = {"bert": Case(_bert), "gpt_block": Case(Gpt), "bert_training": Case(_bert, "sgd"), "gpt_block_training": Case(Gpt, "sgd")}
+CASES = {
+    "encoder": Case(Encoder),
+    "bert": Case(_bert),
+    "gpt_block": Case(Gpt),
+    "encoder_training": Case(Encoder, "sgd", 60),
+    "bert_training": Case(_bert, "sgd"),
+    "gpt_block_training": Case(Gpt, "sgd"),
+}
 
 
-def lengths() -> list[int]:
+def lengths(count: int) -> list[int]:
     """Returns different lengths in a random order. The second is 1, for which TorchDynamo captures a separate graph."""
-    first, *others = random.Random(0).sample(range(2, LONGEST + 1), COUNT - 1)
+    first, *others = random.Random(0).sample(range(2, LONGEST + 1), count - 1)
     return [first, 1, *others]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One engine's calls, in seconds.
+class Times:
+    """Seconds of calls, one for each length.
 
     Attributes:
-        calls: the wall time of each call.
-        cpu: the CPU time of all calls, of child processes, and of work that other threads finish after the last call.
+        wall: the wall time.
+        cpu: the CPU time of the calling thread.
+    """
+
+    wall: list[float]
+    cpu: list[float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine's calls.
+
+    Attributes:
+        first: the calls of the first round.
+        again: the calls of the second round, after all compilations have ended.
+        eager: eager mode's calls in turn with those of the second round.
+        cpu: the CPU seconds of the process for the first round, with child processes and the work that other threads finish after it.
         executables: the number of programs that dynaxla has compiled.
         disagreement: the first length whose result differs from eager mode's, with the difference; or "".
     """
 
-    calls: list[float]
+    first: Times
+    again: Times
+    eager: Times
     cpu: float
     executables: int
     disagreement: str
 
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Run:
+        """Returns the run that has these fields, as JSON keeps them."""
+        times = {name: Times(**fields[name]) for name in ("first", "again", "eager")}
+        return Run(**{**fields, **times})
+
     @property
     def total(self) -> float:
-        return sum(self.calls)
+        return sum(self.first.wall)
 
-    def worst(self, eager: Run) -> float:
-        """Returns the largest ratio of a call's time to eager mode's with the same length, after the `FIRST` calls."""
-        return max(mine / theirs for mine, theirs in list(zip(self.calls, eager.calls, strict=True))[FIRST:])
+    @property
+    def median(self) -> float:
+        """The median wall time of a call after the `FIRST` calls."""
+        return statistics.median(self.first.wall[FIRST:])
+
+    def slow(self) -> list[float]:
+        """Returns the wall times of slow calls after the `FIRST` calls."""
+        pairs = list(zip(self.first.wall, self.eager.wall, strict=True))[FIRST:]
+        return [mine for mine, theirs in pairs if mine > SLOW * theirs]
+
+
+def ratio(times: Sequence[float], eager: Sequence[float]) -> float:
+    """Returns the median of the ratios of calls' times to eager mode's with the same length, after the `FIRST` calls."""
+    return statistics.median(mine / theirs for mine, theirs in list(zip(times, eager, strict=True))[FIRST:])
 
 
 def engines(case: str) -> list[str]:
@@ -145,28 +206,37 @@ def measure(engine: str, case: str) -> Run:
         }
         command = [sys.executable, "-m", "benchmarks.lengths", engine, case]
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return Run(**json.loads(done.stdout.splitlines()[-1]))
+    return Run.of(json.loads(done.stdout.splitlines()[-1]))
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
-        f"{COUNT} different lengths up to {LONGEST}, one call with each, in a random order; caches are empty. *Total*: seconds of all",
-        "calls; *CPU*: of the whole process and its children, with what is compiled after the last. *Worst*: of a call behind the first",
-        f"{FIRST}, over eager mode's with the same length. *dynaxla*: its default, four exact sizes and then buckets; *both*: buckets,",
-        "compiled in the background.",
+        f"100 different lengths up to {LONGEST} (*encoder_training*: 60), one call with each, in a random order; caches are empty.",
+        "*Total*: seconds of all calls. *CPU*: of the whole process and its children, with what is compiled after the last. *Median*:",
+        f"milliseconds of a call behind the first {FIRST}; *wall / eager* and *CPU / eager*: medians of the ratios of these calls to eager",
+        "mode's with the same lengths, in wall time and in the calling thread's CPU time. *Slow*: the number of these calls that take more",
+        f"than {SLOW} times eager mode's wall time, and seconds of the slowest. *Again*: the same lengths once more, in turn with eager",
+        "mode, CPU time. Engines compile with `dynamic=True`, except *from_static* (`dynamic=None`). *dynaxla*: its defaults; *now*: with",
+        "`compile='now'`; *both*: buckets, compiled in the background.",
         "",
-        *tables.heading(["model", "engine", "total", "/ inductor", "CPU", "/ inductor", "worst / eager", "executables", "results"]),
+        *tables.heading(["model", "engine", *_COLUMNS, "executables", "results"]),
     ]
     for case, engines in found.items():
-        each = {engine: Run(**run) for engine, run in engines.items()}
+        each = {engine: Run.of(run) for engine, run in engines.items()}
         theirs = each["inductor"]
         for engine, run in each.items():
             seconds = [f"{run.total:.2f}", f"{run.total / theirs.total:.2f}", f"{run.cpu:.2f}", f"{run.cpu / theirs.cpu:.2f}"]
+            ratios = [ratio(run.first.wall, run.eager.wall), ratio(run.first.cpu, run.eager.cpu), ratio(run.again.cpu, run.eager.cpu)]
+            wall, cpu, again = (f"{value:.2f}" for value in ratios)
+            slow = run.slow()
+            calls = [f"{run.median * 1e3:.1f}", wall, cpu, f"{len(slow)}, {max(slow):.2f}" if slow else "0", again]
             counted = str(run.executables) if engine.startswith("dynaxla") else ""
-            worst = f"{run.worst(each['eager']):.2f}"
-            lines.append(tables.line([case, engine, *seconds, worst, counted, run.disagreement or "as eager's"]))
+            lines.append(tables.line([case, engine, *seconds, *calls, counted, run.disagreement or "as eager's"]))
     return lines
+
+
+_COLUMNS = ["total", "/ inductor", "CPU", "/ inductor", "median", "wall / eager", "CPU / eager", "slow", "again / eager"]
 
 
 def _measure(engine: str, name: str) -> dict[str, Any]:
@@ -175,27 +245,49 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
     case, settings = CASES[name], ENGINES[engine]
     model = case.build()
     eager: Any = Training(model, case.optimizer) if case.optimizer else model.eval().requires_grad_(False)
-    inputs = [torch.randint(0, VOCABULARY, (1, length)) for length in lengths()]
+    inputs = [torch.randint(0, VOCABULARY, (1, length)) for length in lengths(case.count)]
     with torch.no_grad():
         expected = [_kept(eager(tokens)) for tokens in inputs]
         call = eager
         before = cpu_seconds()
         if settings is not None:
-            compile = partial(torch.compile, dynamic=True, **settings)
+            compile = partial(torch.compile, **settings)
             call = eager.compiled(compile) if case.optimizer else compile(model)
-        seconds, found = [], []
-        for tokens in inputs:
-            start = time.perf_counter()
-            result = call(tokens)
-            seconds.append(time.perf_counter() - start)
-            found.append(_kept(result))
-            del result
+        first, found = _timed(call, inputs)
         finish = getattr(sys.modules.get("dynaxla"), "synchronize", lambda: None)
         finish()
-        cpu = cpu_seconds() - before
-    told = [agreement.compare(mine, theirs, gradients=bool(case.optimizer)) for mine, theirs in zip(found, expected, strict=True)]
-    wrong = [f"length {length}: {item.detail or item.error}" for length, item in zip(lengths(), told, strict=True) if not item.agrees]
-    return {"calls": seconds, "cpu": cpu, "executables": _executables(), "disagreement": wrong[0] if wrong else ""}
+        cpu, executables = cpu_seconds() - before, _executables()
+        _timed(eager, inputs)
+        in_turn = [(_timed(eager, [tokens]), _timed(call, [tokens])) for tokens in inputs]
+    found_again = [found for _, (_, (found,)) in in_turn]
+    wrong = [
+        f"length {tokens.shape[1]}: {told.detail or told.error}"
+        for results in (found, found_again)
+        for tokens, mine, theirs in zip(inputs, results, expected, strict=True)
+        if not (told := agreement.compare(mine, theirs, gradients=bool(case.optimizer))).agrees
+    ]
+    run = Run(
+        first, _joined([mine for _, (mine, _) in in_turn]), _joined([theirs for (theirs, _), _ in in_turn]),
+        cpu, executables, wrong[0] if wrong else "",
+    )  # fmt: skip
+    return asdict(run)
+
+
+def _timed(call: Callable[[torch.Tensor], Any], inputs: Sequence[torch.Tensor]) -> tuple[Times, list[Any]]:
+    """Calls a model with each input. Returns: the times of the calls, and their results as `_kept` returns them."""
+    times, found = Times([], []), []
+    for tokens in inputs:
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        result = call(tokens)
+        times.cpu.append(time.thread_time() - start_cpu)
+        times.wall.append(time.perf_counter() - start)
+        found.append(_kept(result))
+        del result
+    return times, found
+
+
+def _joined(times: Sequence[Times]) -> Times:
+    return Times([seconds for each in times for seconds in each.wall], [seconds for each in times for seconds in each.cpu])
 
 
 def _kept(result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,16 +14,22 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import lengths
+from benchmarks.__main__ import app
 from benchmarks.cells import Cells
-from benchmarks.lengths import Case, Run
-from dynaxla.cli import app
+from benchmarks.lengths import Case, Run, Times
 
 
 def test_all_lengths_differ_and_the_graph_of_length_1_comes_early() -> None:
-    found = lengths.lengths()
+    found = lengths.lengths(100)
     assert found.index(1) == 1
-    assert len({*found}) == lengths.COUNT
+    assert len({*found}) == 100
     assert max(found) <= lengths.LONGEST
+
+
+def a_run(seconds: list[float], cpu: float = 4.0, disagreement: str = "", eager: float = 1.0) -> Run:
+    """A run with these times in the first round, and the same in the second one."""
+    times, other = Times(seconds, [value / 2 for value in seconds]), Times([eager] * len(seconds), [eager / 2] * len(seconds))
+    return Run(times, times, other, cpu, 7, disagreement)
 
 
 def test_each_engine_has_a_process_and_caches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,37 +40,42 @@ def test_each_engine_has_a_process_and_caches_of_its_own(monkeypatch: pytest.Mon
         cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
         assert (cache / "dynaxla", []) == (Path(env["DYNAXLA_CACHE"]), list(cache.iterdir()))
         seen.append((command[1:], str(cache)))
-        return subprocess.CompletedProcess(command, 0, '{"calls": [1.0, 2.0], "cpu": 4.0, "executables": 2, "disagreement": ""}\n')
+        return subprocess.CompletedProcess(command, 0, json.dumps(asdict(a_run([1.0, 2.0]))) + "\n")
 
     monkeypatch.setattr(subprocess, "run", run)
     found = lengths.runs(["bert"], Cells(None, {}))
-    assert found["bert"]["dynaxla"] == asdict(Run([1.0, 2.0], 4.0, 2, ""))
+    assert Run.of(found["bert"]["dynaxla"]) == a_run([1.0, 2.0])
     assert [command for command, _ in seen] == [["-m", "benchmarks.lengths", engine, "bert"] for engine in lengths.ENGINES]
     assert len({cache for _, cache in seen}) == len(seen)
 
 
-def test_the_worst_call_is_none_of_the_first() -> None:
-    eager, mine = Run([1.0] * 13, 13.0, 0, ""), Run([9.0] * 10 + [1.0, 3.0, 2.0], 0.0, 0, "")
-    assert (mine.worst(eager), mine.total) == (3.0, 96.0)
+def test_the_first_calls_are_in_no_median_and_not_slow() -> None:
+    run = a_run([9.0] * 10 + [1.0, 3.5, 2.0])
+    assert (run.slow(), run.median, run.total) == ([3.5], 2.0, 96.5)
+    assert lengths.ratio(run.first.wall, run.eager.wall) == lengths.ratio(run.first.cpu, run.eager.cpu) == 2.0
 
 
 @pytest.mark.parametrize("disagreement", ["", "length 7: dtype"])
 def test_the_part_of_bench_cpu(disagreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"eager": 1.0, "inductor": 2.0}
-    monkeypatch.setattr(
-        lengths, "measure", lambda engine, case: Run([seconds.get(engine, 1.5)] * 12, 3 * seconds.get(engine, 1.5), 7, disagreement)
-    )
-    done = CliRunner().invoke(app, ["bench-cpu", "lengths", "--models", "gpt_block", "--output", str(tmp_path)])
+
+    def measure(engine: str, case: str) -> Run:
+        taken = seconds.get(engine, 3.5)
+        return a_run([taken] * 12, 3 * taken, disagreement)
+
+    monkeypatch.setattr(lengths, "measure", measure)
+    done = CliRunner().invoke(app, ["cpu", "lengths", "--models", "gpt_block", "--output", str(tmp_path)])
     assert done.exit_code == bool(disagreement), done.output
     lines = (tmp_path / "cpu.md").read_text().splitlines()
-    assert f"| gpt_block | dynaxla_both | 18.00 | 0.75 | 4.50 | 0.75 | 1.50 | 7 | {disagreement or 'as eager' + chr(39) + 's'} |" in lines
-    assert f"| gpt_block | inductor | 24.00 | 1.00 | 6.00 | 1.00 | 2.00 |  | {disagreement or 'as eager' + chr(39) + 's'} |" in lines
+    told = disagreement or "as eager's"
+    assert f"| gpt_block | dynaxla_both | 42.00 | 1.75 | 10.50 | 1.75 | 3500.0 | 3.50 | 3.50 | 2, 3.50 | 3.50 | 7 | {told} |" in lines
+    assert f"| gpt_block | inductor | 24.00 | 1.00 | 6.00 | 1.00 | 2000.0 | 2.00 | 2.00 | 0 | 2.00 |  | {told} |" in lines
     assert "## Many lengths, float32, batch 1, one thread" in lines
 
 
 def test_an_unknown_model(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["bench-cpu", "lengths", "--models", "nobody", "--output", str(tmp_path)])
-    assert (done.exit_code, "there are: bert" in done.output) == (2, True)
+    done = CliRunner().invoke(app, ["cpu", "lengths", "--models", "nobody", "--output", str(tmp_path)])
+    assert (done.exit_code, "there are: encoder" in done.output) == (2, True)
 
 
 class Tiny(torch.nn.Module):
@@ -86,11 +98,12 @@ def wrong(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("optimizer", ["", "sgd"])
 def test_a_run(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     """`wrong` is so with the lengths behind the first."""
-    monkeypatch.setattr(lengths, "lengths", lambda: [5, 6, 7])
-    monkeypatch.setitem(lengths.CASES, "tiny", Case(Tiny, optimizer))
+    monkeypatch.setattr(lengths, "lengths", lambda count: [5, 6, 7][:count])
+    monkeypatch.setitem(lengths.CASES, "tiny", Case(Tiny, optimizer, 3))
     monkeypatch.setitem(lengths.ENGINES, "wrong", {"backend": wrong})
     right = lengths._measure("dynaxla_both", "tiny")
-    assert (right["disagreement"], len(right["calls"])) == ("", 3)
+    assert right["disagreement"] == ""
+    assert {len(times) for name in ("first", "again", "eager") for times in right[name].values()} == {3}
     assert right["executables"] >= (4 if optimizer else 2)
     assert right["cpu"] > 0
     assert lengths._measure("wrong", "tiny")["disagreement"].startswith("length 6: ")

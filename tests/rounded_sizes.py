@@ -19,17 +19,18 @@ from dynaxla.observe import metrics
 SIZES = [(5, 10), (6, 11), (5, 12), (6, 9)]
 
 
-def poison(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+def poison(padding: torch.Tensor) -> None:
     """NaN, indices of no element, truth."""
-    if like.dtype.is_floating_point or like.dtype.is_complex:
-        return torch.full(shape, float("nan"), dtype=like.dtype)
-    return torch.full(shape, True if like.dtype == torch.bool else torch.iinfo(like.dtype).max // 3, dtype=like.dtype)
+    if padding.dtype.is_floating_point or padding.dtype.is_complex:
+        padding.fill_(float("nan"))
+    else:
+        padding.fill_(True if padding.dtype == torch.bool else torch.iinfo(padding.dtype).max // 3)
 
 
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Inside, padding is poison."""
-    with mock.patch.object(scheduler, "Bucket", functools.partial(Bucket, filled=poison)):
+    with mock.patch.object(scheduler, "Bucket", functools.partial(Bucket, fill=poison)):
         yield
 
 

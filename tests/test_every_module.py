@@ -17,6 +17,7 @@ ELSEWHERE = {
     "passes/joint/test_partition.py": "passes/joint/saved_clones",
     "engine/test_xla.py": "engine/protocol engine/unit engine/compile engine/program_cache",
     "engine/test_scheduler.py": "engine/frozen_values",
+    "engine/test_bucket.py": "engine/padded_calls",
     "engine/test_records.py": "engine/stored",
     # What torch runs, what is found, and what waits.
     "engine/test_eager_executable.py": "engine/build",

@@ -15,8 +15,8 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.engine import bucket
 from dynaxla.engine import compile as engine_compile
+from dynaxla.engine.padded_calls import ValidRegion
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
 from dynaxla.passes.padding import masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
@@ -211,14 +211,14 @@ def columns_alone_are_masked() -> AbstractContextManager[Any]:
 
 @fault
 def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
-    right = bucket._ValidRegion.part
+    right = ValidRegion.part
 
     def part(self: Any, padded: torch.Tensor) -> torch.Tensor:
         if len(self.factors) == len(self.shape):
             return right(self, padded)
         return padded.reshape(-1)[: math.prod(self.true)]
 
-    return patch.object(bucket._ValidRegion, "part", part)
+    return patch.object(ValidRegion, "part", part)
 
 
 @fault

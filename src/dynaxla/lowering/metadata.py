@@ -10,6 +10,7 @@ import torch
 
 from . import dtypes
 from .dtypes import DType
+from .size_functions import size_function
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class SymbolValues:
     def number(self, expression: Any) -> int:
         """Returns the value of an expression of symbols."""
         if (known := self._expressions.get(expression)) is None:
-            known = self._expressions[expression] = int(expression.xreplace(self.values))
+            known = self._expressions[expression] = size_function(expression)(self.values)
         return known
 
     def spec(self, fake: torch.Tensor) -> TensorSpec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ...lowering.size_functions import size_function
 
 
 def rounded(size: int) -> int:
@@ -26,7 +28,7 @@ class Rounding:
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
         self._environment, self._symbols = environment, frozenset(symbols)
-        self._found: tuple[Any, list[Any]] | None = None
+        self._found: tuple[Any, list[Callable[[Mapping[Any, int]], int]]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:
         """Returns the values of all symbols of the graph, with the rounded ones rounded up; None if the guards do not allow that."""
@@ -38,18 +40,19 @@ class Rounding:
                 continue
             top = tops[symbol]
             found[symbol] = rounded(value) if top is None else max(value, min(rounded(value), top))
-        return found if all(bool(expression.xreplace(found) == True) for expression in self._assumed()) else None  # noqa: E712 (it is no bool)
+        return found if all(holds(found) for holds in self._assumed()) else None
 
     def _top(self, symbol: Any) -> int | None:
         """Returns the greatest value that a symbol may have; None if there is no limit."""
         known = self._environment.var_to_range.get(symbol)
         return int(known.upper) if known is not None and known.upper.is_Integer else None
 
-    def _assumed(self) -> list[Any]:
-        """Returns the guards that depend on rounded symbols. All others hold as before."""
+    def _assumed(self) -> list[Callable[[Mapping[Any, int]], int]]:
+        """Returns the guards that depend on rounded symbols, as functions of the symbols' values. All others hold as before."""
         environment = self._environment
         state = len(environment.guards), len(environment.replacements)
         if self._found is None or self._found[0] != state:
             expressions = [environment.replace(guard.expr) for guard in environment.guards]
-            self._found = state, [item for item in expressions if not self._symbols.isdisjoint(item.free_symbols)]
+            assumed = dict.fromkeys(item for item in expressions if not self._symbols.isdisjoint(item.free_symbols))
+            self._found = state, [size_function(item) for item in assumed]
         return self._found[1]

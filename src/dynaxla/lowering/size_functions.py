@@ -1,0 +1,78 @@
+"""Expressions of sizes as Python functions. A call takes a microsecond, sympy's substitution of values a hundred."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sympy.logic.boolalg import And, BooleanAtom, BooleanFunction, Not, Or
+
+# torch's and sympy's operations on integers, by class name, as Python's operators and functions.
+_OPERATORS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "PowByNatural": "**"}
+_FUNCTIONS = {"Min": "min", "Max": "max"}
+
+
+class _NotArithmetic(Exception):
+    """Raised for an expression that is not made of integers, symbols and operations on integers."""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
+    """Returns a function from the values of symbols to the value of a sympy expression.
+
+    The value is an int, or a bool for a condition; a condition that the values do not decide is False. The given mapping may also have the
+    values of whole expressions, for symbols that have none.
+    """
+    names: dict[Any, str] = {}
+    try:
+        source = _source(expression, names)
+    except _NotArithmetic:
+        return functools.partial(_substituted, expression)
+    compute = eval(f"lambda values: {source}", {"min": min, "max": max, **{name: symbol for symbol, name in names.items()}})
+
+    def evaluate(values: Mapping[Any, int]) -> int | bool:
+        try:
+            found: int | bool = compute(values)
+        except KeyError:  # a part of the expression has a value, its symbols have none
+            return _substituted(expression, values)
+        return found
+
+    return evaluate
+
+
+def _substituted(expression: Any, values: Mapping[Any, int]) -> int | bool:
+    found = expression.xreplace(values)
+    is_condition = expression.is_Relational or isinstance(expression, (BooleanFunction, BooleanAtom))
+    return bool(found == True) if is_condition else int(found)  # noqa: E712 (sympy's truth is no bool)
+
+
+def _source(expression: Any, names: dict[Any, str]) -> str:
+    """Returns Python source that reads the values of symbols from `values`, and adds the names of symbols to `names`.
+
+    Raises: _NotArithmetic.
+    """
+    if expression.is_Symbol:
+        return f"values[{names.setdefault(expression, f's{len(names)}')}]"
+    if expression.is_Integer:
+        return f"({int(expression)})"
+    if isinstance(expression, BooleanAtom):
+        return str(bool(expression))
+    kind = type(expression).__name__
+    parts = [_source(part, names) for part in expression.args]
+    if expression.is_Relational:
+        return f"({parts[0]} {expression.rel_op} {parts[1]})"
+    if kind in _FUNCTIONS:
+        return f"{_FUNCTIONS[kind]}({', '.join(parts)})"
+    operator = _OPERATORS.get(kind)
+    if expression.is_Add or expression.is_Mul:
+        operator = "+" if expression.is_Add else "*"
+    elif expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
+        operator = "**"
+    elif isinstance(expression, (And, Or)):
+        operator = "and" if isinstance(expression, And) else "or"
+    elif isinstance(expression, Not):
+        return f"(not {parts[0]})"
+    if operator is None or len(parts) < 2:
+        raise _NotArithmetic
+    return f"({f' {operator} '.join(parts)})"

@@ -1,4 +1,5 @@
-"""Every test starts with a clean TorchDynamo and a known seed; deterministic threads; no cache directory."""
+"""Every test starts with a clean TorchDynamo, a known seed and no compilation of an earlier test; deterministic threads; no cache
+directory."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from speed import skip_guard_profile, skip_trace
 
 from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
+from dynaxla.runtime import background
 
 # Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
 gc.disable()
@@ -30,6 +32,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # What an earlier run left must not decide what this one tests.
 os.environ["DYNAXLA_CACHE"] = ""
+# Tests of lowerings compare XLA's programs, for all sizes, and not torch's kernels.
+os.environ["DYNAXLA_COMPILE"] = "now"
 skip_guard_profile()
 skip_trace()
 
@@ -69,6 +73,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    background.finish()  # those in the background would be counted in the next test
 
 
 @pytest.fixture

@@ -35,7 +35,9 @@ def poisoned() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    return torch.compile(function, backend="dynaxla", **{"fullgraph": True, "dynamic": True, **settings}, options={"sizes": "buckets"})
+    return torch.compile(
+        function, backend="dynaxla", **{"fullgraph": True, "dynamic": True, **settings}, options={"sizes": "buckets", "compile": "now"}
+    )
 
 
 def counts() -> tuple[int, int]:

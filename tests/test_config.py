@@ -140,22 +140,23 @@ def test_presets_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_environment_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DUMP", "FORMS", "CACHE", "HEAP"):
+    for name in ("DUMP", "FORMS", "CACHE", "COMPILE", "HEAP"):
         monkeypatch.delenv(f"DYNAXLA_{name}", raising=False)
-    assert (Options().dump, Options().forms, Options().cache, Options().heap) == (None, {}, None, "keep")
+    assert (Options().dump, Options().forms, Options().cache, Options().compile, Options().heap) == (None, {}, None, "auto", "keep")
     monkeypatch.setenv("DYNAXLA_DUMP", "a")
     monkeypatch.setenv("DYNAXLA_FORMS", " convolution = xla,, contraction=onednn ")
     monkeypatch.setenv("DYNAXLA_CACHE", "b")
+    monkeypatch.setenv("DYNAXLA_COMPILE", "now")
     monkeypatch.setenv("DYNAXLA_HEAP", "leave")
     found = Options()
-    assert (found.dump, found.cache, found.heap) == ("a", "b", "leave")
+    assert (found.dump, found.cache, found.compile, found.heap) == ("a", "b", "now", "leave")
     assert found.forms == {"convolution": "xla", "contraction": "onednn"}
     assert found.dump_directory == Path("a")
     given = Options.parse({"dump": None, "cache": ""}, None)
     assert (given.dump_directory, given.cache) == (None, "")
 
 
-@pytest.mark.parametrize(("name", "value"), [("DYNAXLA_FORMS", "convolution"), ("DYNAXLA_HEAP", "drop")])
+@pytest.mark.parametrize(("name", "value"), [("DYNAXLA_FORMS", "convolution"), ("DYNAXLA_COMPILE", "background"), ("DYNAXLA_HEAP", "drop")])
 def test_a_wrong_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match=f"{name}='{value}'"):

@@ -130,10 +130,13 @@ class Options:
         example="DYNAXLA_DUMP=graphs",
     )
     compile: str = _field(
-        "now",
-        _words("now", "background"),
+        "auto",
+        _words("auto", "now", "background"),
         """When XLA compiles a graph for new sizes: before the call continues, or in another thread, while torch's own kernels run the
-        graph. [Sizes that change](sizes.md#no-call-waits-for-the-compiler)""",
+        graph. `"auto"`: the first two programs of a graph with dynamic sizes before the call continues, further ones in the background; on
+        a GPU, and for all other graphs, as with `"now"`. [Sizes that change](sizes.md#when-xla-compiles)""",
+        variable="DYNAXLA_COMPILE",
+        example="DYNAXLA_COMPILE=now",
     )
     fallback: str = _field(
         "kernel",
@@ -171,7 +174,7 @@ class Options:
         "auto",
         _words("auto", "exact", "buckets"),
         """The sizes that share an executable. `"exact"`: none do. `"buckets"`: sizes that change are rounded up, and inputs are padded.
-        `"auto"`: the first four combinations of sizes have exact executables, and all others use buckets. [Sizes that change](sizes.md)""",
+        `"auto"`: the first two combinations of sizes have exact executables, and all others use buckets. [Sizes that change](sizes.md)""",
     )
     executables: int = _field(
         64,

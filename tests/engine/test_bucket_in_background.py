@@ -1,4 +1,5 @@
-"""The options sizes="buckets" and compile="background" together: torch's kernels run a graph's true sizes until its bucket is compiled."""
+"""Buckets that are compiled in the background, by the options sizes="buckets" and compile="background", and by default: torch's kernels run
+a graph's true sizes until its bucket is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from rounded_sizes import poisoned
 from torch.nn import functional as F
 
 import dynaxla
+from dynaxla.engine import program_cache
 from dynaxla.engine.program_cache import ProgramCache
+from dynaxla.engine.race import Race
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
 from dynaxla.runtime import background, programs
@@ -234,3 +237,100 @@ def test_an_op_that_does_not_keep_its_promise_is_an_error(gate: Gate) -> None:
         torch._dynamo.mark_static(y, 0)
         with pytest.raises(RuntimeError, match="float64"):
             run(torch.ones(9), y)
+
+
+def by_default(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="dynaxla", dynamic=True, fullgraph=True, options={"compile": "auto", **options})
+
+
+def call_with(run: Callable[..., Any], *sizes: int) -> None:
+    for size in sizes:
+        x = torch.randn(size, 3)
+        assert_equal(run(x), sums(x))
+
+
+@pytest.fixture
+def program_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Race, "prefers_kernels", lambda self, share: False)
+
+
+@pytest.mark.usefixtures("program_is_faster")
+def test_by_default_calls_wait_for_two_programs_and_others_are_compiled_when_they_are_worth_it(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = by_default(sums)
+    with caplog.at_level("INFO", logger="dynaxla"):
+        call_with(run, 9, 10, 9)
+    assert counts("meanwhile", "calls", "compile") == (0, 3, 2)
+    assert "further sizes are compiled in the background" in caplog.text
+    call_with(run, *[11, 12] * 3, 11)
+    gate._open.set()
+    dynaxla.synchronize()
+    assert counts("meanwhile", "calls", "compile") == (7, 0, 0)
+    call_with(run, 12)
+    dynaxla.synchronize()
+    assert counts("meanwhile", "calls", "compile") == (1, 0, 1), "the eighth call was worth a program"
+    call_with(run, 11, 12, 9)
+    assert counts("meanwhile", "calls", "compile") == (0, 3, 0)
+
+
+@pytest.mark.parametrize("sizes", ["auto", "exact", "buckets"])
+def test_now_means_that_each_call_waits(gate: Gate, sizes: str) -> None:
+    call_with(by_default(sums, compile="now", sizes=sizes), *range(9, 16))
+    assert counts("meanwhile", "by_torch", "calls") == (0, 0, 7)
+
+
+@pytest.mark.parametrize("sizes", ["exact", "buckets"])
+def test_two_programs_are_awaited_whatever_the_sizes(gate: Gate, monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
+    monkeypatch.setattr(program_cache, "_WORTH", 1)
+    monkeypatch.setattr(Race, "prefers_kernels", lambda self, share: False)
+    run = by_default(sums, sizes=sizes)
+    call_with(run, 9, 17, 33)
+    assert counts("meanwhile", "calls", "compile") == (1, 2, 2)
+    gate.open()
+    call_with(run, 33)
+    assert counts("meanwhile", "calls", "compile") == (0, 1, 1)
+
+
+def test_calls_wait_if_results_must_be_the_same_in_each_run(gate: Gate) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        call_with(by_default(sums), *range(9, 16))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counts("meanwhile", "by_torch", "calls") == (0, 0, 7)
+
+
+def test_random_numbers_do_not_depend_on_the_time_of_compilation() -> None:
+    found = []
+    for options in ({}, {"compile": "now", "sizes": "exact"}):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        run = by_default(lambda x: F.dropout(x) + x.mean(0), **options)
+        found.append([run(torch.ones(size, 4)) for size in range(9, 16)])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_faster_way_is_measured_and_no_more_is_compiled_if_programs_lose(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_program = Race.add_program
+    monkeypatch.setattr(program_cache, "_WORTH", 1)
+    monkeypatch.setattr(Race, "add_program", lambda self, seconds: add_program(self, seconds + 1e6))
+    gate._open.set()
+    run = by_default(sums)
+    call_with(run, 9, 10)
+    for size in (20, 40):
+        call_with(run, size)
+        dynaxla.synchronize()
+        metrics.reset()
+        with caplog.at_level("INFO", logger="dynaxla"):
+            call_with(run, *[size] * 6)
+        assert counts("calls", "by_torch") == (3, 3), "both take turns"
+        call_with(run, size, size - 1)
+        assert counts("calls", "by_torch") == (0, 2)
+    assert "torch's kernels run further sizes" in caplog.text
+    call_with(run, 80, 100)
+    dynaxla.synchronize()
+    call_with(run, 80, 100)
+    assert counts("calls", "by_torch", "compile") == (0, 4, 0)

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +26,16 @@ from .eager_executable import Kernels
 from .executable import Executable
 from .padded_calls import CallPlan, Fill, PaddedCalls
 from .protocol import Engine, Runner
+from .race import Race
+from .unit import AWAITED
 from .xla import Program
 
 _EXACT, _FIRST = "exact", "first"
-# The number of combinations of sizes that get exact executables before others get buckets, with the option `sizes="auto"`. A user with few
-# combinations (a smaller last batch, another batch size for evaluation) pays for at most four compilations, and for no padding.
-FIRST = 4
+# The number of combinations of sizes that get exact executables before others get buckets, with the option `sizes="auto"`. With few
+# combinations (a smaller last batch, another batch size for evaluation) nothing is padded.
+FIRST = AWAITED
+# The number of programs that are slower than torch's kernels after which no more are compiled, if none has been faster.
+_ENOUGH = 2
 
 
 class Bucket:
@@ -52,39 +58,48 @@ class Bucket:
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
         first = FIRST if self._options.sizes == "auto" else 0
-        return BucketProgram(self._inner, graph, padded, self._options.executables, self._fill, first)
+        return BucketProgram(self._inner, graph, padded, self._options, self._fill, first)
 
 
 class BucketProgram:
     """The runner of a graph whose sizes are rounded up: one program serves all sizes that are rounded to the same values.
 
-    While another thread compiles the program, torch's kernels run the graph itself with its true sizes.
+    While another thread compiles the program, torch's kernels run the graph itself with its true sizes. With the option compile="auto",
+    they also run it afterwards if they have been measured to be faster for a call's sizes.
 
     Args:
         engine: Compiles the padded graph, and the graph itself for exact sizes, which runs where an assumption on sizes does not hold for
             the rounded ones.
         graph: The graph.
         padded: The graph for rounded sizes.
-        kept: The number of executables that are kept. The plans of calls are remembered for 64 times as many combinations of true sizes.
+        options: The options of the compilation. The plans of calls are remembered for 64 times as many combinations of true sizes as there
+            are executables.
         fill: Fills the padding of inputs.
         first: The number of combinations of sizes that get exact executables before others get buckets.
     """
 
-    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, kept: int, fill: Fill, first: int = 0) -> None:
+    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, options: Options, fill: Fill, first: int = 0) -> None:
         self._boxed_call = True
         self.name = graph.name
         self._engine, self._graph, self._padded, self._fill = engine, graph, padded, fill
         self._sizes = Sizes(graph.module.graph.find_nodes(op="placeholder"))
-        self._device, self._kept = graph_device(graph.module), kept
-        self._calls: LeastRecentlyUsed[CallPlan | str] = LeastRecentlyUsed(64 * kept)
-        self._first = first
+        self._device, self._options = graph_device(graph.module), options
+        self._calls: LeastRecentlyUsed[CallPlan | str] = LeastRecentlyUsed(64 * options.executables)
+        self._first = self._exact_sizes = first
+        self._won = self._lost = 0  # decided races
 
     @functools.cached_property
     def _run(self) -> Runner:
         run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, rederived_outputs=frozenset()))
         if isinstance(run, Program):
-            run.cache.in_background &= is_interchangeable(self._graph.module)
+            waits = not is_interchangeable(self._graph.module)
+            run.cache.awaited = math.inf if waits else max(0, run.cache.awaited - self._exact_sizes)
         return run
+
+    @functools.cached_property
+    def _may_choose(self) -> bool:
+        """True if torch's kernels may run calls although the program is compiled."""
+        return self._options.compile == "auto" and isinstance(self._run, Program) and self._run.cache.awaited < math.inf
 
     @functools.cached_property
     def _exact(self) -> Runner:
@@ -104,9 +119,41 @@ class BucketProgram:
             return self._exact(args)
         given = args.copy()
         args.clear()
+        if self._may_choose:
+            return self._by_faster(call, given)
+        outputs = self._by_program(call, given)
+        return self._by_kernels(call, given, "meanwhile") if outputs is None else outputs
+
+    def _by_faster(self, call: CallPlan, given: Sequence[Any]) -> list[Any]:
+        """Returns the graph's outputs, computed by the program if it is compiled and expected to be faster than torch's kernels."""
+        race, start = call.race, time.perf_counter()
+        is_open = not race.is_decided
+        if race.prefers_kernels(call.share) or (is_open and self._lost >= _ENOUGH and not self._won):
+            outputs = self._by_kernels(call, given, "by_torch")
+            if is_open and race.has_begun:
+                race.add_kernels(time.perf_counter() - start, call.share)
+        else:
+            found = self._by_program(call, given)
+            if found is None:
+                return self._by_kernels(call, given, "meanwhile")
+            outputs = found
+            if is_open:
+                race.add_program(time.perf_counter() - start)
+        if is_open and race.is_decided:
+            self._note(race)
+        return outputs
+
+    def _note(self, race: Race) -> None:
+        """Counts a race that has just been decided."""
+        self._lost, self._won = self._lost + race.is_lost, self._won + (not race.is_lost)
+        if self._lost == _ENOUGH and not self._won:
+            dump.log.info("%s: torch's kernels run further sizes, because they were faster than XLA's programs for earlier ones", self.name)
+
+    def _by_program(self, call: CallPlan, given: Sequence[Any]) -> list[Any] | None:
+        """Returns the graph's outputs, computed by the program; None if it is not yet compiled."""
         results = self._results(call, given)
         if results is None:
-            return self._meanwhile(call, given)
+            return None
         with eager_fallback.kernels():
             return call.cut(given, results)
 
@@ -126,13 +173,13 @@ class BucketProgram:
             padded = call.padded(given, self._fill)
         return run(padded) if executable is None else executable(executable.take(padded))
 
-    def _meanwhile(self, call: CallPlan, given: Sequence[Any]) -> list[Any]:
-        """Returns the graph's outputs, computed by torch's kernels."""
+    def _by_kernels(self, call: CallPlan, given: Sequence[Any], counter: str) -> list[Any]:
+        """Returns the graph's outputs, computed by torch's kernels, and counts the call."""
         late_checks.look(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
         with profiled, background.in_its_place():
             values = dict(zip(self._kernels.nodes, self._kernels.values(given), strict=True))
-        metrics.add("meanwhile")
+        metrics.add(counter)
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
         with eager_fallback.kernels():
             return call.exact(given, [values[node] for node in self._padded.computed], others)
@@ -143,7 +190,7 @@ class BucketProgram:
 
     @functools.cached_property
     def _padded_calls(self) -> PaddedCalls:
-        return PaddedCalls(self._padded, self._device, self._kept)
+        return PaddedCalls(self._padded, self._device, self._options.executables)
 
     def executables(self) -> list[Executable]:
         runners = [vars(self)[name] for name in ("_run", "_exact") if name in vars(self)]

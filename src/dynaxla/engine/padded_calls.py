@@ -17,6 +17,7 @@ from ..passes.padding.valid_sizes import Extents
 from ..runtime import private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
+from .race import Race
 
 # Fills a tensor in place: the padding of an input. No result depends on it; tests fill it with NaN.
 Fill = Callable[[torch.Tensor], object]
@@ -157,16 +158,25 @@ class CallPlan:
         inputs: The padded inputs, by position.
         numbers: The inputs that are rounded sizes, by position.
         outputs: The plans of the graph's outputs.
+        race: The times of calls with these rounded sizes.
 
     Attributes:
         is_ready: Whether the program was compiled at the previous call.
+        share: The number of valid elements of the padded inputs, divided by the number of all their elements.
     """
 
     def __init__(
-        self, lengths: torch.Tensor, inputs: Mapping[int, ValidRegion], numbers: Mapping[int, int], outputs: Sequence[_PlannedOutput]
+        self,
+        lengths: torch.Tensor,
+        inputs: Mapping[int, ValidRegion],
+        numbers: Mapping[int, int],
+        outputs: Sequence[_PlannedOutput],
+        race: Race,
     ) -> None:
         self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
-        self.is_ready = False
+        self.race, self.is_ready = race, False
+        elements = sum(math.prod(region.shape) for region in inputs.values())
+        self.share = sum(math.prod(region.true) for region in inputs.values()) / elements if elements else 1.0
 
     def padded(self, given: Sequence[Any], fill: Fill | None) -> list[Any]:
         """Returns the program's arguments. fill: None leaves the values of padded tensors uninitialised."""
@@ -279,6 +289,21 @@ class _CallSizes:
         return found
 
 
+@dataclass(frozen=True)
+class _RoundedSizes:
+    """A combination of rounded sizes.
+
+    Attributes:
+        values: The sizes.
+        overlaps: True if padding would overlap valid elements of a result.
+        race: The times of calls with these rounded sizes.
+    """
+
+    values: SymbolValues
+    overlaps: bool
+    race: Race
+
+
 class PaddedCalls:
     """Makes the plans of calls of a padded graph.
 
@@ -296,14 +321,15 @@ class PaddedCalls:
         self._computed: set[_SymbolicSpec] = set()
         self._inputs = {position: self._one(extents) for position, extents in padded.inputs.items()}
         self._outputs = [self._planner(output) for output in padded.outputs]
-        self._rounded: LeastRecentlyUsed[tuple[SymbolValues, bool]] = LeastRecentlyUsed(kept)
+        self._rounded: LeastRecentlyUsed[_RoundedSizes] = LeastRecentlyUsed(kept)
 
     def plan(self, true: SymbolValues) -> CallPlan | None:
         """Returns the plan of calls with these sizes; None if they cannot be rounded."""
         padded = self._padded
         rounded = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
-        if rounded is None or (whole := self._whole(rounded)) is None:
+        if rounded is None or (found := self._of_bucket(rounded)).overlaps:
             return None
+        whole = found.values
         lengths = [_value(size, true) for size in padded.sizes]
         if not all(0 < length <= _value(size, whole) for length, size in zip(lengths, padded.sizes, strict=True)):
             return None
@@ -313,17 +339,17 @@ class PaddedCalls:
             {position: sizes.region(extents) for position, extents in self._inputs.items()},
             {position: _value(size, whole) for position, size in padded.numbers.items()},
             [planned(sizes) for planned in self._outputs],
+            found.race,
         )
 
-    def _whole(self, rounded: Mapping[Any, int]) -> SymbolValues | None:
-        """Returns rounded sizes; None if padding would overlap valid elements of a result."""
+    def _of_bucket(self, rounded: Mapping[Any, int]) -> _RoundedSizes:
         key = tuple(rounded.values())
         found = self._rounded.get(key)
         if found is None:
             whole = SymbolValues(rounded)
-            found = whole, any(_overlaps(symbolic.concrete(whole)) for symbolic in self._computed)
+            found = _RoundedSizes(whole, any(_overlaps(symbolic.concrete(whole)) for symbolic in self._computed), Race())
             self._rounded.put(key, found)
-        return None if found[1] else found[0]
+        return found
 
     def _one(self, value: Any) -> Any:
         return self._interned.setdefault(value, value)

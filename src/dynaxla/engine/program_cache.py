@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import torch
 
 from .. import forks
 from ..lowering import Settings, dtypes
-from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
 from ..runtime import background
 from ..runtime.cache import LeastRecentlyUsed
@@ -50,24 +50,32 @@ def meta_like(arg: Any) -> Any:
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta") if isinstance(arg, torch.Tensor) else arg
 
 
-@dataclass(frozen=True)
+@dataclass
 class _QueuedCompilation:
     """A program that waits to be compiled in the background.
 
     Attributes:
         wanted: The graph to compile.
         pending: Runs calls until then; None if the caller of `ready` runs them itself.
+        requests: The number of calls so far that needed the program.
     """
 
     wanted: Specialised | CallTemplate
     pending: Pending | None = None
+    requests: int = 0
+
+
+# With the option compile="auto", a program is compiled in the background after this many calls that needed it. In a hundred calls with
+# different lengths up to 512, only the four largest buckets have more.
+_WORTH = 8
 
 
 class ProgramCache:
     """The executables of a graph. Thread-safe.
 
     Attributes:
-        in_background: Whether another thread compiles, while torch's kernels run calls.
+        awaited: The number of programs that calls still wait for. Further ones are compiled by another thread, while torch's kernels run
+            the calls.
         again: The fast path (`EagerExecutable.again`) if torch's kernels run every call of the graph.
     """
 
@@ -76,11 +84,17 @@ class ProgramCache:
         self._count = unit.options.executables
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
         self.again: Callable[[list[Any]], list[Any] | None] | None = None
-        self.in_background = unit.options.compile == "background" and is_interchangeable(unit.interpreter.module)
+        self.awaited = unit.awaited
+        self._worth = _WORTH if unit.options.compile == "auto" else 1
         self._waiting: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
         self._pending_lock = forks.lock()
         self._lock = forks.lock()
         forks.renew(self)
+
+    @property
+    def in_background(self) -> bool:
+        """True if another thread compiles, while torch's kernels run calls."""
+        return self.awaited <= 0
 
     def get(self, key: Any) -> Runnable | None:
         return self._executables.get(key)
@@ -97,6 +111,12 @@ class ProgramCache:
             if executable is None or executable is other_than:
                 executable = make_runnable(self._unit, self._unit.specialise(args))
                 self.keep(key, executable)
+                self.awaited -= 1
+                if self.in_background and self._unit.options.compile == "auto":
+                    dump.log.info(
+                        "%s: further sizes are compiled in the background, and torch's kernels run them until then; compile='now' waits",
+                        self._unit.name,
+                    )
         return executable
 
     def pending(self, key: Any, args: Sequence[Any]) -> Runnable:
@@ -118,10 +138,11 @@ class ProgramCache:
                     return executable
                 waiting = _QueuedCompilation(specialised, Pending(unit.name, unit.kernels, specialised.buffers, unit.device))
                 self._wait(key, waiting)
-            self._waiting.move_to_end(key)
+            is_wanted = self._request(key)
             pending = waiting.pending
             assert pending is not None
-        background.want(self)
+        if is_wanted:
+            background.want(self)
         return pending
 
     def ready(self, key: Any, args: Sequence[Any]) -> Runnable | None:
@@ -132,9 +153,21 @@ class ProgramCache:
                 return executable
             if key not in self._waiting:
                 self._wait(key, _QueuedCompilation(CallTemplate.of(args, self._unit.platform)))
-            self._waiting.move_to_end(key)
-        background.want(self)
+            is_wanted = self._request(key)
+        if is_wanted:
+            background.want(self)
         return None
+
+    def _request(self, key: Any) -> bool:
+        """Counts a request. Returns: whether to compile the program. The caller must hold the lock."""
+        self._waiting.move_to_end(key)
+        waiting = self._waiting[key]
+        waiting.requests += 1
+        return waiting.requests >= self._worth
+
+    def _next(self) -> Any:
+        """Returns the key of the most recently requested program that is to be compiled; None if there is none."""
+        return next((key for key, waiting in reversed(self._waiting.items()) if waiting.requests >= self._worth), None)
 
     def _wait(self, key: Any, waiting: _QueuedCompilation) -> None:
         self._waiting[key] = waiting
@@ -147,9 +180,9 @@ class ProgramCache:
         A failure is logged. From then on calls of this graph compile in the foreground, so that they raise the error.
         """
         with self._pending_lock:
-            if not self._waiting:
+            key = self._next()
+            if key is None:
                 return False
-            key = next(reversed(self._waiting))
             wanted = self._waiting[key].wanted
         try:
             executable = make_runnable(self._unit, wanted if isinstance(wanted, Specialised) else wanted.specialised(self._unit))
@@ -157,13 +190,13 @@ class ProgramCache:
             name = self._unit.name
             dump.log.error("%s could not be compiled in the background, and its next call compiles it again: %s", name, error)
             with self._pending_lock:
-                self.in_background = False
+                self.awaited = math.inf
                 self._waiting.clear()
             return False
         with self._pending_lock:
             self.keep(key, executable)
             self._waiting.pop(key, None)
-            return bool(self._waiting)
+            return self._next() is not None
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's programs without calling or freeing them."""

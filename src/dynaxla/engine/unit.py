@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ from .options import default_options
 
 # Returns the store for a folder name, where later processes find entries; None if nothing is stored.
 Stores = Callable[[str], StoreProtocol | None]
+# With the option compile="auto", calls wait for this many programs of a graph. Two combinations of sizes are usual, even if sizes hardly
+# change: a smaller last batch, or another batch size for evaluation. Whoever has more has many.
+AWAITED = 2
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,23 @@ class CompilationUnit:
         if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a dump, or the graph, needs a program
             return False
         return not written_inputs(module.graph) and is_interchangeable(module)
+
+    @functools.cached_property
+    def awaited(self) -> float:
+        """The number of programs that calls wait for, before further ones are compiled in the background; infinity to compile none there.
+
+        The option compile="auto" is for graphs with dynamic sizes on the CPU. A dump and `torch.use_deterministic_algorithms` need the
+        program's own results in every call.
+        """
+        options = self.options
+        if options.compile == "now":
+            return math.inf
+        if options.compile == "auto":
+            is_dynamic = self.kind is None and self.platform == "cpu" and not self.sizes.is_static
+            waits = options.freeze or options.tune or options.dump is not None or torch.are_deterministic_algorithms_enabled()
+            if waits or not is_dynamic:
+                return math.inf
+        return (AWAITED if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 
     def do_without_refusable(self, error: CompilationError) -> None:
         """Avoids, from now on, forms that this machine may not support.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ class Program:
         self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(unit.options.executables)
         self._lock = forks.lock()
         # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
-        self._key_has_strides = self.cache.in_background and unit.phase == "backward"
+        self._key_has_strides = unit.awaited < math.inf and unit.phase == "backward"
         if not forks.is_cut_off():
             _ = unit.jax_device  # raises now if there is none
         metrics.add("graphs")

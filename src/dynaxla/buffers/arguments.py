@@ -8,8 +8,9 @@ alive, and an in-place update of a parameter is visible because there is no seco
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import torch
@@ -52,22 +53,21 @@ class Parameter:
         return self.layout.packed_shape, row_major(self.layout.packed_shape)
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """The last call's addresses, and the aliases among its arrays. Replaced as a whole, never mutated, because calls may run concurrently.
 
     Attributes:
-        check: The check of the tensors' metadata.
+        matches: Returns true for tensors with the metadata of that call's.
         pointers: The tensors' addresses.
         arrays: The aliases; None where there is none.
-        complete: Every array is an alias.
+        missing: The indices of the arrays that are no aliases.
         copied: By tensor, True if it does not match the executable's parameter and is copied at each call.
     """
 
-    check: guards.ArgumentCheck
+    matches: Callable[..., bool]
     pointers: list[int]
     arrays: list[jax.Array | None]
-    complete: bool
+    missing: list[int]
     copied: list[bool]
 
 
@@ -92,23 +92,32 @@ class Arguments:
         if not tensors:
             return ()
         kept = self._kept
-        if kept is None or not kept.check.matches(*tensors):
+        if kept is None or not kept.matches(*tensors):
             return self._import_all(tensors)
-        pointers = list(map(_data_ptr, tensors))
-        if kept.complete and pointers == kept.pointers:
-            return kept.arrays
-        arrays = list(kept.arrays)
-        aliases = list(kept.arrays)
-        changed = pointers != kept.pointers
-        for index, (pointer, before, array) in enumerate(zip(pointers, kept.pointers, kept.arrays, strict=True)):
-            if pointer != before or array is None:
-                if kept.copied[index]:
-                    arrays[index], _ = self._import(index, self._prepare(index, tensors[index]), False, True)
-                    continue
-                arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before)
-                changed = changed or aliases[index] is not None
+        pointers, before = list(map(_data_ptr, tensors)), kept.pointers
+        wanted, changed = kept.missing, pointers != before
         if changed:
-            self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases), kept.copied)
+            expected = before.copy()
+            for index in wanted:
+                expected[index] = pointers[index]
+            if expected != pointers:  # the tensor of an alias has another address
+                wanted = [index for index, array in enumerate(kept.arrays) if array is None or pointers[index] != before[index]]
+        elif not wanted:
+            return kept.arrays
+        arrays = kept.arrays.copy()
+        aliases, missing = kept.arrays, []
+        for index in wanted:
+            if kept.copied[index]:
+                arrays[index], alias = self._import(index, self._prepare(index, tensors[index]), False, True)
+            else:
+                arrays[index], alias = self._import(index, tensors[index], pointers[index] == before[index])
+            if alias is None:
+                missing.append(index)
+            if alias is not aliases[index]:
+                aliases = aliases.copy() if aliases is kept.arrays else aliases
+                aliases[index] = alias
+        if changed or aliases is not kept.arrays:
+            self._kept = _Kept(kept.matches, pointers, aliases, missing, kept.copied)
         return arrays
 
     def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
@@ -118,9 +127,8 @@ class Arguments:
         with _disable_current_modes() if private.mode_count() else contextlib.nullcontext():
             imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
         aliases = [alias for _, alias in imported]
-        self._kept = _Kept(
-            guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases), copied
-        )
+        missing = [index for index, alias in enumerate(aliases) if alias is None]
+        self._kept = _Kept(guards.ArgumentCheck(tensors).matches, list(map(_data_ptr, tensors)), aliases, missing, copied)
         return [array for array, _ in imported]
 
     def _prepare(self, index: int, tensor: torch.Tensor) -> torch.Tensor:

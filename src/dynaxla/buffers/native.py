@@ -327,6 +327,8 @@ class NativeBinding:
         self._exporters: list[Callable[[jax.Array], torch.Tensor]] | None = None
         self._count = len(arguments.parameters)
         self._takes_all = self.positions == list(range(len(self.positions)))
+        if not draws_random and not self._on_gpu and len(self.positions) == self._count:
+            self.arrays = arguments.arrays  # type: ignore[method-assign]  # nothing else is to be done at each call
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         everything = self._takes_all and len(args) == len(self.positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -97,10 +98,13 @@ class Executable:
         self._first = first.call if first is not None else None
         self._execute = program.execute if program is not None else None
         self._results = program.results if program is not None else list
-        self._acts = acts
+        self._acts, self._donates = acts, binding.donates_inputs
         self._checks = checks
-        self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
-        self._among = among
+        # Makes the context in which the program runs.
+        self._surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = programs.below_caller
+        calls_back = program is not None and program.calls_back
+        if calls_back or among is not contextlib.nullcontext:
+            self._surroundings = functools.partial(_surroundings, callbacks.call if calls_back else contextlib.nullcontext, among)
         # The first calls allocate from a heap that compilation has fragmented; later calls reuse the memory that these release.
         self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
@@ -122,15 +126,16 @@ class Executable:
         return self._run(tensors)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        self.show()
+        if _watching:
+            self.show()
         binding = self.binding
         if self._call is None:
             return binding.outputs((), tensors)
         affinity.processors()
         try:
-            with programs.below_caller(), self._kernels(), self._among():
+            with self._surroundings():
                 start = metrics.now()
-                if binding.donates_inputs:
+                if self._donates:
                     results = self._run_in_place(self._call, tensors)
                 else:
                     arrays = binding.arrays(tensors)
@@ -193,6 +198,14 @@ class Executable:
         self._unsettled_calls -= 1
         if not self._unsettled_calls:
             heap.return_freed_memory()
+
+
+@contextlib.contextmanager
+def _surroundings(*contexts: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in (programs.below_caller, *contexts):
+            stack.enter_context(context())
+        yield
 
 
 def is_exhausted(error: Exception) -> bool:

@@ -82,7 +82,7 @@ class ProgramCache:
     def __init__(self, unit: CompilationUnit) -> None:
         self._unit = unit
         self._count = unit.options.executables
-        self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
+        self._begin()
         self.again: Callable[[list[Any]], list[Any] | None] | None = None
         self.awaited = unit.awaited
         self._worth = _WORTH if unit.options.compile == "auto" else 1
@@ -91,13 +91,15 @@ class ProgramCache:
         self._lock = forks.lock()
         forks.renew(self)
 
+    def _begin(self) -> None:
+        self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
+        # Returns the executable for a key; None if there is none.
+        self.get: Callable[[Any], Runnable | None] = self._executables.get
+
     @property
     def in_background(self) -> bool:
         """True if another thread compiles, while torch's kernels run calls."""
         return self.awaited <= 0
-
-    def get(self, key: Any) -> Runnable | None:
-        return self._executables.get(key)
 
     def keep(self, key: Any, executable: Runnable) -> None:
         self._executables.put(key, executable)
@@ -203,7 +205,7 @@ class ProgramCache:
         self.again = None
         if len(self._executables):
             forks.leave(self._executables)
-            self._executables = LeastRecentlyUsed(self._count)
+            self._begin()
 
     def executables(self) -> list[Executable]:
         return list(dict.fromkeys(run for run in self._executables.values() if isinstance(run, Executable)))

@@ -63,26 +63,20 @@ class Program:
         self._lock = forks.lock()
         # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
         self._key_has_strides = unit.awaited < math.inf and unit.phase == "backward"
+        # The key of every call is then ().
+        self._has_one_key = unit.sizes.is_static and not unit.groups and unit.platform != "cuda" and not self._key_has_strides
         if not forks.is_cut_off():
             _ = unit.jax_device  # raises now if there is none
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
         cache = self.cache
-        again = cache.again
-        if again is not None and not private.mode_count() and not dry_run.threads and (outputs := again(args)) is not None:
+        if private.mode_count() or dry_run.threads or self.unit.kind is not None:
+            if (outputs := self._inspected(args)) is not None:
+                return outputs
+        elif cache.again is not None and (outputs := cache.again(args)) is not None:
             return outputs
-        if eager_fallback.is_being_traced():
-            return self.unit.run_by_torch(args)
-        if dry_run.threads:
-            dry_run.stop_if_dry_run(self, args)
-        kind = self.unit.kind
-        if kind is not None:
-            if kind.are_traced(args):
-                return self._inlined(kind, args)
-            if meshes.is_planning():
-                return self._planned(kind, args)
-        key = self._key(args)
+        key = () if self._has_one_key else self._key(args)
         executable = cache.get(key)
         if executable is None:
             if eager_fallback.is_needed(args):
@@ -101,6 +95,17 @@ class Program:
             f"the memory layout of the inputs of {self.name} changed {_TRIES} times during one call",
             hint="do not write to the inputs in other threads during the call",
         )
+
+    def _inspected(self, args: list[Any]) -> list[Any] | None:
+        """Returns the outputs of a call that does not run the graph's program: a call by a trace, or to see the program. None otherwise."""
+        if eager_fallback.is_being_traced():
+            return self.unit.run_by_torch(args)
+        if dry_run.threads:
+            dry_run.stop_if_dry_run(self, args)
+        kind = self.unit.kind
+        if kind is not None and kind.are_traced(args):
+            return self._inlined(kind, args)
+        return self._planned(kind, args) if kind is not None and meshes.is_planning() else None
 
     def ready(self, args: Sequence[Any]) -> Runnable | None:
         """Returns the executable for inputs like these. If it is still to be compiled in the background, requests that and returns None.

@@ -22,6 +22,10 @@ _seconds: defaultdict[str, float] = defaultdict(float)
 # PyTorch/XLA's names of phases; and the latest samples of each phase: the Unix time of its end, and its duration in seconds.
 _METRICS = {"CompileTime": "compile", "ExecuteTime": "execute"}
 _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for phase in _METRICS.values()}
+# Runs of programs that are not counted yet: the Unix time of the end of each, its seconds, and whether it was the first since the program
+# was compiled. A call only adds to the list, which takes a lock once for many calls.
+_runs: list[tuple[float, float, bool]] = []
+_MOST_RUNS = 256
 _thread = threading.local()  # inside: the seconds of phases that have ended within the current one
 
 
@@ -48,7 +52,7 @@ def timed(phase: str) -> Iterator[None]:
         passed = _clock() - start
         own = passed - _thread.inside
         with _lock:
-            _note(phase, own)
+            _note(phase, own, time.time())
         _thread.inside = outer + passed
         if events.has_listeners():
             events.emit(events.PhaseEnded(phase, own))
@@ -70,20 +74,39 @@ def ran(start: float, is_first: bool) -> float:
     """
     seconds = _clock() - start
     _thread.inside = getattr(_thread, "inside", 0.0) + seconds
-    with _lock:
-        _counts["calls"] += 1
-        if not is_first:
-            _counts["found_compiled"] += 1
-        _note("execute", seconds)
+    _runs.append((time.time(), seconds, is_first))
+    if len(_runs) >= _MOST_RUNS:
+        with _lock:
+            _count_runs()
     return seconds
 
 
-def _note(phase: str, seconds: float) -> None:
-    """Adds a sample to a phase. The caller must hold the lock."""
+def _count_runs() -> None:
+    """Counts the runs in `_runs`. The caller must hold the lock; other threads may add runs meanwhile."""
+    runs = _runs.copy()
+    del _runs[: len(runs)]
+    _counts["calls"] += len(runs)
+    for when, seconds, is_first in runs:
+        if not is_first:
+            _counts["found_compiled"] += 1
+        _note("execute", seconds, when)
+
+
+def _note(phase: str, seconds: float, when: float) -> None:
+    """Adds a sample to a phase. The caller must hold the lock. when: the Unix time of its end."""
     _seconds[phase] += seconds
     _counts[phase] += 1
     if (samples := _samples.get(phase)) is not None:
-        samples.append((time.time(), seconds))
+        samples.append((when, seconds))
+
+
+@contextlib.contextmanager
+def _all() -> Iterator[None]:
+    """Holds the lock, with all runs counted."""
+    with _lock:
+        if _runs:
+            _count_runs()
+        yield
 
 
 def snapshot() -> dict[str, int]:
@@ -103,7 +126,7 @@ def snapshot() -> dict[str, int]:
     aliases: tensors passed to XLA without a copy, whose arrays are kept for later calls.
     input_copies: tensors that had to be copied for XLA.
     by_torch: graphs (or parts of them) that torch ran op by op.
-    meanwhile: calls that torch's kernels ran while XLA compiled (option compile="background").
+    meanwhile: calls that torch's kernels ran before XLA had compiled (option compile="auto" or "background").
     late_writes: calls after which torch's ops wrote to slices of inputs.
     trials: additional runs of competing engines (backend dynaxla_auto).
     repeated: calls that ran again after torch had given back GPU memory.
@@ -113,19 +136,19 @@ def snapshot() -> dict[str, int]:
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
     device_fallbacks: ops of the device "jax" that ran on the CPU.
     """
-    with _lock:
+    with _all():
         return dict(_counts)
 
 
 def seconds() -> dict[str, float]:
     """Returns the seconds by phase, such as capture, trace, lower, compile or execute, in wall time unless another clock is set."""
-    with _lock:
+    with _all():
         return dict(_seconds)
 
 
 def reset() -> None:
     """Sets all counts and times to zero."""
-    with _lock:
+    with _all():
         _counts.clear()
         _seconds.clear()
         for samples in _samples.values():
@@ -153,7 +176,7 @@ def counter_value(name: str) -> int | None:
 
 def metric_names() -> list[str]:
     """Returns the names of all metrics that have samples."""
-    with _lock:
+    with _all():
         return [name for name, phase in _METRICS.items() if _counts[phase]]
 
 
@@ -164,7 +187,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". A call may return before its program is
     done: on a GPU, and on the device "jax".
     """
-    with _lock:
+    with _all():
         phase = _METRICS.get(name, "")
         return (_counts[phase], _seconds[phase], list(_samples[phase])) if _counts.get(phase) else None
 
@@ -188,7 +211,7 @@ def clear() -> None:
 
 
 def _counters() -> dict[str, int]:
-    with _lock:
+    with _all():
         found = Counter({name: count for name, count in _counts.items() if name not in _METRICS.values()})
         found["UncachedCompile"] = _counts["compile"] - _counts["loads"]
         found["CachedCompile"] = _counts["found_compiled"]

@@ -18,14 +18,21 @@ class LeastRecentlyUsed(Generic[V]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._entries: OrderedDict[Hashable, V] = OrderedDict()
+        self._latest: tuple[Hashable, V] | None = None  # the most recently used entry
         self._lock = forks.lock()
 
     def get(self, key: Hashable) -> V | None:
         """Returns the value of a key and marks it as used; None if there is none."""
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            return latest[1]
         with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-            return self._entries.get(key)
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            value = self._entries[key]
+            self._latest = key, value
+        return value
 
     def put(self, key: Hashable, value: V) -> None:
         """Stores a value, and drops the least recently used entries beyond the capacity."""
@@ -33,6 +40,7 @@ class LeastRecentlyUsed(Generic[V]):
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
+            self._latest = key, value
             while len(self._entries) > self.capacity:
                 dropped.append(self._entries.popitem(last=False))
         if dropped:

@@ -192,16 +192,16 @@ class CompilationUnit:
     def awaited(self) -> float:
         """The number of programs that calls wait for, before further ones are compiled in the background; infinity to compile none there.
 
-        The option compile="auto" is for graphs with dynamic sizes on the CPU. A dump and `torch.use_deterministic_algorithms` need the
-        program's own results in every call.
+        The option compile="auto" is for graphs with dynamic sizes on the CPU. A dump, a comparison of engines, and
+        `torch.use_deterministic_algorithms` need the program's own results in every call.
         """
         options = self.options
         if options.compile == "now":
             return math.inf
         if options.compile == "auto":
             is_dynamic = self.kind is None and self.platform == "cpu" and not self.sizes.is_static
-            waits = options.freeze or options.tune or options.dump is not None or torch.are_deterministic_algorithms_enabled()
-            if waits or not is_dynamic:
+            waits = options.freeze or options.tune or options.engines or options.dump is not None
+            if waits or not is_dynamic or torch.are_deterministic_algorithms_enabled():
                 return math.inf
         return (AWAITED if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 

@@ -196,12 +196,11 @@ class CompilationUnit:
         `torch.use_deterministic_algorithms` need the program's own results in every call.
         """
         options = self.options
-        if options.compile == "now":
+        if options.compile == "now" or options.freeze or options.tune:  # DYNAXLA_COMPILE=background may stand next to the latter two
             return math.inf
         if options.compile == "auto":
             is_dynamic = self.kind is None and self.platform == "cpu" and not self.sizes.is_static
-            waits = options.freeze or options.tune or options.engines or options.dump is not None
-            if waits or not is_dynamic or torch.are_deterministic_algorithms_enabled():
+            if options.engines or options.dump is not None or not is_dynamic or torch.are_deterministic_algorithms_enabled():
                 return math.inf
         return (AWAITED if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 

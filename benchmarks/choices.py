@@ -1,6 +1,11 @@
-"""The names of the parts of `cpu` and `device`."""
+"""The names of the parts of `cpu` and `device`, and of engines and suites, without importing torch and JAX.
+
+Tests compare ENGINES and SUITES with those of engines.py and suites.py.
+"""
 
 from __future__ import annotations
+
+from dynaxla.bench import choices
 
 FIRST_CALL = "first-call"
 STARTS = "starts"
@@ -16,3 +21,10 @@ PARTS = (
     "xla-options-small", FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, PROCESSES, OPS,
 )  # fmt: skip
 DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")
+
+ENGINES = (
+    *choices.ENGINES, "dynaxla_frozen", "dynaxla_separate", "inductor_autotuned", "inductor_frozen", "eager_native", "dynaxla_native",
+    "dynaxla_step_native", "jax", "xla_vectors_128", "xla_vectors_256", "xla_old_emitters", "xla_concurrent", "xla_no_library",
+    "xla_reassociated", "xla_fewer_roundings", "xla_small_graphs", "torchax", "torch_xla",
+)  # fmt: skip
+SUITES = (*choices.SUITES, "gpu", "others", "small", "functions", "generation", "breaks")

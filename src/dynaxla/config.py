@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .cache_folder import cache_folder
 from .errors import OptionError
 from .observe import events
 from .runtime.store import Store
@@ -273,9 +274,10 @@ class Options:
         """
         if events.has_listeners() and folder not in ("tuning", "self_tests"):
             return None
-        if self.cache is not None:
-            return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None
-        return _default_store(folder)
+        if self.cache is None:
+            return _default_store(folder)
+        place = cache_folder(folder, self.cache)
+        return open_store(place) if place is not None else None
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -305,8 +307,8 @@ def open_store(folder: Path) -> Store:
 def _default_store(folder: str) -> Store | None:
     """Returns a store in the user's cache directory, or None where there is no such directory, as in some containers."""
     try:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return open_store(caches / "dynaxla" / folder)
+        place = cache_folder(folder, None)
+        return open_store(place) if place is not None else None
     except (OptionError, RuntimeError) as error:  # RuntimeError: the user has no home
         log.warning("compiled programs are not kept for later processes: %s", error)
         return None

@@ -1,8 +1,8 @@
-"""The names of parts, which the help of `python -m benchmarks` lists, are those of the tables."""
+"""Names that commands know without importing torch are those of the tables."""
 
 from __future__ import annotations
 
-from benchmarks import choices, cpu, device_jax
+from benchmarks import choices, cpu, device_jax, engines, suites
 
 
 def test_parts_are_those_of_the_tables() -> None:
@@ -10,3 +10,8 @@ def test_parts_are_those_of_the_tables() -> None:
     others += [choices.PROCESSES, choices.OPS]
     assert list(choices.PARTS) == [*cpu.PARTS, *others]
     assert list(choices.DEVICE_PARTS) == list(device_jax.PARTS)
+
+
+def test_engines_and_suites_are_those_of_the_tables() -> None:
+    assert list(choices.ENGINES) == list(engines.ENGINES)
+    assert list(choices.SUITES) == list(suites.SUITES)

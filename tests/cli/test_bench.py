@@ -11,7 +11,7 @@ from newer import not_in_oldest
 from scripts import run_script
 from tiny_bench import TINY, fail, invoke, wrapped
 
-from benchmarks import engines, suites
+from benchmarks import choices, engines, suites
 from dynaxla.bench import report
 from dynaxla.bench.measure import Settings
 from dynaxla.cli.bench import QUICK_SECONDS
@@ -19,7 +19,10 @@ from dynaxla.cli.bench import QUICK_SECONDS
 
 @pytest.fixture
 def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setitem(suites.SUITES, "tiny", [TINY])
+    monkeypatch.setattr(choices, "SUITES", (*choices.SUITES, "tiny"))
+    monkeypatch.setattr(choices, "ENGINES", (*choices.ENGINES, "failing", "wrong"))
 
 
 def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
@@ -81,11 +84,13 @@ def test_the_device_jax(tmp_path: Path) -> None:
 _ON_THE_DEVICE = """
 import sys
 from tiny_bench import TINY, invoke, wrapped
-from benchmarks import engines, suites
+from benchmarks import choices, engines, suites
 suites.SUITES["tiny"] = [TINY]
+choices.SUITES += ("tiny",)
 for arguments, known in [
     (("--engines", "inductor"), "no engine 'inductor' on the device jax; there are: eager, lazy, dynamo, dynamo_aot, dynaxla"),
-    (("--baseline", "torchscript"), "no engine 'torchscript' on the device jax"), (("--memory",), "--memory is for cpu and cuda"),
+    (("--baseline", "torchscript"), "no engine 'torchscript' on the device jax"),
+    (("--memory",), "--memory supports only the devices cpu and cuda"),
 ]:
     result = invoke("--suite", "tiny", "--device", "jax", *arguments)
     assert result.exit_code == 2 and known in result.output, result.output

@@ -11,7 +11,7 @@ from tiny_bench import TINY
 from typer.testing import CliRunner
 
 from dynaxla import cli, tuning
-from dynaxla.bench import suites
+from dynaxla.bench import choices, suites
 from dynaxla.config import Options
 from dynaxla.tuning import Measurement
 
@@ -53,6 +53,7 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
     assert store is not None
     store.put("one", MEASURED.encode())
     monkeypatch.setattr(suites, "SUITES", {"models": [TINY]})
+    monkeypatch.setattr(choices, "MODELS", ("tiny",))
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(tuning, "tried", lambda: [MEASURED])
     before = torch.get_num_threads()

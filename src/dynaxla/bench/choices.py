@@ -1,6 +1,7 @@
-"""The names of models, engines and optimizers, for the help of commands, without importing torch and JAX.
+"""The names of models, suites, engines and optimizers, for the help of commands and for early checks, without importing torch and JAX.
 
-Tests compare MODELS with suites.MODELS, ENGINES with engines.ENGINES, OPTIMIZERS with training.OPTIMIZERS.
+Tests compare MODELS with suites.MODELS, SUITES with suites.SUITES, ENGINES with engines.ENGINES, OPTIMIZERS with training.OPTIMIZERS, and
+PLATFORMS with interop.export.PLATFORMS.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ MODELS = (
     "vit_base_patch16_224",
 )  # fmt: skip
 
+SUITES = ("models",)
+
 ENGINES = (
     "eager", "lazy", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_step", "dynaxla_retrace",
 )  # fmt: skip
@@ -17,3 +20,6 @@ ENGINES = (
 OPTIMIZERS = ("sgd", "adamw", "none")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+# Those for which `dynaxla export` makes programs, under JAX's names: interop.export.PLATFORMS.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -33,6 +33,7 @@ from ..observe import metrics
 from ..runtime import private
 from ..training import compile_step
 from .benchmark_error import BenchmarkError
+from .requests import check_names
 from .training import Training
 
 Call = Callable[..., Any]
@@ -170,10 +171,7 @@ def choose(
     engines = ENGINES if engines is None else engines
     wanted = list(dict.fromkeys(names))
     known = [engine.name for engine in engines.values() if engine.on_jax or device != "jax"]
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        where = " on the device jax" if device == "jax" else ""
-        raise BenchmarkError(f"no engine {', '.join(map(repr, unknown))}{where}; there are: {', '.join(known)}")
+    check_names("engine", wanted, known, " on the device jax" if device == "jax" else "")
     chosen, notes = [], []
     for engine in engines.values():
         if engine.name not in known or engine.name not in (wanted or usual):

@@ -1,17 +1,20 @@
-"""Checks of a command's arguments. Each function raises BenchmarkError for a value that is not possible, and lists the possible ones."""
+"""Checks of a command's arguments. Each function raises BenchmarkError for a value that is not possible, and lists the possible ones.
+
+Importing this module imports neither torch nor JAX, and neither do the functions `check_names` and `check_device_name`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from ..device import registration
-from ..errors import DynaxlaError
 from .benchmark_error import BenchmarkError
 from .choices import DTYPES
-from .measure import pool_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 def split(names: Iterable[str] | None) -> list[str]:
@@ -23,10 +26,36 @@ def with_more(names: list[str], more: Iterable[str]) -> list[str]:
     return [*names, *more] if names else []
 
 
+def check_names(kind: str, names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    """Checks names, such as those of engines.
+
+    Args:
+        kind: the kind of thing that has these names, in the singular.
+        names: the names to check.
+        known: all names.
+        where: the place where they are known, such as " on the device jax", or "".
+    """
+    known = list(known)
+    if unknown := [name for name in dict.fromkeys(names) if name not in known]:
+        raise BenchmarkError(f"no {kind} {', '.join(map(repr, unknown))}{where}; there are: {', '.join(known)}")
+
+
 def check_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise BenchmarkError(f"no dtype {name!r}; there are: {', '.join(DTYPES)}")
+    check_names("dtype", [name], DTYPES)
+    import torch
+
     return getattr(torch, name)
+
+
+def check_device_name(name: str, *, with_jax: bool = False) -> None:
+    """Checks the form of a device's name, such as "cuda:1".
+
+    Args:
+        with_jax: the command supports the device "jax".
+    """
+    types = ("cpu", "cuda", "jax") if with_jax else ("cpu", "cuda")
+    if not re.fullmatch(rf"({'|'.join(types)})(:\d+)?", name):
+        raise BenchmarkError(f"no device {name!r}; there are: cpu, cuda, cuda:N{', jax, jax:N' if with_jax else ''}")
 
 
 def check_device(name: str, jax_threads: int | None = None) -> torch.device:
@@ -36,21 +65,24 @@ def check_device(name: str, jax_threads: int | None = None) -> torch.device:
         name: for example "cuda:1".
         jax_threads: threads for the device "jax", which is enabled if it is named; None if the command does not support it.
     """
+    check_device_name(name, with_jax=jax_threads is not None)
     if jax_threads is not None and name.partition(":")[0] == "jax":
         return _device_of_jax(name, jax_threads)
-    known = "cpu, cuda, cuda:N" + ("" if jax_threads is None else ", jax, jax:N")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BenchmarkError(f"no device {name!r}; there are: {known}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise BenchmarkError(f"dynaxla does not run on the device {name!r}; there are: {known}")
+    import torch
+
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BenchmarkError(f"torch finds no device {name!r} here: it sees {torch.cuda.device_count()} CUDA devices")
     return device
 
 
 def _device_of_jax(name: str, threads: int) -> torch.device:
+    import torch
+
+    from ..device import registration
+    from ..errors import DynaxlaError
+    from .measure import pool_of
+
     try:
         with pool_of(threads):
             registration.enable()

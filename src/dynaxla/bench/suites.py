@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .benchmark_error import BenchmarkError
+from .requests import check_names
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
@@ -157,11 +158,7 @@ def choose(suite: str, names: Iterable[str], suites: Mapping[str, list[Case]] | 
         BenchmarkError: a name is unknown.
     """
     suites = SUITES if suites is None else suites
-    if suite not in suites:
-        raise BenchmarkError(f"no suite {suite!r}; there are: {', '.join(suites)}")
+    check_names("suite", [suite], suites)
     wanted = set(names)
-    known = [case.name for case in suites[suite]]
-    unknown = sorted(wanted - set(known))
-    if unknown:
-        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} in the suite {suite!r}; there are: {', '.join(known)}")
+    check_names("model", sorted(wanted), [case.name for case in suites[suite]], f" in the suite {suite!r}")
     return [case for case in suites[suite] if not wanted or case.name in wanted]

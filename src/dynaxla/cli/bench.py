@@ -13,6 +13,7 @@ from rich.console import Console
 from ..bench import choices as known
 from ..bench import from_source_tree
 from ..bench.benchmark_error import BenchmarkError
+from .terminal import console_for
 
 QUICK_SECONDS = 2.0
 SOURCE_TREE = "git clone dynaxla, and run the command there (pip install -e '.[bench]')"
@@ -78,29 +79,40 @@ def bench(
 
     The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
     """
+    from ..bench.requests import check_device_name, check_names, check_writable, split, with_more
+
+    table: Any = from_source_tree("choices") or known
+    with bad_requests_shown():  # before torch and JAX are imported
+        check_names("suite", [suite], table.SUITES)
+        check_names("engine", [*split(engines), baseline], table.ENGINES)
+        check_names("model", sorted(split(models)) if suite == "models" else [], known.MODELS, " in the suite 'models'")
+        check_names("optimizer", [optimizer], known.OPTIMIZERS)
+        check_names("dtype", [dtype], known.DTYPES)
+        check_device_name(device, with_jax=True)
+        if memory and table is known:
+            raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
+        if memory and device.startswith("jax"):
+            raise BenchmarkError("--memory supports only the devices cpu and cuda")
+        if output is not None:
+            check_writable(output)
+
     from ..bench import engines as ten_engines
     from ..bench import report
     from ..bench import suites as ten_models
     from ..bench.measure import Settings
-    from ..bench.requests import check_device, check_dtype, check_writable, split, with_more
+    from ..bench.requests import check_device, check_dtype
     from ..bench.runner import Placement
     from ..bench.session import run
     from ..tuning import tried
     from ..tuning.table import show
 
-    console = Console()
+    console = console_for(200)
     engine_table, suites = from_source_tree("engines") or ten_engines, from_source_tree("suites") or ten_models
     processes = from_source_tree("processes") if memory else None
     with bad_requests_shown():
-        if memory and processes is None:
-            raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
-        if optimizer not in known.OPTIMIZERS:
-            raise BenchmarkError(f"there is no optimizer {optimizer!r}; the optimizers are: {', '.join(known.OPTIMIZERS)}")
         batch = batch or (4 if training else 1)
         placement = Placement(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
-        if kind == "jax" and memory:
-            raise BenchmarkError("--memory supports only the devices cpu and cuda")
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
         engine_table.choose([baseline], [], kind)
@@ -111,10 +123,7 @@ def bench(
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
         measure_memory = None if processes is None else processes.measure_memory
         settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, measure_memory, traceback, several)
-        if output is not None:
-            check_writable(output)
         result = run(cases, chosen, settings, suite, notes)
-        console = console if console.is_terminal else Console(width=200)
         report.show(result, console)
         if tune:
             show(tried(), console)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from ..bench import choices as known
+from ..bench.benchmark_error import BenchmarkError
+from ..bench.requests import check_names
 from .bench import bad_requests_shown
 
 _PLATFORMS = ["cpu", "cuda", "tpu"]
@@ -24,8 +29,9 @@ _MODEL = typer.Argument(
 )
 _INPUTS = typer.Option(
     "--input",
-    help="A tensor that the model takes, e.g. 'float32[batch,3,224,224]' or 'int64[batch,length<=512]'; once for each, in order. "
-    "Names are dynamic dimensions.",
+    # Escaped, since Typer would read the brackets as rich's markup.
+    help=escape("A tensor that the model takes, e.g. 'float32[batch,3,224,224]' or 'int64[batch,length<=512]'; once for each, in order. ")
+    + "Names are dynamic dimensions.",
     show_default=False,
 )
 
@@ -46,19 +52,24 @@ def export(
     model: Annotated[str, _MODEL],
     output: Annotated[Path, typer.Option(help="The directory to write.", show_default=False)],
     inputs: Annotated[list[str] | None, _INPUTS] = None,
-    platform: Annotated[list[str] | None, typer.Option(help=f"Of cpu, cuda, rocm and tpu. Default: {', '.join(_PLATFORMS)}.")] = None,
+    platform: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(known.PLATFORMS)}. Default: {', '.join(_PLATFORMS)}.")] = None,
     weights: Annotated[str, typer.Option(help="arguments: next to the program; constants: inside it.")] = "arguments",
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
 ) -> None:
     """Export a model as StableHLO, with weights and a manifest, for dynaxla.load, which does not need torch."""
     described, largest = parsed(inputs or [])
+    with bad_requests_shown():  # before torch and JAX are imported
+        check_names("platform", platform or [], known.PLATFORMS)
+        check_names("way to keep weights", [weights], ("arguments", "constants"))
+        if os.path.lexists(output) and not overwrite:
+            raise BenchmarkError(f"{output} exists already: --overwrite replaces an exported model")
+    found = loaded(model)
     import torch
 
     from ..errors import DynaxlaError
     from ..interop.export import export as make
 
-    found = loaded(model)
     with bad_requests_shown(DynaxlaError):
         if isinstance(found, torch.nn.Module) and not train:
             found.eval()
@@ -132,8 +143,6 @@ def loaded(place: str) -> Any:
     import importlib
     import sys
 
-    import torch
-
     source, _, name = place.rpartition(":")
     if not source or not name:
         raise typer.BadParameter(f"{place!r}: give package.module:name or path/to/file.py:name", param_hint="MODEL")
@@ -155,6 +164,8 @@ def loaded(place: str) -> Any:
         if not hasattr(found, part):
             raise typer.BadParameter(f"{source} has no {name}", param_hint="MODEL")
         found = getattr(found, part)
+    import torch
+
     if isinstance(found, torch.nn.Module):
         return found
     made = found() if callable(found) else found

@@ -64,9 +64,8 @@ def _functional_overloads() -> Iterator[OpOverload]:
             yield op
 
 
-def totals_table(platform: str) -> Table:
+def totals_table(every: Sequence[Way]) -> Table:
     """Returns a table with the number of ops for each way to compute them."""
-    every = ways(platform)
     core = [way for way in every if torch.Tag.core in way.op.tags]
     table = Table("way", "ops", "of PyTorch's core set")
     totals, core_totals = Counter(way.kind for way in every), Counter(way.kind for way in core)
@@ -76,15 +75,15 @@ def totals_table(platform: str) -> Table:
     return table
 
 
-def table_of_ops(platform: str, patterns: Sequence[str]) -> Table:
-    """Returns a table of the ops whose names match one of the patterns."""
+def table_of_ops(found: Sequence[Way]) -> Table:
+    """Returns a table with a row for each op."""
     table = Table("op", "way", "where")
-    for way in ways(platform):
-        if _matches(str(way.op), patterns):
-            table.add_row(str(way.op), way.kind, way.where)
+    for way in found:
+        table.add_row(str(way.op), way.kind, way.where)
     return table
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """True if an op's name, with or without its namespace and its overload, matches one of the patterns."""
     parts = (name, name.partition(".")[2], name.split(".")[1])
     return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in patterns)

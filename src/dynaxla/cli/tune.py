@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ..bench import choices as known
+from ..cache_folder import cache_folder, is_known_to_be_empty
 from .bench import Batch, Device, Dtype, Threads, bad_requests_shown
+from .terminal import console_for
 
 _WHAT_TO_GIVE = (
     f"dynaxla tune MODEL... measures models of `dynaxla bench`: {', '.join(known.MODELS)}. "
@@ -31,21 +35,30 @@ def tune(
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """
+    from ..bench.requests import check_device_name, check_names, split
+
+    names = split(models)
+    with bad_requests_shown():  # before torch and JAX are imported
+        check_names("model", names, known.MODELS)
+        check_names("dtype", [dtype], known.DTYPES)
+        check_device_name(device)
+    console = console_for(160)
+    if not names and ((folder := _folder()) is None or is_known_to_be_empty(folder)):
+        _say_that_nothing_is_kept(folder, console)
+        return
     import torch
 
     from ..bench import suites
-    from ..bench.requests import check_device, check_dtype, split
+    from ..bench.requests import check_device, check_dtype
     from ..bench.runner import Placement
     from ..config import Options
     from ..errors import DynaxlaError
     from ..tuning import kept, tried
     from ..tuning.table import show
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
     with bad_requests_shown(DynaxlaError):
         placement = Placement(batch, check_dtype(dtype), check_device(device), threads=threads)
-        cases = suites.choose("models", split(models)) if models else []
+        cases = suites.choose("models", names) if names else []
         store = Options().store("tuning")
         if clear and store is not None:
             store.clear()
@@ -59,11 +72,24 @@ def tune(
     if cases:
         show(tried(), console)
         return
-    found = kept(store) if store is not None else []
-    if found:
+    if found := kept(store) if store is not None else []:
         show(found, console)
-    elif store is not None:
-        console.print(f"Nothing has been measured yet: {store.folder} is empty.", highlight=False, soft_wrap=True)
+        console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)
     else:
+        _say_that_nothing_is_kept(store.folder if store is not None else None, console)
+
+
+def _folder() -> Path | None:
+    """Returns the folder of measurements; None if the cache is off, or if the user has no home. Neither torch nor JAX is imported."""
+    try:
+        return cache_folder("tuning", os.environ.get("DYNAXLA_CACHE"))
+    except RuntimeError:
+        return None
+
+
+def _say_that_nothing_is_kept(folder: Path | None, console: Console) -> None:
+    if folder is None:
         console.print("There is no cache directory: set the variable DYNAXLA_CACHE to one.")
+    else:
+        console.print(f"Nothing has been measured yet: {folder} is empty.", highlight=False, markup=False, soft_wrap=True)
     console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)

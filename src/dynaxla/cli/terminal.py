@@ -1,0 +1,43 @@
+"""What the commands have in common: their help, their console, an option."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+class _PlainFlags:
+    """A mixin of commands: the help shows no type next to an option that takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of `dynaxla`."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """The command `dynaxla` itself."""
+
+
+def console_for(width: int) -> Console:
+    """Returns the console of a command's output.
+
+    It is as wide as the terminal, or as the variable COLUMNS says.
+
+    Args:
+        width: the width if the output is no terminal, and COLUMNS is not set.
+    """
+    console = Console()
+    return console if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else Console(width=width)

@@ -1,0 +1,25 @@
+"""Names of ops that are known without torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaxla.bench.benchmark_error import BenchmarkError
+from dynaxla.cli import op_names, op_table
+
+
+def test_no_op_that_is_there_is_refused() -> None:
+    words = op_names.words()
+    assert [str(way.op) for way in op_table.ways("cpu") if not op_names.may_match(str(way.op), words)] == []
+
+
+@pytest.mark.parametrize("pattern", ["cumsum", "aten.cumsum.default", "cum*", "aten.cumsum*", "prims.*", "linalg_?r", "*"])
+def test_patterns_that_match(pattern: str) -> None:
+    op_names.check_patterns([pattern, "no_such_op"])
+
+
+def test_others_are_refused_with_names_like_theirs() -> None:
+    with pytest.raises(BenchmarkError, match=r"no op matches cumsun or no_such_op\*; did you mean cumsum\?$"):
+        op_names.check_patterns(["cumsun", "no_such_op*"])
+    with pytest.raises(BenchmarkError, match=r"no op matches aten.cumsum.defalt$"):
+        op_names.check_patterns(["aten.cumsum.defalt"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -39,6 +41,12 @@ from dynaxla import cli
 for arguments, code in [
     (["--help"], 0), (["--version"], 0), ([], 2), (["nothing"], 2), (["explain", "/nowhere/at/all.py"], 2),
     *[([command.name, "--help"], 0) for command in cli.app.registered_commands],
+    # What cannot be is refused, and what is not there is told, at once.
+    (["bench", "--engines", "foo"], 2), (["bench", "--only", "foo"], 2), (["bench", "--suite", "foo"], 2), (["bench", "--dtype", "foo"], 2),
+    (["bench", "--device", "foo"], 2), (["bench", "--optimizer", "foo"], 2), (["tune"], 0), (["tune", "foo"], 2),
+    (["ops", "no_such_op"], 2), (["ops", "--platform", "foo"], 2), (["export", "foo", "--output", "here"], 2),
+    (["export", "a:b", "--output", "/"], 2),
+    (["export", "foo.py:b", "--output", "here"], 2), (["export", "a:b", "--output", "here", "--platform", "foo"], 2),
 ]:
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == code, (arguments, result.output)
@@ -50,5 +58,18 @@ assert not {"torch", "jax"} & sys.modules.keys()
 """
 
 
-def test_help_imports_neither_torch_nor_jax() -> None:
-    subprocess.run([sys.executable, "-c", LIGHT], check=True)
+def test_help_and_refusals_import_neither_torch_nor_jax(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, env=os.environ | {"DYNAXLA_CACHE": str(tmp_path)})
+
+
+def test_help_shows_no_type_of_a_flag() -> None:
+    for name in ("bench", "doctor", "ops", "export", "tune"):
+        shown = CliRunner().invoke(cli.app, [name, "--help"]).output
+        assert "bool" not in shown.lower(), shown
+
+
+def test_a_first_user_meets_doctor_first() -> None:
+    shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "120"}).output
+    names = [command.name for command in cli.app.registered_commands]
+    assert names[:2] == ["doctor", "explain"]
+    assert shown.index("doctor") < shown.index("explain") < shown.index("bench-cpu")

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -423,9 +423,29 @@ def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[boo
 _STYLES = {Status.NOTE: "dim", Status.GOOD: "green", Status.DOUBT: "yellow", Status.BROKEN: "bold red"}
 
 
+def as_dict(finding: Finding) -> dict[str, str]:
+    """Returns the finding for JSON; `state` is one of note, good, doubt and broken."""
+    return {**asdict(finding), "state": finding.state.name.lower()}
+
+
+# The width in columns from which findings are shown in a table. In a narrower one, names of variables and of packages would be split.
+_TABLE_WIDTH = 100
+
+
 def show(findings: Iterable[Finding], console: Console) -> None:
-    """Prints a table of all findings, and then how to fix those in doubt or broken."""
+    """Prints all findings, and then how to fix those in doubt or broken."""
     findings = list(findings)
+    console.print(_table(findings) if console.width >= _TABLE_WIDTH else _narrow_table(findings))
+    mendable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
+    if not mendable:
+        console.print("Nothing is wrong.", style="bold green")
+    for finding in mendable:
+        console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
+        console.print(Text(f"        {finding.fix}"))
+
+
+def _table(findings: Iterable[Finding]) -> Table:
+    """Returns a table with the columns topic, what, value and state."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for wraps in (False, True, True, False):
         table.add_column(no_wrap=not wraps, overflow="fold")
@@ -435,10 +455,18 @@ def show(findings: Iterable[Finding], console: Console) -> None:
         # Text, not str, since rich would read brackets, as in dynaxla[bench], as markup.
         table.add_row(*map(Text, cells), style=_STYLES[finding.state])
         topic = finding.topic
-    console.print(table)
-    mendable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
-    if not mendable:
-        console.print("Nothing is wrong.", style="bold green")
-    for finding in mendable:
-        console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
-        console.print(Text(f"        {finding.fix}"))
+    return table
+
+
+def _narrow_table(findings: Iterable[Finding]) -> Table:
+    """Returns a table with the columns state and text. A topic has a row of its own."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            table.add_row("", Text(f"{finding.topic}:"))
+        table.add_row(Text(finding.state.value), Text(f"{finding.what}: {finding.value}"), style=_STYLES[finding.state])
+        topic = finding.topic
+    return table

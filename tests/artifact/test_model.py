@@ -20,9 +20,6 @@ import dynaxla
 from dynaxla.artifact.model import ExportedModel
 from dynaxla.errors import ArtifactError
 
-# torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-
 BATCH = Dim("batch")
 
 

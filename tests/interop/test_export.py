@@ -19,9 +19,6 @@ import dynaxla
 from dynaxla.bench.suites import Bert, _import, torchvision_model
 from dynaxla.errors import CaptureError, LoweringError, OptionError, UnsupportedOp
 
-# torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-
 
 class Attention(nn.Module):
     """What a small transformer is made of, with sizes in its arithmetic."""

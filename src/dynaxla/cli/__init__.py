@@ -12,17 +12,23 @@ from .doctor_command import doctor
 from .explain_command import WithScript, explain
 from .export_command import export
 from .ops import ops
+from .terminal import Command, Group
 from .tune import tune
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.command("bench")(bench)
-for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
-    app.command(_name, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(table_command(_name, _part))
-app.command("doctor")(doctor)
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False)
+app.command("doctor", cls=Command)(doctor)
 app.command("explain", cls=WithScript)(explain)
-app.command("export")(export)
-app.command("ops")(ops)
-app.command("tune")(tune)
+app.command("export", cls=Command)(export)
+app.command("ops", cls=Command)(ops)
+app.command("tune", cls=Command)(tune)
+app.command("bench", cls=Command)(bench)
+for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
+    app.command(
+        _name,
+        cls=Command,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        rich_help_panel="Measurements, in the source tree alone",
+    )(table_command(_name, _part))
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from .terminal import Json, console_for
 
 
 def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Also call it broken if torch or JAX sees no NVIDIA GPU.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show versions, devices and fast paths, what is wrong with this environment, and how to fix it.
 
@@ -17,8 +20,10 @@ def doctor(
     """
     from .. import doctor as examinations
 
-    console = Console()
     findings = examinations.examine(gpu)
-    examinations.show(findings, console if console.is_terminal else Console(width=160))
+    if as_json:
+        typer.echo(json.dumps([examinations.as_dict(finding) for finding in findings], indent=2))
+    else:
+        examinations.show(findings, console_for(160))
     if any(finding.state is examinations.Status.BROKEN for finding in findings):
         raise typer.Exit(1)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+
+from .terminal import Command
 
 _ARGUMENTS = "dynaxla.explain.arguments"
 
 
-class WithScript(TyperCommand):
+class WithScript(Command):
     """A command whose first argument is a script. All later arguments belong to the script, as with `python SCRIPT ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import warnings
 from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal
@@ -146,7 +147,9 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
         CaptureError: Functionalization would lose a write.
     """
     try:
-        with LostWrites():
+        with LostWrites(), warnings.catch_warnings():
+            # torch copies a tree of arguments in a way that it deprecates itself (torch 2.13).
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             return program.run_decompositions(_decompositions())
     except LostWrite as lost:
         raise CaptureError(f"the model cannot be exported: {lost.what}", hint=lost.hint) from None

@@ -165,3 +165,28 @@ def test_a_size_that_depends_on_data() -> None:
     with pytest.raises(dynaxla.errors.UnsupportedOp, match=r"depends on the values(.|\n)*test_errors.py(.|\n)*fallback"):
         compile_and_call(lambda x: x[x > 0] * 2, torch.randn(8), options={"fallback": "error"})
     still_works()
+
+
+@pytest.mark.parametrize("options", [{"dmup": "here"}, {"xla": {"xla_no_such_flag": True}}])
+def test_tracebacks_have_the_users_frames_and_the_innermost_one(options: dict[str, Any]) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 + 1
+
+    with pytest.raises(dynaxla.DynaxlaError) as raised:
+        torch.compile(Net(), backend="dynaxla", options=options)(torch.randn(3))
+    frames = [(entry.frame.f_globals["__name__"], entry.name) for entry in raised.traceback]
+    below = frames[[name for _, name in frames].index("compile_wrapper") + 1 :]
+    assert [module for module, _ in below[:-1] if module != __name__] == []
+    assert below[-1][0].startswith("dynaxla.")
+    assert raised.value.__cause__ is None
+
+
+def test_verbose_tracebacks_have_all_frames_and_the_cause() -> None:
+    with torch._dynamo.config.patch(verbose=True), pytest.raises(dynaxla.CompilationError) as raised:
+        torch.compile(lambda x: x * 2, backend="dynaxla", options={"xla": {"xla_no_such_flag": True}})(torch.randn(3))
+    names = [entry.frame.f_globals["__name__"] for entry in raised.traceback]
+    assert "dynaxla.engine.xla" in names
+    (note,) = raised.value.__notes__
+    assert note.startswith("The cause:\n")
+    assert "JaxRuntimeError: INVALID_ARGUMENT: No such compile option" in note

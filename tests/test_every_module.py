@@ -58,7 +58,7 @@ ELSEWHERE = {
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
     # A search that compiles and does not run, in a process with several devices.
     "sharding/test_planning.py": "engine/dry_run sharding/virtual_tensors sharding/placements",
-    "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/charts sharding/text_tables",
+    "sharding/test_traffic.py": "runtime/replica_groups user_frames sharding/charts sharding/text_tables",
     # The parts of one walk.
     "guards/test_object_graph.py": "guards/object_walker guards/reference_checks",
 }

@@ -13,9 +13,9 @@ import dynaxla
 ROOT = Path(dynaxla.__file__).parent
 # Lowest first. A module imports its own layer and those before it.
 LAYERS = [
-    "errors", "torch_ops", "forks", "artifact", "observe", "runtime", "config", "lowering", "capture", "passes", "buffers", "guards",
-    "tuning", "engine", "autoselect", "partitioning", "aot", "backend", "training", "device", "sharding", "interop", "explained", "doctor",
-    "bench", "cli",
+    "user_frames", "cache_folder", "errors", "torch_ops", "forks", "artifact", "observe", "runtime", "config", "lowering", "capture",
+    "passes", "buffers", "guards", "tuning", "engine", "autoselect", "partitioning", "aot", "backend", "training", "device", "sharding",
+    "interop", "explained", "doctor", "bench", "cli",
 ]  # fmt: skip
 
 

@@ -67,9 +67,9 @@ class AotCapture:
 
         Raises: LostWrite for a graph that torch must run; the errors of AOTAutograd and of `build`.
         """
-        directory = self.options.dump_directory
+        name, nodes = f"dynaxla_{self.number}", len(self.module.graph.nodes)
         try:
-            with capture_lock.capturing(), metrics.timed("capture"), rewrites.dumped(directory, f"dynaxla_{self.number}"):
+            with capture_lock.capturing(), metrics.timed("capture", name, nodes), rewrites.dumped(self.options.dump_directory, name):
                 compiled = self._by_aot_autograd()
         finally:
             # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.

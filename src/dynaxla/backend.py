@@ -7,7 +7,6 @@ XLA executable, which serves every later call with these sizes.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from .capture.inputs import check_tensor
 from .config import Options
 from .engine import artifact
 from .engine.scheduler import engine_for
-from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
+from .errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.forms import check_forced
 from .observe import coverage, dump, events, metrics, rewrites
@@ -159,10 +158,10 @@ def _compile_unguarded(
     place, overlapping = None, overlooked(example_inputs)
     if device.type == "cpu" and not is_pickled and not overlapping:
         place = place_in_cache(module, example_inputs, options, (options.facts, platform, retrace, collectives))
-        with metrics.timed("capture"):
+        with metrics.timed("capture", facts.name):
             if place is not None and (cached := from_cache(place, example_inputs, number, engine.runner, facts)) is not None:
                 return cached
-    with metrics.timed("capture"):
+    with metrics.timed("capture", facts.name):
         registry.fill()  # before AOTAutograd sets its dispatch modes
     build = functools.partial(artifact.Artifact.of, options=options) if is_pickled else engine.runner
     try:
@@ -173,9 +172,6 @@ def _compile_unguarded(
             raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
         facts.overlaps, facts.obstacle = None, f"torch runs it, since {lost.what}"
         return functools.partial(_by_torch, module, options, lost.what)
-    except DynaxlaError as error:
-        error.first_useful_frame = inspect.currentframe()  # torch.compile removes its own frames above this one from the traceback
-        raise
 
 
 def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options: Options, is_pickled: bool) -> torch.device:
@@ -205,7 +201,7 @@ def _partitioned(
         if is_pickled:
             raise NotPartitioned("aot_compile saves a program of local tensors")
         facts.obstacle = "XLA partitions it over processes"
-        with metrics.timed("capture"):
+        with metrics.timed("capture", facts.name):
             return compile_partitioned(module, example_inputs, options, number)
     except NotPartitioned as reason:
         leave(f"dynaxla_{number}", reason, options)

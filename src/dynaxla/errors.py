@@ -1,12 +1,16 @@
 """The exceptions that dynaxla raises. Each one carries its facts as fields and a hint that says what to do.
 
-They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on unchanged, instead of wrapping them in
-`BackendCompilerFailed`.
+They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on, instead of wrapping them in
+`BackendCompilerFailed`. Their tracebacks have the user's frames and the innermost frame. With TORCHDYNAMO_VERBOSE=1 (torch's own switch for
+full tracebacks) they have all frames, and the exceptions that caused them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from . import user_frames
 
 if TYPE_CHECKING:
     from torch._dynamo.exc import ShortenTraceback
@@ -39,6 +43,14 @@ class DynaxlaError(ShortenTraceback):
         lines += [f"  from:   {where}"] if where else []
         lines += [f"  try:    {hint}"] if hint else []
         super().__init__("\n".join(lines), first_useful_frame=None)
+
+    def remove_dynamo_frames(self) -> Any:
+        """Returns this error with a short traceback. torch.compile calls this method, and raises the result without its cause."""
+        if user_frames.is_verbose():
+            if cause := self.__cause__ or self.__context__:
+                self.add_note(f"The cause:\n{''.join(traceback.format_exception(cause)).rstrip()}")
+            return self
+        return user_frames.shortened(self)
 
 
 class OptionError(DynaxlaError):

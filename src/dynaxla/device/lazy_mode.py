@@ -18,13 +18,13 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from .. import forks
+from .. import forks, user_frames
 from ..engine.executable import is_watched
 from ..errors import ExecutionError
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import meshes, private, user_frames
+from ..runtime import meshes, private
 from ..runtime.layout import row_major
 from . import eager_mode, generators, lazy_programs, pjrt_devices, storages
 from .counterparts import FunctionalOp

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import torch
 
+from .. import user_frames
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
 from ..observe import events, metrics
-from ..runtime import affinity, callbacks, heap, private, programs, user_frames
+from ..runtime import affinity, callbacks, heap, private, programs
 
 _watching: list[list[ProgramRun]] = []
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import forks
-from . import coverage, events
+from . import coverage, events, progress
 
 _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter
@@ -42,13 +42,22 @@ def use_clock(clock: Callable[[], float]) -> None:
 
 
 @contextlib.contextmanager
-def timed(phase: str) -> Iterator[None]:
-    """Adds the time of the block to a phase, without the time of nested phases, and adds one to the phase's count."""
+def timed(phase: str, graph: str = "", nodes: int = 0) -> Iterator[None]:
+    """Adds the time of the block to a phase, without the time of nested phases, and adds one to the phase's count.
+
+    Args:
+        phase: The phase.
+        graph: The name of the graph that it works on, for reports of long compilations.
+        nodes: The number of the graph's nodes, if it is captured now.
+    """
     start, outer = _clock(), getattr(_thread, "inside", 0.0)
     _thread.inside = 0.0
+    token = progress.begin(phase, graph, nodes)
     try:
         yield
     finally:
+        if token is not None:
+            progress.end(token)
         passed = _clock() - start
         own = passed - _thread.inside
         with _lock:

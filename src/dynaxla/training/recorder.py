@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from .. import user_frames
 from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
@@ -33,7 +34,7 @@ from ..guards.object_graph import storage_of
 from ..guards.shared_memory import is_foreign
 from ..guards.torch_state import without_cached_casts
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
-from ..runtime import private, user_frames
+from ..runtime import private
 from ..runtime.private import storage_id
 from ..torch_ops import aten
 from . import parallel_modules, scalars, tracked_arrays, writing_collectives

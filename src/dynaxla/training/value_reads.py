@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .. import user_frames
 from ..guards.dispatch import has_own_dispatch
-from ..runtime import user_frames
 from ..torch_ops import aten
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from jax import Array
 
-from ...runtime import private, user_frames
+from ... import user_frames
+from ...runtime import private
 from ...runtime.collective_agreement import Collective, call_alone
 from ...runtime.layout import row_major
 from .. import asynchronous, dtypes, xla_collectives

@@ -1,0 +1,70 @@
+"""Finds frames and lines of user code."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from types import FrameType, TracebackType
+from typing import TypeVar
+
+# The file names of generated code: torch.fx's, and the interpreter's frozen modules.
+_GENERATED = ("<eval_with_key>", "<frozen ")
+# The folder of Python's standard library, and the folders of installed packages inside it.
+_LIBRARY, _INSTALLED = os.path.dirname(os.__file__) + os.sep, ("site-packages", "dist-packages")
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """Returns the prefixes of file names of dynaxla, torch and JAX, and of generated code. Neither torch nor JAX is imported."""
+    specs = [importlib.util.find_spec(name) for name in ("torch", "jax", "jaxlib")]
+    files = [__file__, *(spec.origin for spec in specs if spec is not None and spec.origin is not None)]
+    return *(os.path.dirname(file) + os.sep for file in files), *_GENERATED
+
+
+def innermost() -> tuple[str, int, str] | None:
+    """Returns the file, line and function of the innermost user frame (see `is_users`); None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(file := frame.f_code.co_filename):
+            return file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+    return None
+
+
+def is_users(file: str) -> bool:
+    """True if a file belongs to none of torch, JAX, dynaxla and Python's standard library."""
+    is_library = file.startswith(_LIBRARY) and not file.startswith(_INSTALLED, len(_LIBRARY))
+    return not is_library and not file.startswith(_others())
+
+
+def line() -> str:
+    """Returns the innermost user frame in the form `model.py:41, in forward`; "" if there is none."""
+    found = innermost()
+    return f"{os.path.basename(found[0])}:{found[1]}, in {found[2]}" if found is not None else ""
+
+
+def is_verbose() -> bool:
+    """True if the user wants full tracebacks: torch's own setting, with the variable TORCHDYNAMO_VERBOSE."""
+    from torch._dynamo import config
+
+    return bool(config.verbose)
+
+
+def shortened(error: Error) -> Error:
+    """Returns the exception with only the user's frames and the innermost frame of its traceback; see `is_verbose`."""
+    if is_verbose():
+        return error
+    links: list[TracebackType] = []
+    link = error.__traceback__
+    while link is not None:
+        links.append(link)
+        link = link.tb_next
+    kept: TracebackType | None = None
+    for link in reversed(links):
+        if kept is None or is_users(link.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return error.with_traceback(kept)

@@ -172,5 +172,5 @@ def compile_for_plan(
 
 
 def _split_checks(unit: CompilationUnit, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
-    with metrics.timed("trace"), jax.default_device(unit.jax_device):
+    with metrics.timed("trace", unit.name), jax.default_device(unit.jax_device):
         return pipeline.PRECHECKS(traced, unit.name, buffers.avals(), buffers.donated)

@@ -57,7 +57,7 @@ def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDt
     """Traces like `traced`, using only operations that XLA's partitioner can partition."""
     registry.fill()  # not under jax tracing
     run.__name__ = unit.name
-    with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
+    with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
         program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
         found = program.trace(*avals)
         report(len(found.jaxpr.jaxpr.eqns))
@@ -91,7 +91,7 @@ def trace_graph(
     registry.fill()  # not under jax tracing
     run.__name__ = name
     orders: Orders = {}
-    with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
+    with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
         if reorders:
             run, orders = pipeline.TRANSPOSES(run, unit.platform, free)
         if unit.platform == "cpu" and interpreter.has_halves:
@@ -110,7 +110,7 @@ def trace_graph(
 
 def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowered:
     """Lowers the traced program to StableHLO. Raises: CompilationError if a form that a machine may refuse cannot be lowered."""
-    with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(unit.jax_device):
+    with metrics.timed("lower", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device):
         try:
             return private.lower(traced)
         except Exception as error:  # Pallas raises errors of many classes for a kernel that Mosaic does not support
@@ -149,7 +149,7 @@ def compile_lowered(
         place = device or unit.jax_device
         return with_tiles(lambda given: programs.compile_lowered(lowered, place, given, store, heap_is_kept, among), options)
 
-    with metrics.timed("compile"):
+    with metrics.timed("compile", unit.name):
         try:
             try:
                 compiled = compile()

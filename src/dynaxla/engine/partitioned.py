@@ -135,7 +135,7 @@ class Partitioned:
 
         program.__name__ = "partitioned"  # the same on all processes, whatever else they have compiled
         registry.fill()
-        with metrics.timed("trace"), jax.enable_x64(True):
+        with metrics.timed("trace", self.name), jax.enable_x64(True):
             traced = jax.jit(pipeline.PARTITIONABLE(program), keep_unused=True).trace(*avals)
         checks = traced.out_info.facts.checks
         wanted = [partition_spec(self._returned[index]) if index in self._returned else None for index in self._computed]
@@ -159,7 +159,7 @@ class Partitioned:
         """
         shardings = [None if spec is None else self._sharding(spec) for spec in wanted]
         traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
-        with metrics.timed("lower"), jax.enable_x64(True):
+        with metrics.timed("lower", self.name), jax.enable_x64(True):
             lowered = private.lower(traced)
         members = process_networks.Members.of([self._mesh.group])
         members.agreement.add(self._as_collective(lowered))
@@ -184,7 +184,7 @@ class Partitioned:
         """Compiles the program. Returns: the network, with connections for all of the program's collectives, and the program."""
         while True:
             network = members.connected()
-            with metrics.timed("compile"):
+            with metrics.timed("compile", self.name):
                 try:
                     mesh, keep = self._mesh.everywhere.mesh, self._options.heap == "keep"
                     compiled = programs.compile_parts(lowered, network.device, network.devices, options, mesh, keep)

@@ -96,7 +96,7 @@ def recalled(unit: CompilationUnit, key: str | None, *, only_stored: bool = Fals
     if compiled is None and only_stored and not programs.is_stored(record.note):
         return None
     if compiled is None:
-        with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # on failure: build without the record
+        with metrics.timed("compile", unit.name), contextlib.suppress(jax.errors.JaxRuntimeError):  # on failure: build without the record
             compiled = programs.from_note(record.note, unit.jax_device, record.options, store, unit.options.heap == "keep")
     if compiled is None:
         return None

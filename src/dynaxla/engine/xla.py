@@ -10,7 +10,7 @@ import jax
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .. import forks
+from .. import forks, user_frames
 from ..buffers.device_kinds import DeviceKind, LayoutMismatch, Request
 from ..buffers.native import GraphDevice
 from ..capture.graph import AtenGraph
@@ -81,7 +81,10 @@ class Program:
         if executable is None:
             if eager_fallback.is_needed(args):
                 return self.unit.run_by_torch(args)
-            executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
+            try:
+                executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
+            except KeyboardInterrupt as interrupt:
+                raise user_frames.shortened(interrupt) from None
         for _ in range(_TRIES):
             try:
                 taken = executable.take(args)

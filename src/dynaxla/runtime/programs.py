@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from ..observe import metrics
-from . import affinity, heap, private, private_processes
+from . import affinity, heap, interruptible, private, private_processes
 from .clients import is_own, threads_of
 from .machine import processor_facts
 from .private import Fast
@@ -105,7 +105,8 @@ def compile_lowered(
             executable = client.deserialize_executable(data, devices, compile_options)
             metrics.add("loads")
     if executable is None:
-        executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
+        compiling = functools.partial(client.compile_and_load, module, devices, compile_options, host_callbacks=callbacks)
+        executable = interruptible.call(compiling)
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
     return _program(executable, keep_heap, bool(callbacks))
@@ -134,7 +135,8 @@ def compile_parts(
     affinity.processors()
     compile_options, _ = private.compile_options(device, options)
     compile_options, devices = private_processes.divide(compile_options, among), private_processes.device_list(among)
-    executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), devices, compile_options)
+    compiling = functools.partial(device.client.compile_and_load, lowered.compiler_ir("stablehlo"), devices, compile_options)
+    executable = interruptible.call(compiling)
     program = _program(executable, keep_heap, False)
     return dataclasses.replace(program, mesh=mesh, lie=functools.partial(private_processes.shardings_of, executable, mesh))
 
@@ -191,7 +193,8 @@ def from_note(
     affinity.processors()
     compile_options, devices = private.compile_options(device, options)
     if data.startswith(_LOWERED):
-        executable = device.client.compile_and_load(data.removeprefix(_LOWERED), devices, compile_options)
+        code = data.removeprefix(_LOWERED)
+        executable = interruptible.call(functools.partial(device.client.compile_and_load, code, devices, compile_options))
         return _program(executable, keep_heap, False)
     compiled = store.get(data.removeprefix(_STORED).decode())
     if compiled is None:

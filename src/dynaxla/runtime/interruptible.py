@@ -1,0 +1,118 @@
+"""Waits for a call into C++ in a way that Ctrl-C can end.
+
+Python handles a signal when the main thread runs Python code again. XLA compiles a program in one call, so Ctrl-C would have no effect for
+as long as that takes. Here another thread makes the call, and the main thread waits: Python handles signals during the wait.
+
+After Ctrl-C the call goes on in its thread, since XLA cannot stop it, and its result is dropped. A notebook or a program that catches
+KeyboardInterrupt goes on at once. At its end, a process waits for such calls: C++ must not tear down what they use, and up to Python 3.13 a
+thread that comes back to a Python that is shutting down aborts the process. A second Ctrl-C during this wait kills the process, as Python
+itself does after an uncaught KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import forks
+
+# Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
+_PATIENCE = 0.5
+
+
+def call(function: Callable[[], Any]) -> Any:
+    """Returns the result of a function that calls C++ code once, and that needs no state of its thread.
+
+    Raises: the function's exceptions; in the main thread, KeyboardInterrupt and other exceptions of signal handlers, during the call.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size():  # XLA may need more than the user's size
+        return function()
+    made = _Call(function)
+    try:
+        made.thread.start()
+    except RuntimeError:  # the system cannot start a thread now, or Python is shutting down
+        return function()
+    try:
+        while not made.done.wait(_PATIENCE):
+            pass
+    except KeyboardInterrupt as interrupt:
+        _abandoned.add(made)
+        raise interrupt.with_traceback(None) from None  # without the frames of `wait`
+    except BaseException:
+        _abandoned.add(made)
+        raise
+    return made.result()
+
+
+class _Call:
+    """A call in a thread of its own.
+
+    Attributes:
+        thread: The thread, a daemon, so that Python's shutdown does not wait for it.
+        done: Set after the call.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="dynaxla compilation", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+        finally:
+            del self._function
+            self.done.set()
+
+    def result(self) -> Any:
+        """Returns the result. Raises: the exception of the call."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # a traceback refers to this frame, and this object to the exception
+        return self._result
+
+
+class _Abandoned:
+    """The calls that nothing waits for any more."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._is_registered = False
+        forks.renew(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: the calls' threads are the parent's."""
+        self._calls = []
+
+    def add(self, made: _Call) -> None:
+        self._calls = [other for other in self._calls if other.thread.is_alive()] + [made]
+        if not self._is_registered:
+            self._is_registered = True
+            atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """Waits for the calls, at the end of the process."""
+        left = [made.thread for made in self._calls if made.thread.is_alive()]
+        if left and sys.stderr is not None:
+            print("dynaxla: the process ends when XLA has finished a compilation; Ctrl-C ends it at once", file=sys.stderr, flush=True)
+        try:
+            for thread in left:
+                while thread.is_alive():
+                    thread.join(_PATIENCE)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+
+
+_abandoned = _Abandoned()

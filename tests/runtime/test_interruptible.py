@@ -1,0 +1,121 @@
+"""Ctrl-C while C++ code runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dynaxla.runtime import interruptible
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of other systems")
+
+
+@pytest.fixture(autouse=True)
+def handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with none
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_results_and_exceptions_are_the_functions() -> None:
+    assert interruptible.call(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError) as raised:
+        interruptible.call(lambda: 1 / 0)
+    assert raised.traceback[-1].name == "<lambda>"
+
+
+def test_which_thread_makes_the_call() -> None:
+    assert interruptible.call(threading.get_ident) != threading.get_ident()
+    own: list[bool] = []
+    thread = threading.Thread(target=lambda: own.append(interruptible.call(threading.get_ident) == threading.get_ident()))
+    thread.start()
+    thread.join()
+    assert own == [True], "no signal arrives in another thread than the main one"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert interruptible.call(threading.get_ident) == threading.get_ident()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_the_wait_and_not_the_call() -> None:
+    ended = threading.Event()
+
+    def work() -> None:
+        time.sleep(0.8)
+        ended.set()
+
+    timer = threading.Timer(0.1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.start()
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        interruptible.call(work)
+    assert time.perf_counter() - start < 0.7
+    assert not ended.is_set()
+    assert ended.wait(10)
+    timer.join()
+
+
+# A sort network that XLA compiles for long; the script interrupts itself during the compilation.
+_SCRIPT = """
+import os, signal, sys, threading, time, torch
+from dynaxla.runtime import interruptible
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+begun = []
+
+def call(function):
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    begun.append(time.perf_counter())
+    return known(lambda: (time.sleep(1.5), function())[1])
+
+known, interruptible.call = interruptible.call, call
+net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Softmax(-1))
+compiled = torch.compile(net, backend="dynaxla", options={"cache": ""})
+x = torch.randn(2, 16)
+{rest}
+"""
+_CAUGHT = """
+try:
+    compiled(x)
+except KeyboardInterrupt:
+    assert time.perf_counter() - begun[0] < 1.2
+interruptible.call = known
+torch.testing.assert_close(compiled(x), net(x))
+print("right")
+"""
+
+
+def run(rest: str) -> subprocess.CompletedProcess[str]:
+    code = _SCRIPT.replace("{rest}", rest)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_later_call_compiles_again() -> None:
+    done = run(_CAUGHT)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_process_that_is_interrupted_ends_as_python_ends_it() -> None:
+    done = run("compiled(x)")
+    assert done.returncode == -signal.SIGINT, done.stderr
+    *trace, last, note = done.stderr.strip().splitlines()
+    assert last == "KeyboardInterrupt"
+    assert note == "dynaxla: the process ends when XLA has finished a compilation; Ctrl-C ends it at once"
+    assert len(trace) < 60, done.stderr
+
+
+def test_a_second_interrupt_ends_it_at_once() -> None:
+    start = time.perf_counter()
+    done = run(
+        "time.sleep = lambda _: threading.Event().wait()\nthreading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start()\ncompiled(x)"
+    )
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert time.perf_counter() - start < 100, "the call would not end by itself"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 
 import dynaxla
 from dynaxla.explained import formatting
+from dynaxla.explained.explanation import Line
 from dynaxla.observe import engine_decisions, events, metrics
 
 seen: list[float] = []
@@ -362,3 +365,39 @@ def test_other_threads_are_not_told_of_and_own_ones_are() -> None:
     assert not found.error
     ops = {op for graph in found.graphs for op in graph.ops}
     assert ops == {"aten.cosh.default"}
+
+
+def test_names_and_places_of_a_sequence_of_modules() -> None:
+    """It has no line of the user's: modules are the places, and the forward's argument gives its name."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+
+    def train(batch: torch.Tensor) -> torch.Tensor:
+        loss = net(batch).square().mean()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        found = dynaxla.explain(net, torch.randn(16, 32))
+    (graph,) = found.graphs
+    assert [tensor.name for tensor in graph.inputs] == ["input"]
+    assert str(found.captured[0].line) == 'module "0" (Linear)'
+    assert {str(cost.line) for cost in found.costs} <= {'module "0" (Linear)', 'module "1" (GELU)', 'module "2" (Linear)'}
+    assert found.costs
+    assert "external_utils" not in str(found)
+    assert len(repr(found)) < 120
+    assert repr(found).startswith("<Explanation of Sequential: 1 graph")
+    trained = dynaxla.explain(train, torch.randn(16, 32))
+    names = [tensor.name for graph in trained.graphs for tensor in (*graph.inputs, *graph.outputs)]
+    assert not any(name.startswith(("primals", "tangents", "args")) for name in names), names
+    assert "the gradient of net.0.weight" in names
+
+
+def test_a_notebooks_cell_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def format_code_name(file: str) -> tuple[str, str] | None:
+        return ("Cell", "In[4]") if file == "/tmp/ipykernel_1/2.py" else None
+
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=format_code_name))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert str(Line.at("/tmp/ipykernel_1/2.py", 6, "forward")) == "Cell In[4], line 6, in forward"
+    assert str(Line.at("/tmp/ipykernel_1/2.py", 6, "<module>")) == "Cell In[4], line 6"
+    assert str(Line.at("/home/model.py", 6, "forward")) == "model.py:6, in forward"

@@ -155,7 +155,7 @@ def _overhead(found: Explanation) -> Iterator[Advice]:
 def _lines(found: Explanation) -> Iterator[Advice]:
     for cost in found.costs[:1]:
         if cost.share > _MUCH:
-            what = "Optimize this line first: it takes the largest part of the time"
+            what = f"Optimize this {'line' if cost.line.file else 'module'} first: it takes the largest part of the time"
             kinds = ", ".join(cost.what)
             whose = "torch's kernels and XLA's programs take" if found.torch_seconds else "XLA spends"
             yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is on it, mostly on {kinds}.", cost.line)

@@ -61,8 +61,9 @@ class _Graph:
                 self.inputs.append(_tensor(self.names[node.name], node))
         self.parameters = len(sizes), sum(sizes)
         outputs: Any = nodes.output_node().args[0]
+        described = dict(zip(outputs, nodes.output_node().meta.get("desc") or [None] * len(outputs), strict=False))
         given = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
-        self.outputs = [_tensor(node.name, node) for node in given]
+        self.outputs = [_tensor(self.names.get(node.name) or _output_name(node, described[node], names), node) for node in given]
         self.kinds: Counter[str] = Counter()
         for node in nodes.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
@@ -130,16 +131,17 @@ class Collector:
 
     Args:
         profiler: its `ran` is called for each run of a program.
+        arguments: the names of the function's positional arguments, if they are known.
 
     Attributes:
         phases: seconds by phase.
         ways: how often steps ran in another way than as one program, by step, way and reason.
     """
 
-    def __init__(self, profiler: Profiler) -> None:
+    def __init__(self, profiler: Profiler, arguments: Sequence[str] = ()) -> None:
         self.phases: defaultdict[str, float] = defaultdict(float)
         self.ways: Ways = Counter()
-        self._profiler = profiler
+        self._profiler, self._arguments = profiler, arguments
         self._all: list[_Captured] = []
         self._graphs: dict[str, _Graph] = {}
         self._programs: dict[int, tuple[_Graph | None, _ProgramEvents, Any]] = {}
@@ -196,7 +198,7 @@ class Collector:
         return self._graphs[max(found, key=len)] if found else None
 
     def _on_captured(self, event: events.Captured, thread: _Thread) -> None:
-        names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
+        names = [_source(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
         thread.captured = _Captured(
             event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
         )
@@ -298,20 +300,42 @@ def _tensor(name: str, node: Node) -> Tensor:
 _ATTRIBUTES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
-def _source(node: Node) -> str:
-    """Returns the user's name for an input of a captured graph."""
+_POSITIONAL, _KEYWORD = re.compile(r"^args\[(\d+)\]"), re.compile(r"^kwargs\['([^']*)'\]")
+
+
+def _source(node: Node, arguments: Sequence[str]) -> str:
+    """Returns the user's name for an input of a captured graph.
+
+    torch wraps a module of its own, such as an nn.Sequential, in a function with the arguments *args and **kwargs.
+    """
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     name = name() if callable(name) else name  # torch 2.11
     name = _ATTRIBUTES.sub(r".\1", node.meta.get("path") or name or node.name)
-    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", name)
+    name = _KEYWORD.sub(r"\1", re.sub(r"^[LG]\['([^']*)'\]", r"\1", name))
+    return _POSITIONAL.sub(lambda found: arguments[int(found[1])] if int(found[1]) < len(arguments) else found[0], name)
 
 
 def _name(node: Node, names: Sequence[str]) -> str:
-    index = getattr(node.meta.get("desc"), "idx", None)
-    return (
-        names[index] if isinstance(index, int) and type(node.meta["desc"]).__name__ == "PlainAOTInput" and index < len(names) else node.name
-    )
+    """Returns the user's name of a graph's input. `node.meta["desc"]` is AOTAutograd's description of it, if there is one."""
+    described = node.meta.get("desc")
+    if type(described).__name__ == "TangentAOTInput":
+        index = getattr(described.output, "idx", None)
+        return "a gradient" if index is None else f"the gradient of output {index}"
+    return _input_name(described, names) or node.name
+
+
+def _output_name(node: Node, described: Any, names: Sequence[str]) -> str:
+    """Returns a name of a graph's output; of a gradient, the name has that of the input."""
+    of = _input_name(getattr(described, "grad_of", None), names)
+    return f"the gradient of {of}" if of else node.name
+
+
+def _input_name(described: Any, names: Sequence[str]) -> str:
+    """Returns the user's name of an input that AOTAutograd describes; "" for any other description."""
+    index = getattr(described, "idx", None)
+    is_input = type(described).__name__ == "PlainAOTInput" and isinstance(index, int) and index < len(names)
+    return names[index] if is_input and isinstance(index, int) else ""
 
 
 def _kind(node: Node) -> str:

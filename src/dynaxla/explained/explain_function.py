@@ -7,7 +7,7 @@ import functools
 import inspect
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..errors import ArgumentError
 from ..observe import events
 from ..runtime import private
 from ..training.step import CompiledStep
+from . import formatting
 from .advice import advise
 from .event_collector import Collector
 from .explanation import Explanation
@@ -57,7 +58,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     Raises: ArgumentError for a function that is compiled with another backend.
     """
     subject = _subject(function)
-    session = Session()
+    session = Session(_arguments(subject.function))
     error, later = "", list[tuple[float, float, float]]()
     with restored(subject.function, args, kwargs), session, subject.compiled() as call:
         start = time.perf_counter()
@@ -83,12 +84,16 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
 
 
 class Session:
-    """Collects events and profiles inside a `with` block, and builds an explanation from them. `notes` are remarks for the user."""
+    """Collects events and profiles inside a `with` block, and builds an explanation from them. `notes` are remarks for the user.
 
-    def __init__(self) -> None:
+    Args:
+        arguments: see `Collector`.
+    """
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
         self.notes: list[str] = []
         self._profiler = Profiler()
-        self._collector = Collector(self._profiler)
+        self._collector = Collector(self._profiler, arguments)
         self._frames = Frames(self._collector.counts)
         self._phases: Mapping[str, float] = {}
         self._dynamo = 0.0
@@ -177,8 +182,9 @@ def _together(breaks: list[Any]) -> tuple[Any, ...]:
 def _versions() -> str:
     from .. import __version__
 
-    device = f", {torch.get_num_threads()} threads" if not torch.cuda.is_available() else f", {torch.cuda.get_device_name()}"
-    return f"dynaxla {__version__}, torch {torch.__version__}, jax {jax.__version__}, Python {platform.python_version()}{device}"
+    is_gpu = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if is_gpu else formatting.number(torch.get_num_threads(), "thread")
+    return f"dynaxla {__version__}, torch {torch.__version__}, jax {jax.__version__}, Python {platform.python_version()}, {device}"
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,15 @@ def _compiled(function: Any, with_what: Callable[..., Any], settings: Mapping[st
     finally:
         for cell in held:
             cell.clear()  # torch keeps the compiled function alive as long as the original one
+
+
+def _arguments(function: Any) -> list[str]:
+    """Returns the names of a function's or module's positional arguments; none if Python does not know them."""
+    try:
+        found = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [item.name for item in found if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
 def _name(function: Any) -> str:

@@ -6,6 +6,7 @@ import linecache
 import os
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,26 +18,48 @@ _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<number>\d+), in (?P<funct
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's code. `source` is its text, or "" if it cannot be read."""
+    """A line of the user's code, or a module that runs without such a line, as those of a compiled nn.Sequential do.
+
+    Attributes:
+        file: its file; "" for a module.
+        number: its number in the file.
+        function: the function that it is in, or "".
+        source: its text, or "" if it cannot be read.
+        place: the name of its file for people, such as "Cell In[4]"; or the module, such as 'module "0" (Linear)'.
+    """
 
     file: str
     number: int
     function: str = ""
     source: str = ""
+    place: str = ""
 
     @staticmethod
     def at(file: str, number: int, function: str = "") -> Line:
         resumed = RESUMED.fullmatch(function)
-        return Line(file, number, resumed["name"] if resumed else function, linecache.getline(file, number).strip())
+        return Line(file, number, resumed["name"] if resumed else function, linecache.getline(file, number).strip(), _cell(file))
 
     @staticmethod
     def of_frame(frame: str) -> Line | None:
-        """Parses a frame as Python and fx format it. None for any other text."""
+        """Parses a frame as Python and fx format it, or a module of `lowering.graphs.user_place`. None for any other text."""
+        if frame.startswith("module "):
+            return Line("", 0, place=frame)
         found = _FRAME.match(frame)
         return Line.at(found["file"], int(found["number"]), found["function"].partition("\n")[0]) if found else None
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.number}" + (f", in {self.function}" if self.function else "")
+        if not self.file:
+            return self.place
+        place = f"{self.place}, line {self.number}" if self.place else f"{os.path.basename(self.file)}:{self.number}"
+        return place + (f", in {self.function}" if self.function and self.function != "<module>" else "")
+
+
+def _cell(file: str) -> str:
+    """Returns the name of a notebook's cell, such as "Cell In[4]"; "" for any other file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return " ".join(name) if name else ""
 
 
 @dataclass(frozen=True)
@@ -286,7 +309,7 @@ class Advice:
     line: Line | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The result of `dynaxla.explain`. Print it, save it, or let a notebook show it.
 
@@ -332,6 +355,12 @@ class Explanation:
     def graphs(self) -> Sequence[Graph]:
         """The ATen graphs of all captured graphs."""
         return [graph for captured in self.captured for graph in captured.graphs]
+
+    def __repr__(self) -> str:
+        counts = [(len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompilations), "recompilation")]
+        counted = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count or what == "graph")
+        failed = f", failed: {self.error.partition(chr(10))[0]}" if self.error else ""
+        return f"<Explanation of {self.name}: {counted}, {len(self.advice)} advised{failed}; print it, or save('page.html')>"
 
     def __str__(self) -> str:
         state = random.getstate()

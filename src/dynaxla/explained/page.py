@@ -21,7 +21,7 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem } p { margin: .3rem 0 } a { color: 
 .dim { color: var(--dim) } .failed { color: var(--warm); font-weight: 600 }
 code, .source { font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
 .source { display: block; background: var(--soft); padding: .2rem .5rem; border-left: 3px solid var(--mark); white-space: pre-wrap }
-nav a { margin-right: 1rem; white-space: nowrap }
+nav { display: flex; flex-wrap: wrap; column-gap: 1rem } nav a { white-space: nowrap }
 .wide { overflow-x: auto } table { border-collapse: collapse; margin: .4rem 0; font-size: 14px }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--rule);
   overflow-wrap: anywhere }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,9 @@ from ..observe import events
 from ..runtime import private
 from ..torch_ops import aten
 from . import dtypes
+
+# Matches the steps of a module's path in torch's notation.
+_ATTRIBUTES = re.compile(r"\._modules\['([^']*)'\]")
 
 # Metadata key of a node that is evaluated for its checks, even if nothing uses its value.
 FOR_CHECKS = "dynaxla_for_checks"
@@ -94,9 +98,12 @@ def _describe(arg: Any) -> str:
 
 
 def user_line(node: Node) -> str:
-    """Returns the innermost line of the user's own code that created this node: `model.py:41, in forward`."""
-    frame = user_frame(node.meta.get("stack_trace")).partition("\n")[0].strip()
-    if not frame or "/torch/" in frame:
+    """Returns the innermost line of the user's own code that created this node: `model.py:41, in forward`.
+
+    For a node that none created, as in a compiled nn.Sequential, returns its module: `module "0" (Linear)`.
+    """
+    frame = user_place(node).partition("\n")[0].strip()
+    if not frame.startswith("File "):
         return frame
     path, number, function = frame.removeprefix("File ").split(", ", 2)
     return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
@@ -109,7 +116,7 @@ def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
     On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, the line's number is added as well.
     """
     line = user_line(node).rpartition("/")[2] if on_mesh else ""
-    numbered = events.line_scope(user_frame(node.meta.get("stack_trace"))) if events.has_listeners() else contextlib.nullcontext()
+    numbered = events.line_scope(user_place(node)) if events.has_listeners() else contextlib.nullcontext()
     with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext(), numbered:
         yield
 
@@ -119,8 +126,18 @@ def user_frame(trace: str | None) -> str:
     is none.
     """
     lines = (trace or "").splitlines()
-    frames = [index for index, line in enumerate(lines) if line.strip().startswith("File ")]
-    own = [index for index in frames if "/torch/" not in lines[index]]
-    for index in (own or frames)[-1:]:
+    own = [index for index, line in enumerate(lines) if line.strip().startswith("File ") and "/torch/" not in line]
+    for index in own[-1:]:
         return "\n".join(lines[index : index + 2])
+    return ""
+
+
+def user_place(node: Node) -> str:
+    """Returns the frame of `user_frame`. For a node without one, returns its module, `module "0" (Linear)`, or ""."""
+    if frame := user_frame(node.meta.get("stack_trace")):
+        return frame
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    for path, kind in list(stack.values())[-1:]:
+        name = _ATTRIBUTES.sub(r".\1", path).removeprefix("L['self']").removeprefix("L['fn']").strip(".")
+        return f'module "{name}" ({getattr(kind, "__name__", str(kind).rpartition(".")[2])})'
     return ""

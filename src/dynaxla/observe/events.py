@@ -214,7 +214,7 @@ def line_scope(frame: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def line_number(frame: str) -> int:
-    """Returns the number of a user frame; -1 for none. frame: In the form of fx's stack traces; "" for none."""
+    """Returns the number of a user frame; -1 for none. frame: In the form of fx's stack traces, or a module; "" for none."""
     if not frame:
         return UNPLACED
     with _lock:

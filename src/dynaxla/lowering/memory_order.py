@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jax import Array, lax
 from torch.fx import Node
@@ -51,7 +53,12 @@ def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[i
     Returns the array before the transposes (or `value` itself), and for each dimension of `value` its position in that array. A contraction
     over the original's dimensions needs no transpose at all.
     """
-    node, places = ctx.node.args[index], list(range(value.ndim))
+    return untransposed_node(ctx, ctx.node.args[index], value)
+
+
+def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tuple[int, ...]]:
+    """Undoes the transposes that produced the value of a node, like `untransposed`."""
+    places = list(range(value.ndim))
     while isinstance(node, Node) and node.target in _TRANSPOSES:
         source = ctx.values[node.args[0]]
         order = list(range(source.ndim))

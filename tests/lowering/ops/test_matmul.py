@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from compare import assert_equal, check
 from gradients import check_gradients
 from single_op import run_op
+from torch.nn import functional as F
 
 from dynaxla.lowering import kernel_refusals
 
@@ -90,6 +92,17 @@ def test_a_transposed_matrix_times_a_vector_is_not_transposed(function: Callable
     (program,) = tmp_path.glob("*.hlo.txt")
     assert " dot(" in program.read_text()
     assert " transpose(" not in program.read_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_matrix_that_a_batch_repeats_is_not_copied(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As a linear layer without gradients, whose input is not contiguous, passes its weight to bmm."""
+    weight, x = make(dtype, 96, 48), make(dtype, 5, 33, 48).transpose(0, 1)
+    check(lambda x: F.linear(x, weight), x)
+    torch.compile(lambda x: F.linear(x, weight), backend="dynaxla", options={"dump": str(tmp_path)})(x)
+    (program,) = tmp_path.glob("*.hlo.txt")
+    assert "bmm" in next(tmp_path.glob("*.aten.txt")).read_text()
+    assert not re.search(r"\[33,(96,48|48,96)\]", program.read_text())
 
 
 @pytest.mark.sample(usual=2)

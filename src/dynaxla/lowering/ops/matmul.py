@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 from jax import numpy as jnp
+from torch.fx import Node
 
 from ...runtime import machine
 from ...torch_ops import aten
@@ -20,12 +21,12 @@ from ..context import Context
 from ..cpu import gemv, onednn, onednn_support, torch_kernels
 from ..cpu.materialize import in_memory
 from ..cpu.widening import widened
-from ..dimensions import surely
+from ..dimensions import all_known, surely
 from ..dtypes import DType
 from ..eager import eager_on
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
-from ..memory_order import eager_order, untransposed
+from ..memory_order import eager_order, untransposed, untransposed_node
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from ..settings import precision_for
@@ -346,8 +347,31 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
         updated = product_of_quantized(ctx, first + 1, x)
     if updated is not None:
         return convert(updated, dtype or updated.dtype)
+    if (repeated := _repeated_matrix(ctx, first + 1)) is not None:
+        matrix, (rows, _) = repeated
+        out = contract(lax.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])), matrix, ((1,), (rows,)), ctx, dtype=dtype)
+        return lax.reshape(out, (*x.shape[:2], out.shape[1]))
     x, y, over, batch = _untransposed(x, y, ctx, first)
     return contract(x, y, over, ctx, batch=batch, dtype=dtype)
+
+
+def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] | None:
+    """Returns the matrix that a batch of matrices repeats, as `untransposed` does; None if the argument is no such batch.
+
+    ATen makes such a batch of a linear layer's weight if its input is not contiguous and nothing needs a gradient. As a batch, the weight
+    would be copied for each element.
+    """
+    node = ctx.node.args[index]
+    while isinstance(node, Node) and node.target is aten.view.default and node.args[0] in ctx.values:
+        if ctx.values[node.args[0]].shape != ctx.values[node].shape:
+            return None
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not aten.expand.default or node.args[0] not in ctx.values:
+        return None
+    source = ctx.values[node.args[0]]
+    if source.ndim != 2 or not all_known(ctx.input(index - 1).shape):
+        return None
+    return untransposed_node(ctx, node.args[0], source)
 
 
 def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:

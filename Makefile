@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
 .PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
-	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
+	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test wheel lint format
 
 install: $(INSTALLED)
 
@@ -161,6 +161,27 @@ docs: $(DOCS)/.installed
 # Every code block of every page, those of `make test` among them: five minutes on a core
 docs-test: install
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/test_pages.py tests/test_integrations.py tests/test_site.py $(ARGS)
+
+# Wheel and sdist in .dist/, as an index gets them: checked, and installed in a new environment, where README's blocks run. With the download of
+# torch and JAX, some minutes on a core. PROJECT_URL, the repository's address, makes README's links absolute (hatch_build.py).
+DIST := .dist
+wheel:
+	$(PYTHON) -m venv --clear .venv-dist
+	.venv-dist/bin/python -m pip install build twine
+	rm -rf $(DIST)
+	.venv-dist/bin/python -m build --outdir $(DIST)
+	.venv-dist/bin/python -m twine check --strict $(DIST)/*
+	$(PYTHON) -m venv --clear .venv-dist
+	.venv-dist/bin/python -m pip install -c constraints.txt torch
+	$(PYTHON) tests/page_blocks.py README.md > $(DIST)/readme.py
+	set -e; for file in $(DIST)/*.whl $(DIST)/*.tar.gz; do \
+		.venv-dist/bin/python -m pip install -c constraints.txt --force-reinstall --no-deps $$file; \
+		.venv-dist/bin/python -m pip install -c constraints.txt $$file; \
+		.venv-dist/bin/python -m pip check; \
+		.venv-dist/bin/dynaxla --version; \
+		(cd $(DIST) && ../.venv-dist/bin/python readme.py); \
+	done
+	rm $(DIST)/readme.py
 
 lint: install
 	$(VENV)/bin/ruff check

@@ -14,6 +14,7 @@ import sys
 import types
 from pathlib import Path
 
+import page_blocks
 import pytest
 import quick
 import typer
@@ -197,7 +198,7 @@ ELSEWHERE = {"integrations"}
 
 def blocks_of(page: str) -> list[str]:
     """The program of a page."""
-    return re.findall(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    return page_blocks.blocks_of(PAGES / f"{page}.md")
 
 
 def all_pages() -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the commands have in common: their help, their console, an option."""
+"""Parts that all commands have: the look of their help, their console, an option."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from . import user_frames
 from .cache_folder import cache_folder
 from .errors import OptionError
 from .observe import events
@@ -347,8 +348,6 @@ def _renamed(given: dict[str, Any]) -> dict[str, Any]:
 
 def _warn(text: str) -> None:
     """Issues a DeprecationWarning at the user's line: the call of a compiled function, or of `compile_step`."""
-    from .runtime import user_frames  # here, since it imports torch and JAX
-
     user_frames.deprecated(text)
 
 

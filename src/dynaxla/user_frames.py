@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import sys
+import warnings
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -27,12 +28,15 @@ def _others() -> tuple[str, ...]:
 
 def innermost() -> tuple[str, int, str] | None:
     """Returns the file, line and function of the innermost user frame (see `is_users`); None if there is none."""
+    frame = _innermost()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _innermost() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(file := frame.f_code.co_filename):
-            return file, frame.f_lineno, frame.f_code.co_name
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def is_users(file: str) -> bool:
@@ -45,6 +49,17 @@ def line() -> str:
     """Returns the innermost user frame in the form `model.py:41, in forward`; "" if there is none."""
     found = innermost()
     return f"{os.path.basename(found[0])}:{found[1]}, in {found[2]}" if found is not None else ""
+
+
+def deprecated(text: str) -> None:
+    """Issues a DeprecationWarning at the innermost user frame, however many frames of dynaxla and torch are above it."""
+    frame = _innermost()
+    if frame is None:
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"), registry)
 
 
 def is_verbose() -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla import errors
 from dynaxla.lowering.registry import Registry
 from dynaxla.runtime import programs
 
@@ -173,7 +174,7 @@ def test_tracebacks_have_the_users_frames_and_the_innermost_one(options: dict[st
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 + 1
 
-    with pytest.raises(dynaxla.DynaxlaError) as raised:
+    with pytest.raises(errors.DynaxlaError) as raised:
         torch.compile(Net(), backend="dynaxla", options=options)(torch.randn(3))
     frames = [(entry.frame.f_globals["__name__"], entry.name) for entry in raised.traceback]
     below = frames[[name for _, name in frames].index("compile_wrapper") + 1 :]
@@ -183,7 +184,7 @@ def test_tracebacks_have_the_users_frames_and_the_innermost_one(options: dict[st
 
 
 def test_verbose_tracebacks_have_all_frames_and_the_cause() -> None:
-    with torch._dynamo.config.patch(verbose=True), pytest.raises(dynaxla.CompilationError) as raised:
+    with torch._dynamo.config.patch(verbose=True), pytest.raises(errors.CompilationError) as raised:
         torch.compile(lambda x: x * 2, backend="dynaxla", options={"xla": {"xla_no_such_flag": True}})(torch.randn(3))
     names = [entry.frame.f_globals["__name__"] for entry in raised.traceback]
     assert "dynaxla.engine.xla" in names

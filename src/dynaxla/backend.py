@@ -54,7 +54,7 @@ def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], pa
         return _compile(module, example_inputs, parsed)
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         hint = "use the backend dynaxla: aot_compile saves one program, and does not measure engines"
-        raise OptionError("several engines together with aot_compile or force_autograd_cache", hint=hint)
+        raise OptionError("several engines do not compete with aot_compile or force_autograd_cache", hint=hint)
     facts = GraphFacts()
     capture = functools.partial(_compile_unguarded, facts=facts, competes=True)
     return _guarded(compete(module, example_inputs, parsed, capture, facts), module, parsed, facts)
@@ -81,15 +81,20 @@ def dynaxla_retrace(
     """
     if options is not None and "engines" in options:
         raise OptionError(
-            "option engines for dynaxla_retrace", hint="use the backend dynaxla_auto: dynaxla_retrace is only a baseline for measurements"
+            "dynaxla_retrace does not support the option engines",
+            hint="use the backend dynaxla_auto: dynaxla_retrace is only a baseline for measurements",
         )
     parsed = Options.parse(options, mode)
     if parsed.compile == "background":
         raise OptionError(
-            "option compile='background' for dynaxla_retrace", hint="use the backend dynaxla: dynaxla_retrace traces at every call"
+            "dynaxla_retrace does not support the option compile='background'",
+            hint="use the backend dynaxla: dynaxla_retrace traces at every call",
         )
     if parsed.distributed != "torch":
-        raise OptionError(f"option distributed={parsed.distributed!r} for dynaxla_retrace", hint="use the backend dynaxla, or leave it out")
+        raise OptionError(
+            f"dynaxla_retrace does not support the option distributed={parsed.distributed!r}",
+            hint="use the backend dynaxla, or leave it out",
+        )
     return _compile(module, example_inputs, parsed, retrace=True)
 
 
@@ -220,17 +225,19 @@ def _refuse(options: Options, pickled: bool) -> None:
     """Raises OptionError for options that need tensors in torch's own memory."""
     if options.freeze:
         raise OptionError(
-            "option freeze for tensors on the device jax", hint="leave it out: freeze supports only tensors in torch's own memory"
+            "the option freeze does not support tensors on the device jax",
+            hint="leave it out: freeze supports only tensors in torch's own memory",
         )
     if options.compile == "background":
         hint = "leave it out: torch's kernels, which run the graph until XLA has compiled it, cannot read these tensors"
-        raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
+        raise OptionError("the option compile='background' does not support tensors on the device jax", hint=hint)
     if options.distributed != "torch":
         hint = "leave it out: it supports only CPU tensors in torch's own memory"
-        raise OptionError(f"option distributed={options.distributed!r} for tensors on the device jax", hint=hint)
+        raise OptionError(f"the option distributed={options.distributed!r} does not support tensors on the device jax", hint=hint)
     if pickled:
         raise OptionError(
-            "aot_compile for tensors on the device jax", hint="call the function that torch.compile returns: it compiles at the first call"
+            "aot_compile does not support tensors on the device jax",
+            hint="call the function that torch.compile returns: it compiles at the first call",
         )
 
 

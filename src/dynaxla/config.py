@@ -111,7 +111,9 @@ def _field(
             return copy.copy(default)
         value = read(given)
         if not values.takes(value):
-            raise OptionError(f"{variable}={given!r}", hint=f"{variable} is {values}; for example {example}")
+            raise OptionError(
+                f"the environment variable {variable}={given!r} is not valid", hint=f"{variable} is {values}; for example {example}"
+            )
         return value
 
     shown = default if backends_default is None else backends_default
@@ -253,14 +255,14 @@ class Options:
                 raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(names)}")
             about = known[name]
             if not about.values.takes(value):
-                raise OptionError(f"option {name}={value!r}", hint=f"{name} is {about.values}")
+                raise OptionError(f"option {name}={value!r} is not valid", hint=f"{name} is {about.values}")
             if about.backend not in ("dynaxla", backend):
                 new = f'an option of backend="{about.backend}"' if about.backend else f"the environment variable {about.variable}"
                 _warn(f"the option {name} is now {new}; dynaxla 0.2 refuses it here")
         for (option, value), others in _EXCLUSIVE.items():
             for name, reason in others.items():
                 if given.get(option) == value and given.get(name) in (True, "background"):
-                    raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r}", hint=reason)
+                    raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r} is not supported", hint=reason)
         if "engines" in given or backend == "dynaxla_auto":
             given["engines"] = tuple(given.get("engines", _USUAL_ENGINES))
         return Options(**given)
@@ -335,9 +337,13 @@ def _renamed(given: dict[str, Any]) -> dict[str, Any]:
     old = {name: given.pop(name) for name in ("collectives", "partition") if name in given}
     for name, value in old.items():
         if value not in ("torch", "xla"):
-            raise OptionError(f"option {name}={value!r}", hint="its new name is distributed, which is 'torch', 'xla' or 'spmd'")
+            raise OptionError(
+                f"option {name}={value!r} is not valid", hint="its new name is distributed, which is 'torch', 'xla' or 'spmd'"
+            )
         if "distributed" in given:
-            raise OptionError(f"option {name} together with distributed", hint=f"leave {name} out: distributed is its new name")
+            raise OptionError(
+                f"option {name} together with distributed is not supported", hint=f"leave {name} out, the old name of distributed"
+            )
     if old == {"collectives": "torch", "partition": "xla"}:
         raise OptionError("option partition='xla' together with collectives='torch'", hint="give distributed='spmd' instead of both")
     new = "spmd" if old.get("partition") == "xla" else old.get("collectives", "torch")
@@ -380,5 +386,8 @@ def _pairs(text: str) -> dict[str, str]:
     """Parses "a=b,c=d". Raises: OptionError."""
     pairs = [item.partition("=") for item in text.split(",") if item.strip()]
     if not all(equals for _, equals, _ in pairs):
-        raise OptionError(f"DYNAXLA_FORMS={text!r}", hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"')
+        raise OptionError(
+            f"the environment variable DYNAXLA_FORMS={text!r} is not valid",
+            hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"',
+        )
     return {op.strip(): form.strip() for op, _, form in pairs}

@@ -64,7 +64,7 @@ class Artifact(OutputCode):
         """Returns the artifact of a graph, with its programs compiled for the graph's example inputs if their sizes are static."""
         if options.tune:
             raise OptionError(
-                "option tune together with aot_compile", hint="leave tune out: it measures in the process that runs the program"
+                "aot_compile does not support the option tune", hint="leave tune out: it measures in the process that runs the program"
             )
         try:
             nodes = encoded(graph.module)
@@ -162,7 +162,10 @@ def load(content: bytes) -> Artifact:
     """
     told = content[_DIGEST_SIZE:]
     if content[:_DIGEST_SIZE] != hashlib.blake2b(told, digest_size=_DIGEST_SIZE).digest():
-        raise ArtifactError("a compiled artifact is damaged: its hash does not match its content", hint=_ANEW)
+        raise ArtifactError(
+            f"a compiled artifact is damaged: its hash does not match its {len(told)} bytes",
+            hint="copy the file again, or compile and save it again",
+        )
     line, _, rest = told.partition(b"\n")
     facts = json.loads(line)
     made, here = facts["made"], _surroundings()

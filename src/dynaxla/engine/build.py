@@ -140,7 +140,8 @@ def _build_for_processes(
         return _build(unit, specialised)
     if found != members.calls:
         raise CompilationError(
-            f"XLA's program of {unit.name} has the collectives {found}, and the graph has {members.calls}",
+            f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has {members.calls}, "
+            f"the compiled program {found}",
             hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)

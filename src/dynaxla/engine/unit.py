@@ -94,7 +94,7 @@ class CompilationUnit:
         self.groups = groups_in(graph.module.graph) if options.distributed != "torch" else ()
         if self.groups and self.platform != "cpu":
             raise OptionError(
-                f"option distributed={options.distributed!r} for tensors on {self.device}",
+                f"the option distributed={options.distributed!r} does not support tensors on {self.device}",
                 hint="leave it out: it supports only tensors on the CPU",
             )
         self.rederived_outputs = graph.rederived_outputs

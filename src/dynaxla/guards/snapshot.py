@@ -208,8 +208,9 @@ class FunctionGuards:
             self._executed.clear()
             self._touched = None
             raise CaptureError(
-                f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step",
+                f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step, so that its state cannot be watched",
                 where=f"{code.co_filename}:{code.co_firstlineno}",
+                hint="reach the function by an argument, a global variable, a closure or an attribute of these",
             )
 
     def forget_surroundings(self) -> None:

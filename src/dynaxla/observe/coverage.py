@@ -20,7 +20,9 @@ def lowered(op: str) -> None:
         _lowered[op] += 1
 
 
-def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallback': 'error'} refuses it") -> None:
+def fell_back(
+    op: str, reason: str, where: str, remark: str = "XLA fuses nothing with it; options={'fallback': 'error'} raises an error instead"
+) -> None:
     """Counts a node that torch's kernel computes. Logs a warning the first time for each op."""
     with _lock:
         _fallbacks[op] += 1

@@ -216,7 +216,7 @@ class CompiledStep(Generic[P, R]):
         return self._run_in_eager_mode(args, kwargs)
 
     def _tell(self, reason: str) -> None:
-        _log.warning("%s runs in eager mode: %s", self, reason)
+        _log.warning("%s runs in eager mode: %s (this call and the next %d; fullgraph=True raises the error)", self, reason, self._rest)
         if events.has_listeners():
             events.emit(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 

@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
     options_for = engine_options.options_for
     monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
-    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
+    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
 
 
 def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:

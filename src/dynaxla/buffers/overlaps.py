@@ -1,12 +1,16 @@
-"""Detects inputs that share elements if one of them is written to.
+"""Detects inputs that share elements with an input that the graph writes to.
 
-AOTAutograd turns such inputs into views of one tensor, at their positions when the graph is traced, so that each sees the writes to the
-others. It assumes that some tensors share nothing: tensors with different storages, and with torch 2.13 a block of rows and columns and the
-whole matrix (`compute_overlapping_tensors([m[1:, :2], m])` is empty). And TorchDynamo's guards do not check the addresses of a later call's
-tensors: the graph would not apply a write to one tensor to the other, or apply it at the wrong position.
+AOTAutograd turns such inputs into views of one tensor, so that a write to one view changes the others, too. The offsets of the views are
+fixed when the graph is traced. Two cases remain:
 
-A tensor whose own elements share memory (expanded, or with overlapping windows) is such a case by itself: a write to one of its elements is
-a write to others, which a functional graph cannot express.
+- AOTAutograd does not detect each overlap. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses a
+  matrix and a block of its rows and columns (`compute_overlapping_tensors([m[1:, :2], m])` is empty).
+- TorchDynamo's guards do not check the addresses of the tensors of a later call.
+
+In both cases the graph would miss a write to shared elements, or apply the write at the wrong offset.
+
+A tensor can also share elements with itself, if it is expanded or has overlapping windows. A write to one of its elements then changes
+other elements, which a functional graph cannot express.
 """
 
 from __future__ import annotations
@@ -23,31 +27,31 @@ from ..runtime import private
 from ..runtime.layout import ORDINARY
 from .addresses import addresses, bytes_behind, extent
 
-# In elements. Two larger tensors whose extents overlap are assumed to share elements.
-_MOST = 1 << 20
-# The maximum number of cached answers about pairs of tensors. In a ring buffer of rows, each distance between rows is one of them.
-_MOST_KNOWN = 1024
-# Up to this many tensors with new addresses are compared with all others one by one.
-_FEW = 4
-# The result of `Overlaps._find` if no two tensors share elements.
-NOTHING: Any = ([], [])
+# Elements are compared one by one in tensors of at most this many elements. Larger tensors with overlapping extents count as overlapping.
+_MAX_COMPARED_ELEMENTS = 1 << 20
+# The maximum number of cached answers about pairs of tensors. A ring buffer of rows needs an answer for each distance between two rows.
+_MAX_CACHED_PAIRS = 1024
+# If at most this many tensors have new addresses, only these are compared with the others.
+_MAX_MOVED = 4
+# The result of `Overlaps._find_overlaps` if no tensors share elements with a written tensor.
+_NO_OVERLAP: Any = ([], [])
 
 
 def overlooked(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of tensors that share elements with another one, although AOTAutograd will not see it."""
-    found: set[int] = set()
-    for one, other in _within_one_another({position: item for position, item in enumerate(inputs) if _is_plain(item)}):
-        if not _torch_finds(inputs[one], inputs[other]) and share_elements(inputs[one], inputs[other]):
-            found |= {one, other}
-    return found
+    """Returns the positions of the inputs that share elements with another input without being detected by AOTAutograd."""
+    positions: set[int] = set()
+    for one, other in _overlapping_extents({position: item for position, item in enumerate(inputs) if _is_plain(item)}):
+        if not _aot_autograd_detects(inputs[one], inputs[other]) and share_elements(inputs[one], inputs[other]):
+            positions |= {one, other}
+    return positions
 
 
 def folded(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of tensors with two elements at the same address."""
+    """Returns the positions of the inputs that have two elements at the same address."""
     return {position for position, item in enumerate(inputs) if _is_plain(item) and shares_with_itself(item)}
 
 
-def _torch_finds(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _aot_autograd_detects(one: torch.Tensor, other: torch.Tensor) -> bool:
     if private.storage_id(one) != private.storage_id(other):
         return False
     return private.overlapping is None or bool(private.overlapping([one, other], symbolic=False))
@@ -57,116 +61,132 @@ def _is_plain(item: Any) -> bool:
     return type(item) in ORDINARY and item.layout == torch.strided
 
 
-def _within_one_another(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yields pairs of keys, the smaller one first, of tensors whose extents overlap."""
-    begun: list[tuple[int, int]] = []
+def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Yields the keys of each pair of tensors whose extents overlap, the smaller key first."""
+    open_extents: list[tuple[int, int]] = []  # the end and the key of each extent that reaches beyond the current start
     for start, end, key in sorted((*extent(tensor), key) for key, tensor in tensors.items() if tensor.numel()):
-        begun = [(last, other) for last, other in begun if last > start]
-        yield from ((min(key, other), max(key, other)) for _, other in begun)
-        begun.append((end, key))
+        open_extents = [(last, other) for last, other in open_extents if last > start]
+        yield from ((min(key, other), max(key, other)) for _, other in open_extents)
+        open_extents.append((end, key))
 
 
 class Overlaps:
-    """A guard on the inputs that share elements with a written input, and on their positions in their storages.
+    """A guard on the pairs of inputs that share elements and of which one is written, and on the storage offsets of both inputs.
 
-    Thread-safe. Costs about 50 ns for each tensor while most of them keep their addresses.
+    Thread-safe. A check takes about 50 ns for each tensor if at most `_MAX_MOVED` addresses have changed since the last call.
 
     Args:
         inputs: The inputs of the call for which the graph was traced.
         written: The positions of the inputs that the graph writes to.
-        never: The positions of inputs that are assumed to have their own memory (parameters), unless they are written to.
+        parameters: The positions of parameters and buffers. Those that the graph does not write to are assumed to share no elements.
         static: True if all sizes are the same at every call.
     """
 
-    def __init__(self, inputs: Sequence[Any], written: Collection[int], never: Collection[int], static: bool) -> None:
+    def __init__(self, inputs: Sequence[Any], written: Collection[int], parameters: Collection[int], static: bool) -> None:
         self._positions = [
-            position for position, item in enumerate(inputs) if _is_plain(item) and (position in written or position not in never)
+            position for position, item in enumerate(inputs) if _is_plain(item) and (position in written or position not in parameters)
         ]
         self._written = {index for index, position in enumerate(self._positions) if position in written}
         self._static = static
-        self._choose = _chooser(self._positions)
-        self._known: dict[Any, bool] = {}
-        self._pointers: list[int] | None = None
+        self._select = _selector(self._positions)
+        self._cached_answers: dict[Any, bool] = {}
+        self._last_addresses: list[int] | None = None
         tensors = [inputs[position] for position in self._positions]
-        self._relation = self._find(tensors)
-        self._bytes = [extent(tensor)[1] - extent(tensor)[0] if tensor.numel() else 0 for tensor in tensors]
+        self._traced_overlaps = self._find_overlaps(tensors)
+        self._extent_bytes = [extent(tensor)[1] - extent(tensor)[0] if tensor.numel() else 0 for tensor in tensors]
 
     @property
     def may_change(self) -> bool:
-        """True if some tensor is written to, and there is another tensor, or its strides may change."""
+        """True if the inputs of a later call may overlap in another way: a second input, or dynamic strides, next to a written input."""
         return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
     @property
     def are_apart(self) -> bool:
-        """True if no written tensor shared elements with another one, or within itself, when the graph was traced."""
-        return self._relation == NOTHING
+        """True if no written input shared elements with another input when the graph was traced.
+
+        Unless `static`, a written input that shares elements with itself counts, too.
+        """
+        return self._traced_overlaps == _NO_OVERLAP
 
     def are_as_before(self, inputs: Sequence[Any]) -> bool:
-        """True if the graph is valid for these inputs. Fake tensors, which have no memory, count as unchanged."""
-        tensors = self._choose(inputs)
+        """True if these inputs overlap as the traced inputs did. Fake tensors have no memory and always count as equal."""
+        tensors = self._select(inputs)
         if FakeTensor in map(type, tensors):
             return True
-        pointers = addresses(tensors)
-        # If none overlapped, equal addresses are enough. Otherwise another storage, or a view of another tensor, may have the same address.
-        if self._static and self._relation == NOTHING and (pointers == self._pointers or self._are_new_apart(pointers)):
-            self._pointers = pointers
+        current = addresses(tensors)
+        # Without overlaps, equal addresses suffice. With overlaps, the storage or the base of a tensor can differ at the same address.
+        if (
+            self._static
+            and self._traced_overlaps == _NO_OVERLAP
+            and (current == self._last_addresses or self._moved_tensors_are_apart(current))
+        ):
+            self._last_addresses = current
             return True
-        if self._find(tensors) != self._relation:
+        if self._find_overlaps(tensors) != self._traced_overlaps:
             return False
-        self._pointers = pointers
+        self._last_addresses = current
         return True
 
-    def _are_new_apart(self, pointers: list[int]) -> bool:
-        """True if no tensor overlaps another one, provided that none did last time and that only a few have another address."""
-        known = self._pointers
-        if known is None:
+    def _moved_tensors_are_apart(self, current: list[int]) -> bool:
+        """True if at most `_MAX_MOVED` tensors have new addresses, and these tensors overlap no others.
+
+        Valid only if no written tensor overlapped another tensor at the last call.
+        """
+        last = self._last_addresses
+        if last is None:
             return False
-        moved = [index for index, (now, before) in enumerate(zip(pointers, known, strict=True)) if now != before]
-        if len(moved) > _FEW:
+        moved = [index for index, (now, before) in enumerate(zip(current, last, strict=True)) if now != before]
+        if len(moved) > _MAX_MOVED:
             return False
         for index in moved:
-            start, end = pointers[index], pointers[index] + self._bytes[index]
-            if sum(other < end and start < other + size for other, size in zip(pointers, self._bytes, strict=True)) > 1:
+            start, end = current[index], current[index] + self._extent_bytes[index]
+            if sum(other < end and start < other + size for other, size in zip(current, self._extent_bytes, strict=True)) > 1:
                 return False
         return True
 
-    def _find(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        """Returns the pairs that share elements, and the position of each of their tensors in its storage."""
+    def _find_overlaps(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
+        """Returns the pairs of tensors that share elements, and the memory position of each tensor in a pair.
+
+        A pair counts if one tensor is written. Unless `static`, a written tensor that shares elements with itself is a pair, too.
+        """
         pairs = sorted(
             (one, other)
-            for one, other in _within_one_another(dict(enumerate(tensors)))
+            for one, other in _overlapping_extents(dict(enumerate(tensors)))
             if (one in self._written or other in self._written) and self._share(tensors, one, other)
         )
-        if not self._static:  # for static sizes TorchDynamo guards on the strides
+        if not self._static:  # for static sizes, TorchDynamo guards the strides
             pairs += [(index, index) for index in sorted(self._written) if shares_with_itself(tensors[index])]
-        return pairs, [(index, *_place(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
+        return pairs, [(index, *_memory_position(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
 
     def _share(self, tensors: Sequence[torch.Tensor], one: int, other: int) -> bool:
         mine, theirs = tensors[one], tensors[other]
         key = one, other, bytes_behind(mine, theirs), mine.shape, mine.stride(), theirs.shape, theirs.stride()
-        if key not in self._known:
-            if len(self._known) == _MOST_KNOWN:
-                self._known = {}
-            self._known[key] = share_elements(mine, theirs)
-        return self._known[key]
+        if key not in self._cached_answers:
+            if len(self._cached_answers) == _MAX_CACHED_PAIRS:
+                self._cached_answers = {}
+            self._cached_answers[key] = share_elements(mine, theirs)
+        return self._cached_answers[key]
 
 
-def _chooser(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Returns a function that selects the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda items: [items[position] for position in positions]
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a tensor's position in its storage and in its base, since AOTAutograd starts from either."""
+def _memory_position(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns a tensor's storage offset, the size of its storage, and the metadata of its base.
+
+    AOTAutograd derives a view again either from the storage or from the base.
+    """
     base = private.base_of(tensor)
-    seen = None if base is None else (base.shape, base.stride(), base.storage_offset())
-    return tensor.storage_offset(), tensor.untyped_storage().nbytes(), seen
+    base_metadata = None if base is None else (base.shape, base.stride(), base.storage_offset())
+    return tensor.storage_offset(), tensor.untyped_storage().nbytes(), base_metadata
 
 
 def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:
-    """Returns a function that calls `compiled` where inputs overlap as they did for the trace, and `otherwise` where they do not."""
+    """Returns a function that calls `compiled` if the inputs overlap as the traced inputs did, and else `otherwise`."""
 
     def call(*args: Any) -> Any:
         return compiled(*args) if overlaps.are_as_before(args) else otherwise(*args)
@@ -175,15 +195,21 @@ def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlap
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if tensors whose extents overlap share an element. Assumed for different dtypes, and for more than `_MOST` elements."""
-    apart = bytes_behind(one, other)
-    if one.dtype != other.dtype or apart % one.element_size() or max(one.numel(), other.numel()) > _MOST:
+    """True if two tensors with overlapping extents share an element.
+
+    Always True for tensors of different dtypes, and if one tensor has more than `_MAX_COMPARED_ELEMENTS` elements.
+    """
+    distance = bytes_behind(one, other)
+    if one.dtype != other.dtype or distance % one.element_size() or max(one.numel(), other.numel()) > _MAX_COMPARED_ELEMENTS:
         return True
-    return not set(_elements(one, 0)).isdisjoint(_elements(other, apart // one.element_size()))
+    return not set(_element_offsets(one, 0)).isdisjoint(_element_offsets(other, distance // one.element_size()))
 
 
 def shares_with_itself(tensor: torch.Tensor) -> bool:
-    """True if two elements of a tensor have the same address. Assumed for more than `_MOST` elements, unless the strides exclude it."""
+    """True if two elements of a tensor have the same address.
+
+    Also True for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose strides do not exclude this.
+    """
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
         if step <= reach:
@@ -194,14 +220,15 @@ def shares_with_itself(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2:
         return False
     return (
-        tensor.numel() > _MOST
+        tensor.numel() > _MAX_COMPARED_ELEMENTS
         or any(step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
-        or (len(set(_elements(tensor, 0))) < tensor.numel())
+        or (len(set(_element_offsets(tensor, 0))) < tensor.numel())
     )
 
 
-def _elements(tensor: torch.Tensor, start: int) -> list[int]:
-    found = np.array(start)
+def _element_offsets(tensor: torch.Tensor, start: int) -> list[int]:
+    """Returns the offset of each element, if the first element has the offset `start`."""
+    offsets = np.array(start)
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        found = found[..., None] + np.arange(size) * step
-    return found.ravel().tolist()
+        offsets = offsets[..., None] + np.arange(size) * step
+    return offsets.ravel().tolist()

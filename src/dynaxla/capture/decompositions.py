@@ -1,4 +1,7 @@
-"""The decompositions for AOTAutograd: PyTorch's core decompositions of ops that have no lowering, and corrected ones."""
+"""The decompositions for AOTAutograd: torch's core decompositions of ops that have no lowering, and corrections of torch's behaviour.
+
+A decomposition that returns NotImplemented leaves the op in the graph.
+"""
 
 from __future__ import annotations
 
@@ -21,51 +24,58 @@ from . import symbolic_floats
 
 
 def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """Unpools x as volumes of depth 1. The result has x's memory format, which torch's fake implementation does not report."""
+    """Calls max_unpool3d on volumes of depth 1, and gives the result x's memory format.
+
+    torch's fake implementation of max_unpool2d reports another memory format than eager mode has.
+    """
     volume = aten.max_unpool3d(x.unsqueeze(-3), indices.unsqueeze(-3), [1, *output_size], [1, 1, 1], [0, 0, 0])
     return volume.squeeze(-3).contiguous(memory_format=suggest_memory_format(x))
 
 
 def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fills a clone of x, as eager mode does. The clone keeps x's dimension order; torch's fake implementation does so for dense x only."""
+    """Fills a clone of x if x is not dense. As in eager mode, the result keeps the order of x's dimensions in memory.
+
+    torch's fake implementation keeps this order only for dense x.
+    """
     return NotImplemented if is_non_overlapping_and_dense_or_false(x) else torch.index_fill(x.clone(), dim, index, value)
 
 
 def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
-    """Gives a contiguous result for any strides of the exponent, as eager mode does."""
+    """Copies the exponent to contiguous memory, so that the result is contiguous for all strides of the exponent, as in eager mode."""
     if isinstance(base, torch.SymFloat):
         return symbolic_floats.DECOMPOSITIONS[aten.pow.Scalar](base, exponent.contiguous())
     return NotImplemented if exponent.is_contiguous() else torch.pow(base, exponent.contiguous())
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
-    """Returns a clone of a tensor without elements, in its own shape, as eager mode does. Other tensors are not decomposed."""
+    """Returns a clone of x, with x's shape, if x has no elements, as eager mode does. Other calls are not decomposed."""
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
 
 
-def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
-    """Returns a decomposition of a batch norm op that converts x to one of torch's memory formats first.
+def _batch_norm_in_memory_format(op: OpOverload) -> Callable[..., Any]:
+    """Returns a decomposition of a batch norm op that first converts x to the memory format that torch suggests.
 
-    On the CPU, eager mode's result has one of these formats, whatever the order of x's dimensions.
+    On the CPU, eager mode's result is contiguous or channels-last for each order of x's dimensions in memory.
     """
 
     def batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        form = suggest_memory_format(x)
-        if x.device.type != "cpu" or x.is_contiguous(memory_format=form):
+        memory_format = suggest_memory_format(x)
+        if x.device.type != "cpu" or x.is_contiguous(memory_format=memory_format):
             return NotImplemented
-        # torch's suggestion depends on the strides of dimensions of size 1. Whether x is channels-last does not.
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
-        if last is not None and x.is_contiguous(memory_format=last):
+        # `suggest_memory_format` reads the strides of dimensions of size 1, `is_contiguous` does not: x can be channels-last although torch
+        # suggests another format.
+        channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+        if channels_last is not None and x.is_contiguous(memory_format=channels_last):
             return NotImplemented
-        return op(x.contiguous(memory_format=form), *args, **kwargs)
+        return op(x.contiguous(memory_format=memory_format), *args, **kwargs)
 
     return batch_norm
 
 
-def _loss_backward(op: OpOverload) -> Callable[..., Any]:
-    """Returns a decomposition of a loss's gradient that also takes tensors without elements; their gradient has none.
+def _loss_gradient(op: OpOverload) -> Callable[..., Any]:
+    """Returns a decomposition of a loss's gradient that also accepts tensors without elements.
 
-    torch's decompositions divide by the number of elements, which is a Python number.
+    torch's decompositions divide Python numbers by the number of elements, which fails for no elements.
     """
 
     def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -78,36 +88,40 @@ def _loss_backward(op: OpOverload) -> Callable[..., Any]:
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    """Returns an empty index for empty `repeats`, as eager mode does whatever `output_size` is. Other calls are not decomposed."""
+    """Returns an empty index if `repeats` is empty, for each `output_size`, as eager mode does. Other calls are not decomposed."""
     return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
 
 
 def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
-    """Raises eager mode's error for num_samples <= 0: the result has no elements, so no program would run that checks it."""
+    """Raises eager mode's error for num_samples <= 0. Other calls are not decomposed.
+
+    The lowering cannot raise the error: a graph whose only result has no elements runs no program.
+    """
     if guard_or_false(num_samples <= 0):
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     return NotImplemented
 
 
-# torch's fake implementations of the FFT prims report contiguous results; ATen's ops report the right strides.
+# torch's fake implementations of the FFT prims report contiguous results. The ATen ops report the strides of eager mode.
 
 
 def fft_c2r(x: torch.Tensor, *, dim: list[int], last_dim_size: int) -> torch.Tensor:
-    """prims.fft_c2r as an ATen op, unscaled."""
+    """Replaces prims.fft_c2r by the ATen op, without normalization."""
     return torch._fft_c2r(x, dim, 0, last_dim_size)
 
 
 def fft_r2c(x: torch.Tensor, *, dim: list[int], onesided: bool) -> torch.Tensor:
-    """prims.fft_r2c as an ATen op, unscaled."""
+    """Replaces prims.fft_r2c by the ATen op, without normalization."""
     return torch._fft_r2c(x, dim, 0, onesided)
 
 
 def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
-    """prims.fft_c2c as an ATen op, unscaled."""
+    """Replaces prims.fft_c2c by the ATen op, without normalization."""
     return torch._fft_c2c(x, dim, 0, forward)
 
 
-def _drops_between_layers(layers: int, dropout: float, train: bool) -> bool:
+def _has_dropout(layers: int, dropout: float, train: bool) -> bool:
+    """True if a recurrent network applies dropout between its layers."""
     return train and dropout > 0 and layers > 1
 
 
@@ -116,10 +130,11 @@ def cudnn_rnn(
     cx: torch.Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
     bidirectional: bool, batch_sizes: list[int], dropout_state: torch.Tensor | None,
 ) -> Any:  # fmt: skip
-    """Rewrites cuDNN's recurrent network for a lowering that takes time first and draws no random numbers.
+    """Rewrites cuDNN's recurrent network for its lowering, which takes time as the first dimension and draws no random numbers.
 
-    With `batch_first`, the result is a transposed view, as in eager mode. The dropout masks between layers are drawn here. They replace
-    cuDNN's dropout state among the arguments and the reserve among the results, so that the backward pass gets them, too.
+    With `batch_first`, the result is a transposed view, as in eager mode. The dropout masks between layers are computed by native_dropout.
+    The masks take the place of `dropout_state` among the arguments, and of the reserve among the results: the backward pass reads them
+    there.
     """
     if batch_first and not batch_sizes:
         out, *rest = torch._cudnn_rnn(
@@ -127,17 +142,17 @@ def cudnn_rnn(
             bidirectional, batch_sizes, dropout_state,
         )  # fmt: skip
         return out.transpose(0, 1), *rest
-    is_drawn = dropout_state is not None and dropout_state.dtype == torch.bool
-    if is_drawn or not _drops_between_layers(num_layers, dropout, train):
+    has_masks = dropout_state is not None and dropout_state.dtype == torch.bool
+    if has_masks or not _has_dropout(num_layers, dropout, train):
         return NotImplemented
     steps, batch = (len(batch_sizes), batch_sizes[0]) if batch_sizes else x.shape[:2]
     width = (proj_size or hidden_size) * (2 if bidirectional else 1)
-    kept = torch.native_dropout(x.new_ones((num_layers - 1, steps, batch, width)), dropout, True)[1]
+    masks = torch.native_dropout(x.new_ones((num_layers - 1, steps, batch, width)), dropout, True)[1]
     *results, _, weight_buf = torch._cudnn_rnn(
         x, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional,
-        batch_sizes, kept,
+        batch_sizes, masks,
     )  # fmt: skip
-    return *results, kept, weight_buf
+    return *results, masks, weight_buf
 
 
 def cudnn_rnn_backward(
@@ -147,20 +162,20 @@ def cudnn_rnn_backward(
     batch_sizes: list[int], dropout_state: torch.Tensor | None, reserve: torch.Tensor, output_mask: list[bool],
 ) -> Any:  # fmt: skip
     """Computes the gradients with `rnn_gradients`: torch has no fake implementation of this op, so no graph can contain it."""
-    kept = reserve if _drops_between_layers(num_layers, dropout, train) else None
-    of_x, of_hx, *rest = rnn_gradients(
+    masks = reserve if _has_dropout(num_layers, dropout, train) else None
+    grad_x, grad_hx, *rest = rnn_gradients(
         x, weight, weight_stride0, hx, cx, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first,
-        bidirectional, batch_sizes, dropout, kept,
+        bidirectional, batch_sizes, dropout, masks,
     )  # fmt: skip
-    of_cx = rest.pop(0) if cx is not None else None
-    wanted = [grad if want else None for grad, want in zip((of_x, of_hx, of_cx), output_mask, strict=False)]
-    return *wanted, rest if output_mask[3] else []
+    grad_cx = rest.pop(0) if cx is not None else None
+    gradients = [grad if is_needed else None for grad, is_needed in zip((grad_x, grad_hx, grad_cx), output_mask, strict=False)]
+    return *gradients, rest if output_mask[3] else []
 
 
-# Decompositions of ops whose fake implementation in torch is missing, or differs from eager mode in shapes, strides or errors.
+# Decompositions of ops whose fake implementation in torch is missing, or has other shapes, strides or errors than eager mode.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     **{
-        op: _of_memory_format(op)
+        op: _batch_norm_in_memory_format(op)
         for op in (
             aten._batch_norm_with_update_functional.default,
             aten._native_batch_norm_legit.no_stats,
@@ -169,7 +184,7 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
         )
     },
     **{
-        op: _loss_backward(op)
+        op: _loss_gradient(op)
         for op in (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default)
     },
     aten._cudnn_rnn.default: cudnn_rnn,
@@ -187,30 +202,36 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
-# Ops of PT2E quantization whose kernels are Python functions of the same name, made of ATen ops. The other ops of that library read numbers
-# from tensors.
-_QUANTIZED = (
+# Ops of PT2E quantization. The kernel of each is a Python function of the same name that calls ATen ops. The library's other ops are not
+# decomposed, because their kernels read numbers from tensors.
+_QUANTIZATION_OPS = (
     "quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "choose_qparams_per_token",
     "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "dequantize_per_channel_group",
 )  # fmt: skip
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
-    """Returns the decompositions for AOTAutograd, by op, of ops without a lowering on this platform. The caller may change the dict."""
-    return _without_lowering(platform, len(registry)) | _of_quantization()
+    """Returns AOTAutograd's decompositions by op, as a dict that the caller may change.
+
+    The dict has the ops without a lowering on this platform, and the ops whose traced behaviour must be corrected.
+    """
+    return _cached_decompositions(platform, len(registry)) | _quantization_decompositions()
 
 
-def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
-    """Returns the kernels of PT2E quantization's ops as decompositions, if their module has been imported."""
+def _quantization_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Returns the kernels of PT2E quantization's ops as decompositions. Empty if torch's module of these ops has not been imported."""
     module = sys.modules.get("torch.ao.quantization.fx._decomposed")
-    names = [name for name in _QUANTIZED if hasattr(module, name)]
-    found = {getattr(torch.ops.quantized_decomposed, name).default: getattr(module, name) for name in names}
-    return {op: kernel for op, kernel in found.items() if registry.find(op, "cpu") is None}
+    names = [name for name in _QUANTIZATION_OPS if hasattr(module, name)]
+    kernels = {getattr(torch.ops.quantized_decomposed, name).default: getattr(module, name) for name in names}
+    return {op: kernel for op, kernel in kernels.items() if registry.find(op, "cpu") is None}
 
 
 @functools.lru_cache(maxsize=4)
-def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
-    """Returns the cached table for a platform. registered: the number of lowerings, so that a new lowering invalidates the cache."""
+def _cached_decompositions(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
+    """Returns the decompositions for a platform except those of quantization. Cached.
+
+    registered: the number of lowerings; part of the cache key, so that a new lowering invalidates the cache.
+    """
     core = {op: kernel_refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
     return (
         core | symbolic_floats.DECOMPOSITIONS | {op: kernel_refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
@@ -219,8 +240,8 @@ def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callab
 
 @functools.cache
 def _core_decompositions() -> tuple[tuple[OpOverload, Callable[..., Any]], ...]:
-    """Returns torch's core decompositions of op overloads, cached because torch takes tens of milliseconds to collect them.
+    """Returns torch's core decompositions of op overloads. Cached, because torch takes tens of milliseconds to collect them.
 
-    Composite ops that are defined later need no entry: torch decomposes them by itself.
+    Composite ops that are defined after the first call need no entry: torch decomposes composite ops without a table.
     """
     return tuple((op, function) for op, function in core_aten_decompositions().items() if isinstance(op, OpOverload))

@@ -1,9 +1,9 @@
 """Compiles a graph with repeated equal blocks as several programs that run in turn: all equal blocks share one program.
 
-XLA cannot compile a function once and call it twice in a program: it clones the function for each call. So the graph is cut into stretches
-(`passes/aten/repeated_blocks.py`), and each form of stretch is traced, lowered and compiled once. To callers the parts look like one
-program: tensors are converted to arrays once before the first part, arrays to tensors once after the last, and the parts pass arrays to
-each other.
+XLA cannot compile a function once and call it twice in a program: it clones the function for each call. So the graph is split into segments
+(`passes/aten/repeated_blocks.py`), and segments with the same structural key are traced, lowered and compiled once. To callers the parts
+look like one program: tensors are converted to arrays once before the first part, arrays to tensors once after the last part, and the parts
+pass arrays to each other.
 
 The numbering of checks and of random keys continues from part to part. The code that a part receives says whether all earlier checks have
 held, and a seed yields the same random numbers as in a single program.
@@ -29,7 +29,7 @@ from ..buffers.native import key_of
 from ..buffers.protocol import Buffers
 from ..lowering import Check, Interpreter, SymbolValues, dtypes
 from ..lowering.function import Function
-from ..passes.aten.repeated_blocks import Stretch, stretches
+from ..passes.aten.repeated_blocks import Segment, split_into_segments
 from ..runtime import transfer
 from ..runtime.layout import Layout
 from ..runtime.programs import XlaProgram
@@ -63,7 +63,7 @@ def in_parts(unit: CompilationUnit, specialised: Specialised) -> tuple[XlaProgra
         return _layout(node, symbols) if position is None else plain.arguments.get(position)
 
     # No part can return a graph input.
-    if not set(buffers.nodes) <= set(nodes) or (cut := stretches(nodes, symbols, layout)) is None:
+    if not set(buffers.nodes) <= set(nodes) or (cut := split_into_segments(nodes, symbols, layout)) is None:
         return None
     parts = _Parts(unit, specialised, cut, {node: given.get(position) for node, position in positions.items()})
     has_seed = len(plain.buffers.avals()) > len(plain.arguments)
@@ -73,15 +73,15 @@ def in_parts(unit: CompilationUnit, specialised: Specialised) -> tuple[XlaProgra
 
 
 @dataclass(frozen=True)
-class _CompiledStretch:
-    """A form of stretch, compiled.
+class _CompiledSegment:
+    """The compiled program of all segments with one structural key.
 
     Attributes:
         program: The program.
         facts: The facts of its trace.
-        outputs: The positions, in a stretch, of the nodes whose values it returns.
-        read: The positions, among a stretch's inputs, of the operands that it takes.
-        takes_seed: Whether it takes the seed of random numbers.
+        outputs: The positions, in a segment, of the nodes whose values the program returns.
+        read: The positions, among a segment's inputs, of the operands that the program takes.
+        takes_seed: True if the program takes the seed of random numbers.
     """
 
     program: XlaProgram
@@ -107,27 +107,27 @@ class _Turn:
 
 
 class _Parts:
-    """Compiles the programs for the stretches of a graph.
+    """Compiles the programs for the segments of a graph.
 
     Args:
         unit: The graph.
         specialised: The graph with concrete sizes.
-        cut: Its stretches.
+        cut: The segments of the graph.
         values: The values of the graph's inputs; None for tensors.
     """
 
-    def __init__(self, unit: CompilationUnit, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
+    def __init__(self, unit: CompilationUnit, specialised: Specialised, cut: Sequence[Segment], values: dict[Node, Any]) -> None:
         self._unit, self._symbols, self._settings, self._cut = unit, specialised.symbols, specialised.settings, cut
         self._results, self._values = specialised.buffers.nodes, values
-        results, read = set(self._results), {source for stretch in cut for source in stretch.inputs}
+        results, read = set(self._results), {source for segment in cut for source in segment.inputs}
         self._wanted: dict[Hashable, set[int]] = {}
-        for index, stretch in enumerate(cut):
-            given = {place for place, node in enumerate(stretch.nodes) if _is_tensor(node) and (node in read or node in results)}
+        for index, segment in enumerate(cut):
+            given = {place for place, node in enumerate(segment.nodes) if _is_tensor(node) and (node in read or node in results)}
             self._wanted.setdefault(self._kind(index), set()).update(given)
 
     def _kind(self, index: int) -> Hashable:
-        form = self._cut[index].form
-        return index if form is None else form
+        key = self._cut[index].structural_key
+        return index if key is None else key
 
     def compiled(self, inputs: dict[Node, Layout], has_seed: bool) -> tuple[XlaProgram, Facts]:
         """Compiles all parts.
@@ -146,20 +146,20 @@ class _Parts:
         constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
         code, made = count, count + 1 + len(self._cut)
         places = dict(first)
-        parts: dict[Hashable, _CompiledStretch] = {}
+        parts: dict[Hashable, _CompiledSegment] = {}
         facts = Facts()
-        taken: list[tuple[_CompiledStretch, list[int]]] = []
-        for index, stretch in enumerate(self._cut):
+        taken: list[tuple[_CompiledSegment, list[int]]] = []
+        for index, segment in enumerate(self._cut):
             kind = self._kind(index)
             if kind not in parts:
-                parts[kind] = self._part(stretch, sorted(self._wanted[kind]), inputs)
+                parts[kind] = self._part(segment, sorted(self._wanted[kind]), inputs)
             part = parts[kind]
             before = torch.tensor([len(facts.checks), facts.draws], dtype=torch.int32)
             constants.append(transfer.import_tensor(before, device))
-            operands = [places[stretch.inputs[place]] for place in part.read]
+            operands = [places[segment.inputs[place]] for place in part.read]
             taken.append((part, [count + 1 + index, code, *([0] if part.takes_seed else []), *operands]))
             for place in part.outputs:
-                places[stretch.nodes[place]] = made
+                places[segment.nodes[place]] = made
                 made += 1
             if part.facts.checks:
                 code, made = made, made + 1
@@ -174,13 +174,13 @@ class _Parts:
             any(program.calls_back for program in programs),
         ), facts
 
-    def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _CompiledStretch:
+    def _part(self, segment: Segment, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _CompiledSegment:
         unit, symbols = self._unit, self._symbols
-        module = stretch.part([stretch.nodes[place] for place in outputs])
+        module = segment.subgraph([segment.nodes[place] for place in outputs])
         whole = unit.interpreter
         interpreter = Interpreter(module, unit.platform, kernels=whole.kernels, is_lowered=whole.is_lowered)
-        specs = {place: symbols.spec(source.meta["val"]) for place, source in enumerate(stretch.inputs) if _is_tensor(source)}
-        numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
+        specs = {place: symbols.spec(source.meta["val"]) for place, source in enumerate(segment.inputs) if _is_tensor(source)}
+        numbers = {place: self._number(source) for place, source in enumerate(segment.inputs) if place not in specs}
         function = Function(
             interpreter, symbols, numbers, settings=self._settings, choose=unit.choose,
             reorders=unit.platform == "cpu" and interpreter.reorders(specs.values()),
@@ -188,10 +188,10 @@ class _Parts:
         # As in NativeBuffers, graph inputs without elements are not passed but created inside the unit.
         layouts = {
             place: inputs.get(source) or _layout(source, symbols)
-            for place, source in enumerate(stretch.inputs)
+            for place, source in enumerate(segment.inputs)
             if place in specs and (source in inputs or source not in self._values)
         }
-        packed = [_layout(stretch.nodes[place], symbols) for place in outputs]
+        packed = [_layout(segment.nodes[place], symbols) for place in outputs]
         draws = function.draws_random
 
         def run(before: jax.Array, code: jax.Array, *arrays: jax.Array) -> Returned:
@@ -219,13 +219,13 @@ class _Parts:
             lowered, facts = lower(unit, traced), traced.out_info.facts
             compiled = compile_lowered(unit, lowered, traced, self._settings, module)
             record(unit, key, lowered, compiled, traced, self._settings, facts, orders)
-        return _CompiledStretch(compiled, facts, outputs, list(layouts), draws)
+        return _CompiledSegment(compiled, facts, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:
         return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])
 
 
-def _turns(taken: Sequence[tuple[_CompiledStretch, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
+def _turns(taken: Sequence[tuple[_CompiledSegment, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
     """Returns the parts' turns.
 
     Args:

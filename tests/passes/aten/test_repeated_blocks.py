@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import SymbolValues
 from dynaxla.passes.aten import repeated_blocks
-from dynaxla.passes.aten.repeated_blocks import Stretch, stretches
+from dynaxla.passes.aten.repeated_blocks import Segment, split_into_segments
 
 Step = Callable[[torch.Tensor, Sequence[torch.Tensor], int], torch.Tensor]
 WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
@@ -20,11 +20,11 @@ WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for 
 
 @pytest.fixture(autouse=True)
 def small_blocks_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
+    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
 
 
-def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Stretch] | None:
-    """The stretches of a graph that takes this step with numbers from 0 to count - 1."""
+def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Segment] | None:
+    """The segments of a graph that takes this step with numbers from 0 to count - 1."""
 
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for number in range(count):
@@ -33,39 +33,39 @@ def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: li
 
     module = make_fx(function, tracing_mode="fake")(torch.randn(3, 4) if x is None else x, *weights)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    made = stretches(nodes, SymbolValues(), lambda node: None)
-    assert made is None or [node for stretch in made for node in stretch.nodes] == nodes
+    made = split_into_segments(nodes, SymbolValues(), lambda node: None)
+    assert made is None or [node for segment in made for node in segment.nodes] == nodes
     return made
 
 
 def equal(step: Step, **given: Any) -> int:
-    """The most stretches that have the same form."""
-    forms = [stretch.form for stretch in found(step, **given) or () if stretch.form is not None]
-    return max(map(forms.count, forms), default=0)
+    """The maximum number of segments with the same structural key."""
+    keys = [segment.structural_key for segment in found(step, **given) or () if segment.structural_key is not None]
+    return max(map(keys.count, keys), default=0)
 
 
 def test_equal_blocks() -> None:
     made = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
-    assert [len(stretch.nodes) for stretch in made] == [3, 3, 3, 3, 1]
-    assert len({stretch.form for stretch in made[:4]}) == 1
-    assert made[4].form is None
-    assert [len(stretch.inputs) for stretch in made] == [2, 2, 2, 2, 1]
+    assert [len(segment.nodes) for segment in made] == [3, 3, 3, 3, 1]
+    assert len({segment.structural_key for segment in made[:4]}) == 1
+    assert made[4].structural_key is None
+    assert [len(segment.inputs) for segment in made] == [2, 2, 2, 2, 1]
     assert made[1].inputs[0] is made[0].nodes[-1]
 
 
-def test_a_part_computes_what_its_stretch_does() -> None:
+def test_a_subgraph_computes_what_its_segment_does() -> None:
     first, *_ = found(lambda x, w, i: (x @ w[i]).relu() + x) or []
     x = torch.randn(3, 4)
     assert [node.name for node in first.inputs] == ["arg0_1", "arg1_1"]
-    added, product = first.part([first.nodes[2], first.nodes[0]])(x, WEIGHTS[0])
+    added, product = first.subgraph([first.nodes[2], first.nodes[0]])(x, WEIGHTS[0])
     assert torch.equal(product, x @ WEIGHTS[0])
     assert torch.equal(added, product.relu() + x)
 
 
 def test_two_families() -> None:
     made = found(lambda x, w, i: (x @ w[i]).relu() if i < 4 else (x @ w[i]).tanh() + x, count=8) or []
-    forms = [stretch.form for stretch in made]
-    assert sorted(forms.count(form) for form in {*forms} - {None}) == [4, 4]
+    keys = [segment.structural_key for segment in made]
+    assert sorted(keys.count(key) for key in {*keys} - {None}) == [4, 4]
 
 
 def test_few_blocks_are_left_alone() -> None:
@@ -76,11 +76,11 @@ def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int) -> torch.Tensor:
         return (x @ w[i]).relu() + x
 
-    monkeypatch.setattr(repeated_blocks, "LARGE", 4 * (12 + 16 + 12))
+    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 4 * (12 + 16 + 12))
     assert found(step) is not None
-    monkeypatch.setattr(repeated_blocks, "LARGE", 4 * (12 + 16 + 12) + 1)
+    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 4 * (12 + 16 + 12) + 1)
     assert found(step) is None
-    monkeypatch.setattr(repeated_blocks, "LARGE", 1)
+    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
     assert found(lambda x, w, i: x.sin().cos() * 2) is None, "what has no products is fused"
 
 
@@ -120,9 +120,9 @@ def test_other_strides_are_not_equal() -> None:
 def test_the_layout_of_operands_counts() -> None:
     module = make_fx(lambda x, *w: (((x @ w[0]).relu() @ w[1]).relu() @ w[2]).relu(), tracing_mode="fake")(torch.randn(3, 4), *WEIGHTS[:3])
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    assert stretches(nodes, SymbolValues(), lambda node: None) is not None
+    assert split_into_segments(nodes, SymbolValues(), lambda node: None) is not None
 
-    assert stretches(nodes, SymbolValues(), lambda node: node.name == "arg2_1") is None
+    assert split_into_segments(nodes, SymbolValues(), lambda node: node.name == "arg2_1") is None
 
 
 def test_inner_graphs_are_compared() -> None:
@@ -140,6 +140,6 @@ def test_inner_graphs_are_compared() -> None:
 def test_a_cut_is_where_little_is_handed_on() -> None:
     """A block that begins with what also stands before the first one may be cut elsewhere; several results are not torn apart."""
     made = found(lambda x, w, i: x + torch.native_layer_norm(x, [4], w[10][0], w[11][0], 1e-5)[0] @ w[i]) or []
-    assert [stretch.form is not None for stretch in made] == [True] * 4 + [False]
+    assert [segment.structural_key is not None for segment in made] == [True] * 4 + [False]
     for before, after in itertools.pairwise(made[:4]):
         assert len(set(before.nodes) & set(after.inputs)) == 1

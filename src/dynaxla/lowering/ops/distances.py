@@ -1,4 +1,7 @@
-"""Distances between the rows of tensors, and their gradients. The differences of all pairs exist only inside a fused reduction."""
+"""Lowerings of the p-norm distances between rows, and of their gradients.
+
+The array of all pairwise differences is never materialized: XLA fuses the subtraction into the reduction.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,30 @@ from .reductions import linalg_vector_norm
 from .scattering import write_slices
 
 
-def _pairs(x: Array, other: Array) -> Array:
-    """The differences [..., P, R, M] of all rows of x [..., P, M] and other [..., R, M]."""
+def _pairwise_differences(x: Array, other: Array) -> Array:
+    """Returns the difference of each row of x and each row of `other`.
+
+    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R, M), with broadcast batches.
+    """
     batch = broadcast_shapes([x.shape[:-2], other.shape[:-2]])
     shape = (*batch, x.shape[-2], other.shape[-2], x.shape[-1])
-    rank, first, second = len(shape), x.ndim - 2, other.ndim - 2
-    x = lax.reshape(x, (*(1,) * (len(batch) - first), *x.shape[:-1], 1, x.shape[-1]))
-    other = lax.reshape(other, (*(1,) * (len(batch) - second), *other.shape[:-2], 1, *other.shape[-2:]))
-    dims = range(rank)
-    return lax.sub(_spread(x, shape, dims), _spread(other, shape, dims))
+    x_batch, other_batch = x.ndim - 2, other.ndim - 2  # the number of batch dimensions
+    x = lax.reshape(x, (*(1,) * (len(batch) - x_batch), *x.shape[:-1], 1, x.shape[-1]))
+    other = lax.reshape(other, (*(1,) * (len(batch) - other_batch), *other.shape[:-2], 1, *other.shape[-2:]))
+    return lax.sub(_broadcast(x, shape), _broadcast(other, shape))
 
 
-def _spread(x: Array, shape: tuple[int, ...], dims: range) -> Array:
-    kept = [dim for dim in dims if x.shape[dim] == shape[dim]]
-    return lax.broadcast_in_dim(lax.reshape(x, [x.shape[dim] for dim in kept]), shape, kept)
+def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """Returns x broadcast to a shape of the same rank."""
+    equal = [dim for dim in range(x.ndim) if x.shape[dim] == shape[dim]]
+    return lax.broadcast_in_dim(lax.reshape(x, [x.shape[dim] for dim in equal]), shape, equal)
 
 
-def _slope(difference: Array, distance: Array, p: float) -> Array:
-    """The derivative of the p-norm over the last dimension; zero where the distance is zero."""
+def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
+    """Returns the derivative of `distance`, the p-norm of `difference` over the last dimension, by each element of `difference`.
+
+    The derivative is zero where it is not defined, as in ATen's kernels.
+    """
     zero = lax.full_like(difference, 0)
     distance = lax.broadcast_in_dim(distance, difference.shape, range(difference.ndim - 1))
     if p == 0:
@@ -45,44 +54,48 @@ def _slope(difference: Array, distance: Array, p: float) -> Array:
     if math.isinf(p):
         return lax.select(lax.eq(size, distance), lax.sign(difference), zero)
     if p == 2:
-        slope = lax.div(difference, distance)
+        derivative = lax.div(difference, distance)
     else:
         power = lax.full_like(size, p - 1)
-        slope = lax.mul(lax.sign(difference), lax.div(lax.pow(size, power), lax.pow(distance, power)))
+        derivative = lax.mul(lax.sign(difference), lax.div(lax.pow(size, power), lax.pow(distance, power)))
     undefined = lax.eq(distance, zero)
     if p < 1:
         undefined = lax.bitwise_or(undefined, lax.eq(difference, zero))
-    return lax.select(undefined, zero, slope)
+    return lax.select(undefined, zero, derivative)
 
 
 @lowers(aten._cdist_forward.default)
 def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
-    """The p-norm of the difference of every row of x and every row of other. No matmul is used, whatever compute_mode: it would round more.
+    """Returns the p-norm distance between each row of x and each row of `other`.
+
+    No value of compute_mode selects a matmul, because its rounding errors are larger.
 
     Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), with broadcast batches.
     Dtype:  that of x.
     """
-    return linalg_vector_norm(_pairs(x, other), p, [-1], ctx=ctx)
+    return linalg_vector_norm(_pairwise_differences(x, other), p, [-1], ctx=ctx)
 
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Array) -> Array:
-    """The gradient of x.
+    """Returns the gradient of x.
 
-    Shape:  (*batch, P, M), with the broadcast batches of x and other. If there are no pairs, it is that of x, as in PyTorch's kernel, and
-            all elements are zero.
+    Shape:  (*batch, P, M), with the broadcast batches of x and `other`. If the differences have no elements, the shape of x, as in ATen's
+            kernel, and all elements are zero.
     Dtype:  that of x.
     """
-    difference = _pairs(x, other)
+    difference = _pairwise_differences(x, other)
     if difference.size == 0:
         return lax.full_like(x, 0)
-    slope = _slope(difference, distance, p)
-    return lax.reduce_sum(lax.mul(slope, lax.broadcast_in_dim(grad, slope.shape, range(slope.ndim - 1))), (slope.ndim - 2,))
+    derivative = _norm_derivative(difference, distance, p)
+    return lax.reduce_sum(
+        lax.mul(derivative, lax.broadcast_in_dim(grad, derivative.shape, range(derivative.ndim - 1))), (derivative.ndim - 2,)
+    )
 
 
 @lowers(aten._pdist_forward.default)
 def pdist(x: Array, p: float = 2, *, ctx: Context) -> Array:
-    """The p-norm of the difference of rows i and j of x, for all i < j.
+    """Returns the p-norm distance between rows i and j of x, for all i < j.
 
     Shape:  x (N, M) gives (N * (N - 1) / 2).
     Dtype:  that of x.
@@ -93,7 +106,7 @@ def pdist(x: Array, p: float = 2, *, ctx: Context) -> Array:
 
 @lowers(aten._pdist_backward.default)
 def pdist_backward(grad: Array, x: Array, p: float, distance: Array) -> Array:
-    """The gradient of x.
+    """Returns the gradient of x.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -102,6 +115,6 @@ def pdist_backward(grad: Array, x: Array, p: float, distance: Array) -> Array:
         return lax.full_like(x, 0)
     first, second = (jnp.asarray(rows) for rows in np.triu_indices(x.shape[0], 1))
     difference = lax.sub(take_along(x, 0, first), take_along(x, 0, second))
-    slope = lax.mul(_slope(difference, distance, p), lax.broadcast_in_dim(grad, difference.shape, (0,)))
-    total = write_slices(lax.full_like(x, 0), 0, first, slope, "sum")
-    return write_slices(total, 0, second, lax.neg(slope), "sum")
+    derivative = lax.mul(_norm_derivative(difference, distance, p), lax.broadcast_in_dim(grad, difference.shape, (0,)))
+    total = write_slices(lax.full_like(x, 0), 0, first, derivative, "sum")
+    return write_slices(total, 0, second, lax.neg(derivative), "sum")

@@ -1,12 +1,16 @@
 """Finds consecutive repeated blocks in a graph, such as the layers of a transformer, which can share one program.
 
-AOTAutograd keeps the order in which the model ran, so equal blocks are equal stretches of nodes at equal distances. Two stretches compute
-the same function if they have the same *form*: the same ops with the same numbers and constants, in the same order; results and outside
-operands of the same shapes, strides and dtypes; and each argument from the same place, either a node of the stretch or its first, second,
-... outside operand. The origin of outside operands and the names of modules do not matter.
+AOTAutograd keeps the order in which the model ran its ops. So equal blocks are equal segments (runs of consecutive nodes) at equal
+distances. Two segments compute the same function if they have the same *structural key*. The key covers:
 
-A stretch that runs as a program of its own costs about 20 microseconds in Python, and XLA fuses nothing across its ends. So the matrix
-products of a stretch must read and write many bytes (`LARGE`).
+- the ops in their order, with their numbers and constants;
+- the shape, strides and dtype of each result, and of each operand from outside the segment;
+- the source of each argument: a node of the segment, or an outside operand, by its index.
+
+The key does not depend on the nodes that compute the outside operands, nor on the names of modules.
+
+A segment that is a program of its own adds about 20 microseconds of Python to a call, and XLA does not fuse ops across the boundaries of a
+segment. So only segments are split off whose matrix products read and write at least `MIN_PRODUCT_BYTES`.
 """
 
 from __future__ import annotations
@@ -29,31 +33,34 @@ from ...lowering.graphs import FOR_CHECKS
 from ...lowering.interpreter import constant_value, to_numpy
 from ...runtime import private
 
-# The least bytes that the products of a stretch read and write. At 20 GB/s this takes 40 times as long as one more program costs.
-LARGE = 1 << 24
-# The least number of equal stretches in a row that are split off.
-FEWEST = 3
+# The minimum number of bytes that the products of a repeated segment read and write. At 20 GB/s this takes 40 times as long as the call of
+# one more program.
+MIN_PRODUCT_BYTES = 1 << 24
+# The minimum number of consecutive equal segments that are split off.
+MIN_REPEATS = 3
 
-_TRIED = 16
+# The number of periods that are tried for a range of nodes, the most frequent first.
+_MAX_TRIED_PERIODS = 16
+# The ops whose FLOPs torch counts (matrix products, convolutions, attention), and dynaxla's products with packed weights.
 _PRODUCTS = {*flop_registry, weight_orders.packed_linear.overloadpacket, weight_orders.packed_convolution.overloadpacket}
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Consecutive nodes of a graph, without constants.
 
     Attributes:
         nodes: the nodes.
-        inputs: the outside nodes that they read, in the order of their first use, without constants.
-        form: equal for two stretches that compute the same function; None if the stretch is not compared.
+        inputs: the outside nodes that the segment reads, in the order of their first use, without constants.
+        structural_key: equal for two segments that compute the same function; None for a segment that is not repeated.
     """
 
     nodes: Sequence[Node]
     inputs: Sequence[Node]
-    form: Hashable = None
+    structural_key: Hashable = None
 
-    def part(self, outputs: Sequence[Node]) -> GraphModule:
-        """Returns the stretch as a graph of its own, with the stretch's inputs and with these nodes as outputs."""
+    def subgraph(self, outputs: Sequence[Node]) -> GraphModule:
+        """Returns the segment as a graph of its own, whose inputs are `inputs` and whose outputs are the nodes `outputs`."""
         graph = Graph()
         copies: dict[Node, Node] = {}
         for source in self.inputs:
@@ -68,106 +75,114 @@ class Stretch:
         return GraphModule(owner, graph)
 
 
-def stretches(nodes: Sequence[Node], symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> list[Stretch] | None:
-    """Splits a graph into stretches, some of which have equal forms; returns None if it has no repeats that pay.
+def split_into_segments(nodes: Sequence[Node], symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> list[Segment] | None:
+    """Splits a graph into segments, some of which have equal structural keys. Returns None if no segment is repeated and large enough.
 
     Args:
         nodes: the computed nodes, in order, without constants.
-        symbols: the values of the graph's sizes.
-        layout: returns a key of an outside operand that must be equal, besides shape, strides and dtype.
+        symbols: the values of the graph's symbolic sizes.
+        layout: returns a key of an outside operand, which becomes part of the structural key.
     """
-    forms = _Forms(symbols, layout)
-    if sum(forms.product_bytes([node]) for node in nodes) < FEWEST * LARGE:
+    keys = _StructuralKeys(symbols, layout)
+    if sum(keys.product_bytes([node]) for node in nodes) < MIN_REPEATS * MIN_PRODUCT_BYTES:
         return None
-    kinds: dict[Hashable, int] = {}
-    tokens = [kinds.setdefault(forms.token(node), len(kinds)) for node in nodes]
-    crossings = _crossings(nodes)
-    found: list[Stretch] = []
+    numbers: dict[Hashable, int] = {}
+    tokens = [numbers.setdefault(keys.token(node), len(numbers)) for node in nodes]
+    live_values = _live_values(nodes)
+    segments: list[Segment] = []
 
-    def cut(start: int, end: int) -> None:
-        run = _run(nodes, tokens, crossings, forms, start, end)
-        if run is None:
+    def split(start: int, end: int) -> None:
+        """Adds the segments of nodes[start:end]."""
+        repeats = _find_repeats(nodes, tokens, live_values, keys, start, end)
+        if repeats is None:
             if start < end:
-                found.append(Stretch(nodes[start:end], forms.of(nodes[start:end])[1]))
+                segments.append(Segment(nodes[start:end], keys.key_and_inputs(nodes[start:end])[1]))
             return
-        first, equal = run
-        cut(start, first)
-        found.extend(equal)
-        cut(first + sum(len(stretch.nodes) for stretch in equal), end)
+        first, equal = repeats
+        split(start, first)
+        segments.extend(equal)
+        split(first + sum(len(segment.nodes) for segment in equal), end)
 
-    cut(0, len(nodes))
-    return found if len(found) > 1 else None
+    split(0, len(nodes))
+    return segments if len(segments) > 1 else None
 
 
-def _run(
-    nodes: Sequence[Node], tokens: Sequence[int], crossings: Sequence[float], forms: _Forms, start: int, end: int
-) -> tuple[int, list[Stretch]] | None:
-    """Returns the start of a run of equal stretches within nodes[start:end], and the stretches; None if there is no run."""
-    for period, first, length in sorted(_periodic(tokens, start, end), key=lambda run: run[0] - run[2] // run[0] * run[0]):
+def _find_repeats(
+    nodes: Sequence[Node], tokens: Sequence[int], live_values: Sequence[float], keys: _StructuralKeys, start: int, end: int
+) -> tuple[int, list[Segment]] | None:
+    """Returns the position of the first of some equal consecutive segments in nodes[start:end], and the segments. None if there are none.
+
+    Runs in which more nodes repeat earlier nodes are tried first, and for each run two offsets: those whose boundaries the fewest values
+    cross.
+    """
+    for period, first, length in sorted(_periodic_runs(tokens, start, end), key=lambda run: run[0] - run[2] // run[0] * run[0]):
         count = length // period
-        places = sorted(range(first, first + length % period + 1), key=lambda place: crossings[place + period])
-        for place in places[:2]:
-            ends = range(place, place + count * period + 1, period)
-            if math.isinf(max(crossings[end] for end in ends)) or forms.product_bytes(nodes[place : place + period]) < LARGE:
+        offsets = sorted(range(first, first + length % period + 1), key=lambda offset: live_values[offset + period])
+        for offset in offsets[:2]:
+            boundaries = range(offset, offset + count * period + 1, period)
+            if math.isinf(max(live_values[boundary] for boundary in boundaries)) or (
+                keys.product_bytes(nodes[offset : offset + period]) < MIN_PRODUCT_BYTES
+            ):
                 continue
-            each = [nodes[begin : begin + period] for begin in ends[:-1]]
-            made = [Stretch(part, inputs, form) for part, (form, inputs) in zip(each, map(forms.of, each), strict=True)]
-            index, equal = _longest(made)
-            if len(equal) >= FEWEST:
-                return place + index * period, equal
+            parts = [nodes[boundary : boundary + period] for boundary in boundaries[:-1]]
+            segments = [Segment(part, inputs, key) for part, (key, inputs) in zip(parts, map(keys.key_and_inputs, parts), strict=True)]
+            index, equal = _longest_equal_run(segments)
+            if len(equal) >= MIN_REPEATS:
+                return offset + index * period, equal
     return None
 
 
-def _periodic(tokens: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (period, first, length) of periodic runs of tokens with at least FEWEST periods."""
+def _periodic_runs(tokens: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the period, the start and the length of each run of tokens that repeats a period at least `MIN_REPEATS` times."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
-    for place in range(start, end):
-        if tokens[place] in last:
-            distances[place - last[tokens[place]]] += 1
-        last[tokens[place]] = place
-    for period, _ in distances.most_common(_TRIED):
+    for position in range(start, end):
+        if tokens[position] in last:
+            distances[position - last[tokens[position]]] += 1
+        last[tokens[position]] = position
+    for period, _ in distances.most_common(_MAX_TRIED_PERIODS):
         first = start
-        for place in range(start, end - period + 1):
-            if place == end - period or tokens[place] != tokens[place + period]:
-                if place - first >= (FEWEST - 1) * period:
-                    yield period, first, place - first + period
-                first = place + 1
+        for position in range(start, end - period + 1):
+            if position == end - period or tokens[position] != tokens[position + period]:
+                if position - first >= (MIN_REPEATS - 1) * period:
+                    yield period, first, position - first + period
+                first = position + 1
 
 
-def _longest(made: Sequence[Stretch]) -> tuple[int, list[Stretch]]:
-    """Returns the longest run of stretches with the same form: the index of the first, and the stretches."""
+def _longest_equal_run(segments: Sequence[Segment]) -> tuple[int, list[Segment]]:
+    """Returns the longest run of segments with the same structural key: the index of the first segment, and the segments."""
     best, start = (0, 0), 0
-    for index in range(1, len(made) + 1):
-        if index == len(made) or made[index].form != made[start].form:
+    for index in range(1, len(segments) + 1):
+        if index == len(segments) or segments[index].structural_key != segments[start].structural_key:
             best, start = max(best, (index - start, -start)), index
     count, first = best[0], -best[1]
-    return first, list(made[first : first + count])
+    return first, list(segments[first : first + count])
 
 
-def _crossings(nodes: Sequence[Node]) -> list[float]:
-    """Returns, for each cut in front of a node and after the last, the number of values that cross it.
+def _live_values(nodes: Sequence[Node]) -> list[float]:
+    """Returns, for each boundary before a node and after the last node, the number of values that are computed before and read after it.
 
-    Infinity if one of them is neither a tensor nor a number.
+    Infinity if one of these values is neither a tensor nor a number.
     """
-    places = {node: place for place, node in enumerate(nodes)}
+    positions = {node: position for position, node in enumerate(nodes)}
     changes = [0.0] * (len(nodes) + 1)
-    closed = [False] * (len(nodes) + 1)
-    for node, place in places.items():
-        last = max((places[user] for user in node.users if user in places), default=place)
-        changes[place + 1] += 1
+    uncuttable = [False] * (len(nodes) + 1)
+    for node, position in positions.items():
+        last = max((positions[user] for user in node.users if user in positions), default=position)
+        changes[position + 1] += 1
         changes[min(last, len(nodes) - 1) + 1] -= 1
         if not isinstance(node.meta.get("val"), (torch.Tensor, int, torch.SymInt)):
-            closed[place + 1 : last + 1] = [True] * (last - place)
-    return [math.inf if is_closed else count for count, is_closed in zip(itertools.accumulate(changes), closed, strict=True)]
+            uncuttable[position + 1 : last + 1] = [True] * (last - position)
+    counts = itertools.accumulate(changes)
+    return [math.inf if is_uncuttable else count for count, is_uncuttable in zip(counts, uncuttable, strict=True)]
 
 
-class _Forms:
-    """Computes the forms of parts of a graph.
+class _StructuralKeys:
+    """Computes the structural keys of segments of one graph.
 
     Args:
-        symbols: the values of the graph's sizes.
-        layout: as in `stretches`.
+        symbols: the values of the graph's symbolic sizes.
+        layout: as in `split_into_segments`.
     """
 
     def __init__(self, symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> None:
@@ -176,87 +191,94 @@ class _Forms:
         self._values: dict[Node, Hashable] = {}
 
     def token(self, node: Node) -> Hashable:
-        """Returns a key of the function that a node computes, independent of the nodes that it reads."""
+        """Returns a key of the function that a node computes. The key does not depend on the node's operands, except on constants."""
         if node not in self._tokens:
-            arguments = self._encoded((node.args, node.kwargs), lambda source: source.op == "get_attr" and self._constant(source))
-            memory = tuple(_shares(node, source) for source in node.all_input_nodes)
-            self._tokens[node] = (node.op, node.target, arguments, self._value(node), memory, FOR_CHECKS in node.meta)
+            arguments = self._argument_key((node.args, node.kwargs), lambda source: source.op == "get_attr" and self._constant_key(source))
+            memory = tuple(_shares_storage(node, source) for source in node.all_input_nodes)
+            self._tokens[node] = (node.op, node.target, arguments, self._value_key(node), memory, FOR_CHECKS in node.meta)
         return self._tokens[node]
 
-    def of(self, nodes: Sequence[Node], inputs: Sequence[Node] = ()) -> tuple[Hashable, list[Node]]:
-        """Returns the form of nodes, and the outside nodes that they read. inputs: outside nodes that come first, in this order."""
+    def key_and_inputs(self, nodes: Sequence[Node], inputs: Sequence[Node] = ()) -> tuple[Hashable, list[Node]]:
+        """Returns the structural key of a segment's nodes, and the outside nodes that the segment reads.
+
+        inputs: outside nodes that are returned first, in this order.
+        """
         inside = {node: index for index, node in enumerate(nodes)}
         outside = {node: index for index, node in enumerate(inputs)}
 
-        def place(source: Node) -> Hashable:
+        def source_index(source: Node) -> Hashable:
+            """Returns the index of a node of the segment, or the complement of the index of an outside node."""
             if source.op == "get_attr":
                 return None
             return inside[source] if source in inside else ~outside.setdefault(source, len(outside))
 
-        # In the order of the arguments in the tokens.
-        read = tuple(tuple(map(place, _sources(node))) for node in nodes)
-        operands = tuple((self._value(source), self._layout(source)) for source in outside)
-        return (tuple(map(self.token, nodes)), read, operands), list(outside)
+        # In the order in which `token` encodes the arguments.
+        indices = tuple(tuple(map(source_index, _operands(node))) for node in nodes)
+        operands = tuple((self._value_key(source), self._layout(source)) for source in outside)
+        return (tuple(map(self.token, nodes)), indices, operands), list(outside)
 
     def product_bytes(self, nodes: Collection[Node]) -> int:
-        """Returns the bytes that the products among some nodes read and write, each tensor counted once."""
-        found: dict[int, int] = {}
+        """Returns the number of bytes that the products among `nodes` read and write. Each storage counts once."""
+        sizes: dict[int, int] = {}
         for node in nodes:
             if getattr(node.target, "overloadpacket", None) in _PRODUCTS:
                 for tensor in pytree.tree_leaves([item.meta.get("val") for item in (node, *node.all_input_nodes)]):
                     if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-                        found[private.storage_id(tensor)] = math.prod(map(self._symbols.integer, tensor.shape)) * tensor.itemsize
-        inner = sum(self.product_bytes(list(graph.graph.nodes)) for node in nodes for graph in _graphs(node))
-        return sum(found.values()) + inner
+                        sizes[private.storage_id(tensor)] = math.prod(map(self._symbols.integer, tensor.shape)) * tensor.itemsize
+        inner = sum(self.product_bytes(list(graph.graph.nodes)) for node in nodes for graph in _subgraphs(node))
+        return sum(sizes.values()) + inner
 
-    def _value(self, node: Node) -> Hashable:
+    def _value_key(self, node: Node) -> Hashable:
         if node not in self._values:
             value = node.meta.get("val")
             flags = [(tensor.is_conj(), tensor.is_neg()) for tensor in pytree.tree_leaves(value) if isinstance(tensor, torch.Tensor)]
-            self._values[node] = (self._encoded(self._symbols.concrete(value), lambda source: source), tuple(flags))
+            self._values[node] = (self._argument_key(self._symbols.concrete(value), lambda source: source), tuple(flags))
         return self._values[node]
 
-    def _encoded(self, argument: Any, node: Callable[[Node], Hashable]) -> Hashable:
-        """Returns a hashable key of an argument: 1, 1.0 and True have different keys, and all NaNs have the same."""
+    def _argument_key(self, argument: Any, node: Callable[[Node], Hashable]) -> Hashable:
+        """Returns a hashable key of an argument: 1, 1.0 and True have different keys, and all NaNs have the same key.
+
+        node: returns the key of an argument that is a node.
+        """
         if isinstance(argument, Node):
             return node(argument)
         if isinstance(argument, TensorSpec):
             return argument
         if isinstance(argument, (list, tuple)):
-            return ("sequence", *(self._encoded(item, node) for item in argument))
+            return ("sequence", *(self._argument_key(item, node) for item in argument))
         if isinstance(argument, dict):
-            return ("mapping", *((name, self._encoded(item, node)) for name, item in argument.items()))
+            return ("mapping", *((name, self._argument_key(item, node)) for name, item in argument.items()))
         if isinstance(argument, slice):
-            return ("slice", *(self._encoded(item, node) for item in (argument.start, argument.stop, argument.step)))
+            return ("slice", *(self._argument_key(item, node) for item in (argument.start, argument.stop, argument.step)))
         return type(argument), repr(argument)
 
-    def _constant(self, node: Node) -> Hashable:
+    def _constant_key(self, node: Node) -> Hashable:
         assert node.graph.owning_module is not None
         value = constant_value(node.graph.owning_module, node)
         if isinstance(value, GraphModule):
             nodes = [item for item in value.graph.nodes if item.op not in ("placeholder", "get_attr")]
-            return "graph", self.of(nodes, value.graph.find_nodes(op="placeholder"))[0]
+            return "graph", self.key_and_inputs(nodes, value.graph.find_nodes(op="placeholder"))[0]
         if isinstance(value, torch.Tensor):
             return "tensor", value.dtype, tuple(value.shape), to_numpy(value).tobytes()
         return "object", id(value)
 
 
-def _sources(node: Node) -> list[Node]:
+def _operands(node: Node) -> list[Node]:
     """Returns the nodes among a node's arguments, with repetitions."""
-    found: list[Node] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source))
-    return found
+    operands: list[Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), lambda source: operands.append(source))
+    return operands
 
 
-def _shares(node: Node, source: Node) -> bool:
-    """True if a node's fake result shares the storage of a fake operand, which a few lowerings depend on."""
+def _shares_storage(node: Node, source: Node) -> bool:
+    """True if a node's fake result shares the storage of a fake operand. A few lowerings depend on this."""
     values = node.meta.get("val"), source.meta.get("val")
     if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in values):
         return False
     return private.storage_id(values[0]) == private.storage_id(values[1])
 
 
-def _graphs(node: Node) -> list[GraphModule]:
+def _subgraphs(node: Node) -> list[GraphModule]:
     """Returns the subgraphs that a node's op calls."""
     constants = [source for source in node.all_input_nodes if source.op == "get_attr" and source.graph.owning_module is not None]
     values = [constant_value(source.graph.owning_module, source) for source in constants if source.graph.owning_module is not None]

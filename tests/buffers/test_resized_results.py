@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynaxla.buffers.addresses import _MOST_COPIED
+from dynaxla.buffers.addresses import _MAX_COPIED_BYTES
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "cat(out=)": lambda y: torch.cat([torch.ones(40), torch.zeros(50)], out=y),
@@ -27,7 +27,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("size", [1, 12, _MOST_COPIED // 4], ids=["one", "few", "most"])
+@pytest.mark.parametrize("size", [1, 12, _MAX_COPIED_BYTES // 4], ids=["one", "few", "most"])
 def test_a_result_is_resized(name: str, size: int) -> None:
     x = torch.arange(float(size))
     compiled = torch.compile(f, backend="dynaxla")

@@ -22,7 +22,12 @@ from ..torch_ops import aten
 
 @dataclass(frozen=True)
 class Constant:
-    """An output that is no tensor: None, or a number that follows from the input sizes."""
+    """An output that is not a tensor: None, or a number that is a function of the inputs' sizes.
+
+    Attributes:
+        node: The node of the number; None if the output is `value`.
+        value: The output, if `node` is None.
+    """
 
     node: Node | None
     value: Any = None
@@ -34,10 +39,12 @@ class FromInput:
 
     Attributes:
         position: The input's position.
-        shape, stride, offset: In elements of `dtype`.
-        whole: The output is that very tensor.
-        is_conj, is_neg: The output is read as the conjugate, or the negative, of the memory's content.
-        apart: The output is no view of the input to autograd.
+        shape, stride: The output's sizes and strides.
+        offset: The distance from the input's first element to the output's first element, in elements of `dtype`.
+        dtype: The output's dtype.
+        whole: The output is the input tensor itself.
+        is_conj, is_neg: The output's value is the conjugate, or the negative, of the memory's content.
+        apart: To autograd, the output is not a view of the input.
     """
 
     position: int
@@ -57,8 +64,10 @@ class FromBuffer:
 
     Attributes:
         buffer: The buffer's index.
-        shape, stride, offset: In elements of `dtype`.
-        device: The output's device in eager mode; a rank-0 tensor may be on the CPU although the others are not.
+        shape, stride: The output's sizes and strides.
+        offset: The offset of the output's first element in the buffer, in elements of `dtype`.
+        dtype: The output's dtype.
+        device: The output's device in eager mode. A rank-0 tensor may be on the CPU although the graph is on another device.
         is_conj, is_neg: As in `FromInput`.
     """
 
@@ -91,10 +100,10 @@ class Buffer:
     Attributes:
         node: The node.
         spec: The node's metadata.
-        layout: The layout of its distinct elements.
+        layout: The layout of the distinct elements of the node's value.
         scattered: The buffer is the node's whole storage, with zeros in gaps.
         is_conj, is_neg: Memory holds the conjugate, or the negative, of the node's value.
-        offset: If scattered, the number of elements of the storage before the node's first one.
+        offset: If scattered, the number of elements of the storage in front of the first element of the node's value.
     """
 
     node: Node
@@ -147,14 +156,14 @@ class Storages:
     """The storages of a graph's values in eager mode, for all sizes of a dynamic graph.
 
     Attributes:
-        of: By output: the id of its storage.
-        inputs: By storage: the position of the first input in it.
-        makers: By storage: the first node in it that is no input.
-        sharing: By storage: the outputs in it.
-        candidates: The nodes that `plan_outputs` may turn into buffers, and the outputs that are no tensors.
+        of: The id of the storage of each output.
+        inputs: The position of the first input in a storage, by the storage's id.
+        makers: The first node in a storage that is not an input, by the storage's id.
+        sharing: The outputs in a storage, by the storage's id.
+        candidates: The nodes that `plan_outputs` may turn into buffers, and the outputs that are not tensors.
 
     Raises:
-        UnsupportedTensor: An output that XLA cannot hold.
+        UnsupportedTensor: XLA cannot hold an output.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -181,8 +190,8 @@ def plan_outputs(
 ) -> tuple[list[Output], list[Buffer]]:
     """Assigns each output of a graph to memory.
 
-    Outputs that share a storage in eager mode share it here: an input's storage, or the storage of the node that created it. An output that
-    is alone in its storage, and has no gaps in memory, does not need that storage and becomes a buffer of its own.
+    Outputs that share a storage in eager mode share memory: that of an input, or the buffer of the storage's first node. An output without
+    gaps that is the only output in its storage becomes a buffer of its own.
     """
     positions = {node: position for position, node in enumerate(placeholders)}
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
@@ -240,8 +249,8 @@ def plan_outputs(
     return plan, buffers
 
 
-# The descriptors of tensors saved for the backward graph. torch 2.13 has a second class, for those whose version counter is not checked.
-_SAVED = tuple(
+# The descriptors of tensors saved for the backward graph. torch 2.13 has a second class, for tensors whose version counter is not checked.
+_SAVED_DESCRIPTORS = tuple(
     getattr(descriptors, name)
     for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
     if hasattr(descriptors, name)
@@ -249,12 +258,12 @@ _SAVED = tuple(
 
 
 def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node: Node) -> list[int]:
-    """Returns the indices of the buffers of a forward graph that hold only a tensor saved for the backward graph, once and whole.
+    """Returns the indices of the buffers that are only read as tensors saved for the backward graph, each tensor being the whole buffer.
 
-    Only the backward graph sees the strides of such a tensor.
+    The strides of such a tensor are free, because only the backward graph reads the tensor.
     """
     descriptions = output_node.meta.get("desc") or [None] * len(outputs)
-    seen = set()
+    fixed = set()
     for output, description in zip(outputs, descriptions, strict=True):
         if not isinstance(output, FromBuffer):
             continue
@@ -262,19 +271,19 @@ def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node
         spec = buffer.spec
         same = (output.shape, output.stride, output.dtype, output.offset) == (spec.shape, spec.stride, spec.dtype, 0)
         flags = output.is_conj or output.is_neg or buffer.is_conj or buffer.is_neg
-        if not isinstance(description, _SAVED) or not same or flags or buffer.scattered or not buffer.layout.is_whole:
-            seen.add(output.buffer)
-    return [index for index in range(len(buffers)) if index not in seen]
+        if not isinstance(description, _SAVED_DESCRIPTORS) or not same or flags or buffer.scattered or not buffer.layout.is_whole:
+            fixed.add(output.buffer)
+    return [index for index in range(len(buffers)) if index not in fixed]
 
 
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.as_strided_scatter.default)
 
 
 def _lost_offset(node: Node, symbols: SymbolValues) -> int:
-    """Returns the number of elements by which a node's value starts later in its storage than its fake value does.
+    """Returns the storage offset that a node's value has in eager mode, less the storage offset of the fake value.
 
     In eager mode a scatter op copies its operand with the operand's strides and storage offset; the fake result starts at 0. Without
-    symbolic sizes the offset does not matter, since AOTAutograd then makes aliases by calling the views again.
+    symbolic sizes the offset does not matter, since AOTAutograd then calls the view ops again to make aliases.
 
     Source: ATen clone_preserve_strides.
     """

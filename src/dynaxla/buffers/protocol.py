@@ -1,4 +1,4 @@
-"""The interface that a kind of memory implements so that programs can be called with tensors."""
+"""The interface of a kind of memory (torch's memory, a mesh): it converts the tensors of a call to a program's arrays and back."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ class Binding(Protocol):
     donates_inputs: bool = False
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
-        """Returns the tensors that a call needs, out of all the graph's inputs: those that the program reads, then those that only outputs
-        alias.
+        """Returns the tensors that a call needs: the inputs that the program reads, then the inputs that only outputs alias.
 
-        Empties `args`.
+        Empties `args`, the list of the graph's inputs.
 
         Raises:
             LayoutMismatch: See device_kinds.py.
         """
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        """Returns the program's input arrays: aliases of the tensors' memory, or copies. They are valid while the tensors live."""
+        """Returns the program's input arrays: aliases of the tensors' memory, or copies. An alias is valid while its tensor lives."""
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the program's results as tensors that own their memory, without the results that are already the new values of inputs.
+        """Returns the program's results as tensors that own their memory. Results that are in an input's memory already are left out.
 
         Args:
             tensors: The tensors that `take` returned.
@@ -53,7 +52,7 @@ class Binding(Protocol):
             tensors: The tensors that `take` returned.
 
         Returns:
-            True if XLA may have more memory now, because torch has released the memory that it had cached.
+            True if torch has released its cached memory, so that XLA may have more memory now.
         """
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -73,17 +72,17 @@ class Binding(Protocol):
             name: The program's name.
 
         Raises:
-            The exception of the first check that failed, now or, where this would mean to wait for the device, in a later call.
+            The exception of the first check that failed. If the outcome is not known without waiting for the device, a later call raises.
         """
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Buffers whose arrays are packed one by one, according to their layouts.
+    """Buffers in which each array is packed by itself, according to its layout.
 
     Attributes:
-        buffers: The buffers; their results have the strides of the graph.
-        arguments: The layouts of the arrays after the seed, by their positions among the graph's inputs, in the order of `avals()`.
+        buffers: The buffers. The results have the strides of the graph's outputs.
+        arguments: The layout of each array after the seed, by the array's position among the graph's inputs, in the order of `avals()`.
     """
 
     buffers: Buffers
@@ -91,17 +90,18 @@ class Plain:
 
 
 class Buffers(Protocol):
-    """The memory of one graph with concrete sizes. Members with a default are capabilities that only some memory has.
+    """The memory of one graph with concrete sizes. Members with a default are capabilities that only some kinds of memory have.
 
     Attributes:
         nodes: The nodes whose values the program returns.
-        numbers: The nodes that are returned as numbers.
-        free: Indices among `nodes` of results whose dimensions may have any memory order; on a mesh, of results that may have any shape,
-            with their elements in row-major order.
-        loose: Arrays among `avals()` whose dimensions may have any memory order: their index, and the position of each among the graph's
-            inputs.
-        orders: The orders given to `ordered`.
-        donated: Indices among `avals()` of arrays that a program may overwrite. The first results of the program are their new values.
+        numbers: The nodes that the graph returns as numbers.
+        free: Indices among `nodes` of results whose memory order the program chooses; on a mesh, of results whose shape the program
+            chooses, with the elements in row-major order.
+        open_inputs: The arrays whose memory order the program chooses, as a dict from the array's index among `avals()` to its position
+            among the graph's inputs.
+        orders: The memory orders that `ordered` was called with.
+        donated: Indices among `avals()` of arrays that a program may overwrite. The program's first results are the new values of these
+            arrays.
         where: The sharding of a value that is replicated on all devices of a mesh, if the program runs on one.
         shardings: On a mesh, the shardings of the program's first results; XLA chooses where an entry is None.
     """
@@ -117,37 +117,38 @@ class Buffers(Protocol):
 
     @property
     def facts(self) -> Any:
-        """Everything besides numbers on which a binding depends, as a hashable value."""
+        """A hashable value that covers all facts that a binding depends on, except the numbers."""
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        """Returns the program's parameters: the seed of its key, if any, and then the packed arrays."""
+        """Returns the program's parameters: the seed of the random key, if the program has one, and then the packed arrays."""
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
-        """In a program: returns the function's inputs, and its key if it draws random numbers."""
+        """In a program: returns the function's inputs, and the random key if the function draws random numbers."""
 
     def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
         """In a program: protects inputs from being overwritten after a failed check.
 
-        Returns the outputs. If a check failed, the outputs that will be written to inputs before the host reads the checks are replaced by
-        the inputs' old values.
+        Returns the outputs. If a check failed, each output that is written to an input before the host reads the checks is replaced by the
+        old value of this input.
 
         Args:
-            outputs, inputs: The function's.
+            outputs: The function's outputs.
+            inputs: The function's inputs.
             code: The check code.
-            right: The code if all checks hold.
+            right: The check code if no check failed.
         """
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """In a program: returns its results.
+        """In a program: returns the program's results.
 
         Args:
-            outputs: The function's outputs, in logical shapes; those that are `free` in any order.
+            outputs: The function's outputs in their logical shapes. `free` outputs may have their dimensions in any order.
         """
 
     def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the results that a program would return, as exported, from values that torch's kernels have computed.
+        """Returns the tensors that `Binding.export` would return, from values that torch's kernels have computed.
 
-        Each result is alone in its own memory.
+        No two results share memory.
 
         Args:
             values: The values of `nodes`, in their order.
@@ -162,18 +163,20 @@ class Buffers(Protocol):
         )
 
     def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """Returns the same buffers with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's
-        value.
+        """Returns the same buffers with these memory orders of the free results.
+
+        Dimension i in memory is dimension orders[index][i] of the node's value.
         """
         return self
 
     def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """Returns the same buffers for a program that was compiled for loose arrays in these orders, by their index."""
+        """Returns the same buffers for a program that was compiled with these memory orders of `open_inputs`."""
         return self
 
     def plain(self) -> Plain | None:
-        """Returns the same buffers for a program that is composed of several, or None if a result is not a node's value alone in its
-        memory.
+        """Returns the same buffers for a program that is composed of several programs.
+
+        None if a result is not the value of one node in memory of its own.
         """
         return None
 

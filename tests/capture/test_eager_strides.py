@@ -75,13 +75,13 @@ def test_kernels_are_asked_with_fewer_elements(name: str) -> None:
     """As of large operands, of which a copy would take time and memory."""
     function, args = RESULTS[name]
     asked: list[int] = []
-    ask = eager_strides._ask
+    ask = eager_strides._try_kernel
 
     def counted(op: Any, args: Any, kwargs: Any, most: int | None, fake: bool) -> Any:
         asked.append(most or 0)
         return ask(op, args, kwargs, most, fake)
 
-    with mock.patch.multiple(eager_strides, _FEW=0, _known={}, _ask=counted):
+    with mock.patch.multiple(eager_strides, _MAX_ELEMENTS=0, _trial_results={}, _try_kernel=counted):
         check(function, *args)
     assert asked
     assert all(asked)
@@ -90,7 +90,7 @@ def test_kernels_are_asked_with_fewer_elements(name: str) -> None:
 def test_the_fake_implementation_counts_where_the_kernel_does_the_same() -> None:
     """A kernel that takes another way for small operands is no reason to change what a large one gives."""
     x, weight = channels_last(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    with mock.patch.multiple(eager_strides, _FEW=0, _known={}):
+    with mock.patch.multiple(eager_strides, _MAX_ELEMENTS=0, _trial_results={}):
         check(lambda x, weight: F.conv2d(x, weight, stride=2), x, weight, tolerance=(1e-4, 1e-4))
 
 
@@ -105,7 +105,7 @@ def test_generators_stay_as_they_are() -> None:
 
 
 def test_an_order_with_gaps_repetitions_and_short_dimensions() -> None:
-    short = eager_strides._short
+    short = eager_strides._shortened
     assert short(((9, 9), (9, 1)), 4) == ((4, 4), (4, 1))
     assert short(((9, 9), (1, 9)), 4) == ((4, 4), (1, 4))
     assert short(((9, 9), (18, 2)), 4) == ((4, 4), (8, 2))
@@ -120,7 +120,7 @@ def test_a_warning_that_is_an_error_hides_no_strides() -> None:
     args = (x, 0, torch.tensor([0, 1, 2, 3]), x, "mean")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        expected = eager_strides._ask(torch.ops.aten.index_reduce.default, args, {}, None, False)
+        expected = eager_strides._try_kernel(torch.ops.aten.index_reduce.default, args, {}, None, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert expected == [((4, 3), torch.ops.aten.index_reduce.default(*args).stride())]

@@ -1,8 +1,8 @@
-"""Graphs as text: graphs with the same text compile to the same program, in whichever processes they were captured.
+"""Graphs as text: graphs with the same text compile to the same program, also if different processes captured them.
 
 The text contains everything that a program depends on: ops and their arguments, the metadata of every fake tensor, which values share a
-storage, and a hash of each constant's bytes. A graph has no text if it contains anything else: ops of other libraries, whose Python code is
-not compared, symbolic sizes, or subgraphs.
+storage, and a hash of each constant's bytes. A graph has no text if its program depends on anything else: on ops of other libraries, whose
+Python code is not compared, on symbolic sizes, or on subgraphs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..lowering.graphs import FOR_CHECKS, user_frame
 from ..runtime import private
 
-# Namespaces whose kernels, fake kernels and decompositions depend only on the versions of torch and dynaxla.
+# The namespaces of ops whose kernels, fake kernels and decompositions depend only on the versions of torch and dynaxla.
 _KNOWN_NAMESPACES = ("aten", "prims")
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def fingerprint(module: GraphModule) -> str | None:
-    """Returns an ATen graph as text, or None if it has none. The text leaves out node names and source lines."""
+    """Returns an ATen graph as text, or None if the graph has no text. The text leaves out node names and source lines."""
     try:
         with _disable_current_modes():
             return "\n".join(_lines(module))
@@ -37,10 +37,10 @@ def fingerprint(module: GraphModule) -> str | None:
 
 
 def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """Returns a TorchDynamo graph as text, with its inputs and the user's lines that errors name, or None if it has none.
+    """Returns a TorchDynamo graph as text, with the metadata of its inputs and the user's source lines. None if the graph has no text.
 
-    Such a graph only names the functions that it calls; AOTAutograd traces what they do. So the text covers only functions of torch and
-    Python. It also covers only inputs that share no memory with each other: AOTAutograd detects shared memory on the tensors themselves.
+    The graph only names the functions that it calls, and AOTAutograd traces into them. So a graph has a text only if all its functions
+    belong to torch or Python, and no two inputs share memory: AOTAutograd detects shared memory on the tensors themselves.
     """
     if not all(type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) for item in example_inputs):
         return None
@@ -51,8 +51,8 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
         lines = [f"{_value(item, {})} {item.is_leaf} {item.is_inference()} {type(item).__name__}" for item in example_inputs]
         for node in module.graph.nodes:
             numbers[node] = len(numbers)
-            called = "" if node.op in ("placeholder", "output") else _called(node)
-            value = _input(node) if node.op == "placeholder" else ""
+            called = "" if node.op in ("placeholder", "output") else _called_function(node)
+            value = _input_metadata(node) if node.op == "placeholder" else ""
             arguments = _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)
             lines.append(" | ".join([node.op, called, *arguments, value, user_frame(node.meta.get("stack_trace"))]))
         return "\n".join(lines)
@@ -60,20 +60,20 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
         return None
 
 
-def _input(node: Node) -> str:
-    """Returns TorchDynamo's metadata of an input as text: the fake tensor, and whether AOTAutograd sees a parameter or buffer.
+def _input_metadata(node: Node) -> str:
+    """Returns TorchDynamo's metadata of an input as text: the fake tensor, and the mark of a parameter or buffer.
 
-    Raises: _Unknown, as for a fake tensor with symbolic sizes.
+    Raises: _Unknown, for example for symbolic sizes.
     """
     mark = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
     return f"{_value(node.meta.get('example_value'), {})} {mark}"
 
 
-# Modules whose functions depend only on the versions of torch and Python. torch.ops is an exception: it has the ops of all libraries.
+# Modules whose functions depend only on the versions of torch and Python. torch.ops, which has the ops of all libraries, is excluded.
 _KNOWN_MODULES = ("torch", "_operator", "builtins", "math")
 
 
-def _called(node: Node) -> str:
+def _called_function(node: Node) -> str:
     """Returns the name of the function that a TorchDynamo node calls. Raises: _Unknown."""
     target = node.target
     if node.op == "call_method" and isinstance(target, str):
@@ -98,7 +98,7 @@ def _called(node: Node) -> str:
 
 
 def _is_known_code(function: Any) -> bool:
-    """True unless a function is Python code from an unknown module: other packages can assign functions into torch under torch's names."""
+    """False for Python code of another package, which can assign its functions into torch under torch's names."""
     return not isinstance(function, FunctionType) or str(function.__globals__.get("__name__")).partition(".")[0] in _KNOWN_MODULES
 
 
@@ -112,10 +112,10 @@ def _lines(module: GraphModule) -> Iterator[str]:
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
-        # True if the user called this op directly: kernel_refusals.py checks only such calls.
-        original = str(node.meta.get("original_aten") or node.target) == str(node.target)
+        # kernel_refusals.py checks only ops that the user called directly.
+        is_called_by_user = str(node.meta.get("original_aten") or node.target) == str(node.target)
         description = repr(node.meta.get("desc"))
-        parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {original}"]
+        parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {is_called_by_user}"]
         yield " | ".join(parts)
 
 
@@ -159,7 +159,7 @@ def _argument(value: Any, numbers: Mapping[Node, int]) -> str:
 
 
 def _value(value: Any, storages: dict[int, int]) -> str:
-    """Returns the metadata of a node's value as text. storages: a number for each storage met so far; new ones are added."""
+    """Returns the metadata of a node's value as text. storages: a number for each storage of an earlier value; new storages are added."""
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_value(item, storages) for item in value) + ",)"
     if not isinstance(value, torch.Tensor):

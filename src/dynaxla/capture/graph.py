@@ -1,4 +1,4 @@
-"""The ATen graph that all later stages work on, with helpers that read its mutated inputs and its devices."""
+"""The ATen graph that all later stages work on, and functions that return its mutated inputs and its devices."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..runtime import devices
 from ..torch_ops import aten
 from .inputs import check_tensor
 
-# A forward graph passes values to its backward graph that no other code sees.
+# The results that a forward graph saves for its backward graph are read by no other code.
 Phase = Literal["forward", "backward", "inference"]
 
 
 class OpenLayouts:
-    """Inputs of a graph whose memory order is open: the caller can pass any order, and the graph's first program chooses it.
+    """The inputs of a graph whose memory order is open: the graph's first program chooses the order, and the caller passes the inputs so.
 
     Attributes:
-        positions: the positions of these inputs.
-        orders: the memory order of each input, by position, as in `runtime.layout.Layout.ordered`; None until they are chosen.
+        positions: the positions of the open inputs.
+        orders: the memory order of each open input, by position, as in `runtime.layout.Layout.ordered`; None until a program has chosen.
     """
 
     def __init__(self, positions: Collection[int] = ()) -> None:
@@ -39,11 +39,12 @@ class AtenGraph:
         name: the graph's name.
         module: the graph of functional ATen ops.
         static: the positions of parameters and buffers among the inputs.
-        phase: results that a forward program passes only to a backward program may have other strides than in the graph.
-        waits: True if a call waits for the program's checks on a GPU, too, because later writes also depend on other programs.
-        loose: the inputs whose memory order is open.
-        remade: the indices of outputs that the caller derives again from an input. The caller reads only the sizes and strides of the
-            graph's own results for them.
+        phase: the pass that the graph computes. Results that a forward program passes only to its backward program may have other strides
+            than in the graph.
+        waits: True if a call waits for the program's checks also on a GPU, because later writes depend on several programs.
+        open_inputs: the inputs whose memory order is open.
+        rederived_outputs: the indices of outputs that the caller derives again from an input. Of the graph's own results for these outputs,
+            the caller reads only the sizes and strides.
         is_lowered: True if every op is known to have a lowering.
     """
 
@@ -88,10 +89,10 @@ def is_array(tensor: torch.Tensor) -> bool:
 
 
 def goes_along(tensor: torch.Tensor) -> bool:
-    """True if an op may take a tensor together with tensors of any other device.
+    """True if an op may take a tensor together with tensors on any other device.
 
-    As in eager mode, this holds for CPU tensors of rank 0. It also holds for CPU tensors without elements, such as the tokens with which
-    AOTAutograd orders effects.
+    As in eager mode, this is true for CPU tensors of rank 0. It is also true for CPU tensors without elements, such as the tokens with
+    which AOTAutograd orders effects.
     """
     return tensor.device.type == "cpu" and (not tensor.dim() or any(isinstance(size, int) and not size for size in tensor.shape))
 
@@ -99,7 +100,7 @@ def goes_along(tensor: torch.Tensor) -> bool:
 def computed_on(node: Node) -> set[torch.device]:
     """Returns the devices of a node's operands and results.
 
-    Tensors that may be combined with any device (`goes_along`) and constants that a copy op reads are left out.
+    Tensors that go along with any device (`goes_along`) and constants that a copy op reads are left out.
     """
     if node.op in ("get_attr", "output"):
         return set()
@@ -108,28 +109,28 @@ def computed_on(node: Node) -> set[torch.device]:
 
 
 def graph_devices(module: GraphModule, between: Collection[Node] = ()) -> set[torch.device]:
-    """Returns the devices that a graph computes on. If its tensors may all be combined with any device, returns their devices.
+    """Returns the devices that a graph computes on. If all tensors go along with any device, returns the devices of these tensors.
 
     Args:
         module: the graph.
-        between: the nodes that run between programs. A tensor that only these read or return need not be an array.
+        between: the nodes that run between programs. XLA need not hold a tensor that only these nodes read or return.
 
     Raises: UnsupportedTensor.
     """
-    found: set[torch.device] = set()
-    others: set[torch.device] = set()
+    computing: set[torch.device] = set()
+    all_devices: set[torch.device] = set()
     for node in module.graph.nodes:
-        anything = node in between or (between and node.users and all(user in between or user.op == "output" for user in node.users))
+        is_outside_xla = node in between or (between and node.users and all(user in between or user.op == "output" for user in node.users))
         for tensor in tensors_of(node):
-            if not anything or is_array(tensor):
+            if not is_outside_xla or is_array(tensor):
                 check_tensor(tensor, "a tensor of the graph")
-            others.add(tensor.device)
-        found |= computed_on(node)
-    return found or others
+            all_devices.add(tensor.device)
+        computing |= computed_on(node)
+    return computing or all_devices
 
 
 def graph_device(module: GraphModule) -> torch.device:
-    """Returns the one device of a graph that a single program computes.
+    """Returns the device of a graph that is computed by a single program.
 
     Raises: DeviceMismatch, UnsupportedTensor.
     """

@@ -1,8 +1,8 @@
-"""A persistent cache of inference graphs, as JSON, so that a later process with the same captured graph skips AOTAutograd's trace.
+"""A persistent cache of inference graphs as JSON: a later process with the same captured graph skips AOTAutograd's trace.
 
-A graph is cached if AOTAutograd's wrapper does nothing around it, or only writes the first results to inputs (runtime_wrapper.py). The key
-covers everything that determines AOTAutograd's graph: the captured graph and its inputs, the options, the versions, the sources of dynaxla,
-and torch's settings. Graphs that cannot be written as text and as JSON are not cached.
+A graph is cached if AOTAutograd's wrapper does nothing for this graph, or only writes the first results to inputs (runtime_wrapper.py). The
+key covers all facts that determine AOTAutograd's graph: the captured graph and its inputs, the options, the versions, dynaxla's sources,
+and torch's settings. A graph that cannot be written as text and as JSON is not cached.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .graph_json import Unwritable, decoded, encoded
 from .runtime_wrapper import around
 
 _AUTOCAST = ("cpu", "cuda")
-# The most bytes of a constant. A graph with a larger one is not cached.
-_MOST = 1 << 16
+# The maximum size of a constant. A graph with a larger constant is not cached.
+_MAX_CONSTANT_BYTES = 1 << 16
 
 
 def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[Any]) -> str | None:
     """Returns the cache key of a TorchDynamo graph, or None if the graph must not be cached.
 
-    facts: plain data that the cached graph also depends on.
+    facts: further plain data on which AOTAutograd's graph depends.
     """
     sources, text, lowerings = machine.sources(), captured_text(module, example_inputs), registry.places()
     if sources is None or text is None or lowerings is None:
@@ -58,34 +58,33 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
         torch.is_autocast_cache_enabled(), torch.is_anomaly_enabled(), private.is_forward_mode_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory, [ask() for ask in private.BACKEND_SETTINGS],
-        [private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS], torch.backends.cpu.get_cpu_capability(),
+        [private.float32_precision(*setting) for setting in private.FLOAT32_PRECISIONS], torch.backends.cpu.get_cpu_capability(),
         torch._functorch.config.get_hash(), torch.fx.experimental._config.get_hash(),
     )  # fmt: skip
-    told = machine.versions(), sources, tuple(facts), lowerings, overridden, len(decompositions), settings, text
-    return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+    key_parts = machine.versions(), sources, tuple(facts), lowerings, overridden, len(decompositions), settings, text
+    return hashlib.blake2b(repr(key_parts).encode(), digest_size=32).hexdigest()
 
 
 def foreign_kernels() -> list[str]:
     """Returns the kernels of ATen's ops, as op/key, that a package other than torch has registered from Python.
 
-    If there is one, no traced graph is cached: torch's own kernels are identified by name and torch's version, those of other packages are
-    not.
+    If there is such a kernel, no traced graph is cached: the key has no version of the kernel's package.
     """
     names = filter(_may_change_traces, private.implemented_in_python())
     return sorted(name for name in names if not name.startswith("prims/") and not private.is_registered_by_torch(name))
 
 
 def _may_change_traces(kernel: str) -> bool:
-    """True if a kernel registered from Python, given as op/key, can affect AOTAutograd's trace on a CPU."""
+    """True if a kernel that is registered from Python can change AOTAutograd's trace on a CPU. kernel: as op/key."""
     return kernel.startswith(("aten/", "prims/")) and not kernel.endswith(("Meta", "CUDA", "MPS", "XPU"))
 
 
 @dataclass(frozen=True)
 class KeptGraph:
-    """An inference graph in the cache, with the writes that its wrapper does.
+    """An inference graph in the cache, with the writes that AOTAutograd's wrapper does after the graph.
 
     Attributes:
-        nodes: the graph as JSON data (graph_json.py).
+        nodes: the graph's nodes as JSON data (graph_json.py).
         static: the positions of parameters and buffers among the inputs.
         written: the positions of the inputs that the first results are written to.
         is_lowered: True if every op has a lowering.
@@ -98,9 +97,9 @@ class KeptGraph:
 
     @staticmethod
     def of(graph: AtenGraph, written: Sequence[int]) -> KeptGraph | None:
-        """Returns a graph's cache entry, or None if the graph must not be cached.
+        """Returns a graph's cache entry, or None if the graph cannot be cached.
 
-        None, for example, if JSON does not reproduce the graph. Lowerings are looked up for the CPU.
+        None, for example, if JSON does not reproduce the graph. `is_lowered` is that of the CPU.
         """
         text = fingerprint(graph.module)
         if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits:
@@ -110,7 +109,7 @@ class KeptGraph:
         try:
             called = [node for node in graph.module.graph.nodes if node.op == "call_function"]
             is_lowered = all(is_plain_python(node) or find_rule(node, "cpu") is not None for node in called)
-            kept = KeptGraph(encoded(graph.module, _MOST), graph.static, tuple(written), is_lowered)
+            kept = KeptGraph(encoded(graph.module, _MAX_CONSTANT_BYTES), graph.static, tuple(written), is_lowered)
         except Unwritable:
             return None
         again = KeptGraph.read(kept.text())
@@ -122,17 +121,18 @@ class KeptGraph:
 
     @staticmethod
     def read(text: bytes) -> KeptGraph:
-        found = json.loads(text)
-        return KeptGraph(found["nodes"], tuple(found["static"]), tuple(found["written"]), found["is_lowered"])
+        """Returns the entry that `text` wrote."""
+        entry = json.loads(text)
+        return KeptGraph(entry["nodes"], tuple(entry["static"]), tuple(entry["written"]), entry["is_lowered"])
 
     @staticmethod
     def find(store: Store, key: str) -> KeptGraph | None:
-        """Returns the entry that a store has under a key, or None."""
+        """Returns the entry with this key in a store, or None."""
         text = store.get(key)
         return KeptGraph.read(text) if text is not None else None
 
     def graph(self, name: str) -> AtenGraph:
-        """Returns the graph as AOTAutograd would."""
+        """Returns the AtenGraph that AOTAutograd's trace would give."""
         return AtenGraph(name, self.module(), self.static, is_lowered=self.is_lowered)
 
     def module(self) -> GraphModule:
@@ -140,5 +140,5 @@ class KeptGraph:
         return decoded(self.nodes)
 
     def around(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
-        """Wraps a program as TorchDynamo calls it, with the writes that AOTAutograd's wrapper would do."""
+        """Returns a function for TorchDynamo that calls a program and then does the writes of AOTAutograd's wrapper."""
         return around(program, self.written)

@@ -1,6 +1,6 @@
 """ATen graphs as JSON data: their nodes, with the metadata of fake tensors and AOTAutograd's descriptors.
 
-Graphs with anything that JSON would not reproduce, such as a subgraph or a symbolic size, are refused. Nothing is pickled.
+A graph with parts that JSON would not reproduce, such as subgraphs or symbolic sizes, is refused. No object is pickled.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..runtime import private
 
 
 class Unwritable(Exception):
-    """Raised for an object that JSON would not reproduce. The message names it."""
+    """Raised for an object that JSON would not reproduce. The message names the object."""
 
 
-def encoded(module: GraphModule, most: int | None = None) -> list[Any]:
+def encoded(module: GraphModule, max_constant_bytes: int | None = None) -> list[Any]:
     """Returns a graph's nodes as JSON data.
 
-    most: the most bytes that a constant may have; None for no limit.
+    max_constant_bytes: the maximum size of a constant in bytes; None: no limit.
     Raises: Unwritable.
     """
     with _disable_current_modes():
-        return _encoded_nodes(module, most)
+        return _encoded_nodes(module, max_constant_bytes)
 
 
 def decoded(nodes: Sequence[Any]) -> GraphModule:
@@ -47,11 +47,11 @@ def decoded(nodes: Sequence[Any]) -> GraphModule:
         return _decoded_nodes(nodes, mode)
 
 
-# torch's named constants, which JSON lacks: each is written as its kind and its name.
+# The classes of torch's named constants. A constant is written as its kind (the key here) and its name.
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
-def _encoded_nodes(module: GraphModule, most: int | None) -> list[Any]:
+def _encoded_nodes(module: GraphModule, max_constant_bytes: int | None) -> list[Any]:
     numbers: dict[Node, int] = {}
     storages: dict[int, int] = {}
     encoded = []
@@ -59,14 +59,14 @@ def _encoded_nodes(module: GraphModule, most: int | None) -> list[Any]:
         numbers[node] = len(numbers)
         constant = None
         if node.op == "get_attr":
-            constant = _encoded_constant(module, str(node.target), most)
+            constant = _encoded_constant(module, str(node.target), max_constant_bytes)
         elif node.op not in ("placeholder", "call_function", "output"):
             raise Unwritable(f"a node of the kind {node.op}")
         if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
             raise Unwritable(f"a call of {node.target}")
         target = None if node.target is operator.getitem else str(node.target)
         original = node.meta.get("original_aten")
-        # A missing entry is written as None: consumers do not distinguish the two.
+        # A missing metadata entry is written as None: consumers do not distinguish the two.
         op = str(original) if original is not None else None
         described = node.meta.get("val"), node.meta.get("desc"), op, user_frame(node.meta.get("stack_trace"))
         parts = node.args, dict(node.kwargs), *described
@@ -74,14 +74,17 @@ def _encoded_nodes(module: GraphModule, most: int | None) -> list[Any]:
     return encoded
 
 
-def _encoded_constant(module: GraphModule, name: str, most: int | None) -> Any:
-    """Returns shape, dtype and bytes of a constant tensor. The caller checks by fingerprint that these reproduce it. Raises: Unwritable."""
+def _encoded_constant(module: GraphModule, name: str, max_constant_bytes: int | None) -> Any:
+    """Returns shape, dtype and bytes of a constant tensor. The caller must check by `fingerprint` that these reproduce the constant.
+
+    Raises: Unwritable.
+    """
     value = getattr(module, name, None)
     if not isinstance(value, torch.Tensor):
         raise Unwritable(f"a constant of the class {type(value).__name__}")
     if type(value) is not torch.Tensor or value.device.type != "cpu" or not value.is_contiguous() or not value.nbytes:
         raise Unwritable(f"a constant tensor of the class {type(value).__name__} and shape {list(value.shape)} on {value.device}")
-    if value.is_conj() or value.is_neg() or (most is not None and value.nbytes > most):
+    if value.is_conj() or value.is_neg() or (max_constant_bytes is not None and value.nbytes > max_constant_bytes):
         raise Unwritable(f"a constant of {value.nbytes} bytes")
     return [list(value.shape), str(value.dtype), value.detach().reshape(-1).view(torch.uint8).numpy().tobytes().hex()]
 
@@ -128,7 +131,7 @@ def _encoded(value: Any, numbers: Mapping[Node, int], storages: dict[int, int]) 
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """True if `_encoded` writes everything that a fake tensor holds: all sizes are fixed, and no bit or layout is special."""
+    """True if `_encoded` writes all properties of a fake tensor: a strided tensor with fixed sizes, and no conjugate or negative bit."""
     if value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     return all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset(), value.untyped_storage().nbytes()))
@@ -136,7 +139,7 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 def _decoded_nodes(encoded: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     graph = Graph()
-    made: list[Node] = []
+    decoded_nodes: list[Node] = []
     storages: dict[int, torch.UntypedStorage] = {}
 
     def decoded(value: Any) -> Any:
@@ -147,7 +150,7 @@ def _decoded_nodes(encoded: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
 
     def inner(kind: str, parts: list[Any]) -> Any:
         if kind == "node":
-            return made[parts[0]]
+            return decoded_nodes[parts[0]]
         if kind == "tensor":
             return _fake(mode, storages, *parts)
         if kind == "dict":
@@ -171,7 +174,7 @@ def _decoded_nodes(encoded: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
             node.meta["original_aten"] = original
         if frame:
             node.meta["stack_trace"] = frame
-        made.append(node)
+        decoded_nodes.append(node)
     return GraphModule(constants, graph)
 
 

@@ -14,7 +14,7 @@ from ..lowering.dtypes import is_supported
 
 
 class Sizes:
-    """The sources of a dynamic graph's sizes: int inputs, or else dimensions of tensor inputs.
+    """The sources of a graph's symbolic sizes: int inputs, or dimensions of tensor inputs.
 
     Attributes:
         numbers: the positions of the inputs that are numbers.
@@ -22,10 +22,10 @@ class Sizes:
     """
 
     def __init__(self, placeholders: Sequence[Node]) -> None:
-        """placeholders: of AOTAutograd's or TorchDynamo's graph."""
+        """placeholders: the placeholders of AOTAutograd's or TorchDynamo's graph."""
         values = [node.meta["val"] if "val" in node.meta else node.meta.get("example_value") for node in placeholders]
         self.numbers = [index for index, value in enumerate(values) if not isinstance(value, torch.Tensor)]
-        # For each expression (mostly a single symbol) the input that has its value and, if that is a tensor, the dimension.
+        # By expression (mostly a single symbol): the position of the input with the expression's value and, for a tensor, the dimension.
         self._sources: dict[Any, tuple[int, int | None]] = {}
         dims: list[tuple[Any, tuple[int, int]]] = []
         for index, value in enumerate(values):
@@ -40,12 +40,12 @@ class Sizes:
         self.is_static = not self.numbers and not self._dims
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the key of a call's executable within one graph: each number among the inputs, with its type, and each free size."""
+        """Returns the key of a call's executable among those of one graph: the type and value of each number, and each symbolic size."""
         numbers = [(type(args[index]), args[index]) for index in self.numbers]
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
     def sources(self) -> dict[Any, tuple[int, int | None]]:
-        """Returns, for each expression (mostly a symbol), the position of the input that has its value and, for a tensor, the dimension."""
+        """Returns, by expression (mostly a symbol), the position of the input with its value and, for a tensor, the dimension."""
         return dict(self._sources)
 
     def values(self, args: Sequence[Any]) -> SymbolValues:
@@ -57,12 +57,14 @@ class Sizes:
 
 def check_tensor(tensor: torch.Tensor, role: str) -> None:
     """Raises UnsupportedTensor for a tensor that XLA cannot hold."""
-    shown = f"{role}: {tensor.dtype} of shape {list(tensor.shape)}"
+    described = f"{role}: {tensor.dtype} of shape {list(tensor.shape)}"
     if tensor.layout != torch.strided:
-        raise UnsupportedTensor(f"{shown} is sparse ({tensor.layout})", hint="make it dense with .to_dense() before the compiled region")
+        raise UnsupportedTensor(
+            f"{described} is sparse ({tensor.layout})", hint="make it dense with .to_dense() before the compiled region"
+        )
     if tensor.is_quantized:
-        raise UnsupportedTensor(f"{shown} is quantized", hint="make it a float tensor with .dequantize() before the compiled region")
+        raise UnsupportedTensor(f"{described} is quantized", hint="make it a float tensor with .dequantize() before the compiled region")
     if tensor.device.type == "meta":
-        raise UnsupportedTensor(f"{shown} is on the meta device: it has no data", hint="allocate it with .to_empty(device=...)")
+        raise UnsupportedTensor(f"{described} is on the meta device: it has no data", hint="allocate it with .to_empty(device=...)")
     if not is_supported(tensor.dtype):
-        raise UnsupportedTensor(f"{shown} has a dtype that JAX does not have", hint="convert it before the compiled region")
+        raise UnsupportedTensor(f"{described} has a dtype that JAX does not have", hint="convert it before the compiled region")

@@ -1,7 +1,7 @@
-"""Detects inference graphs that do not need AOTAutograd's runtime wrapper, and replaces it.
+"""Detects inference graphs for which AOTAutograd's runtime wrapper is not needed, and replaces the wrapper.
 
-In general, the wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and leaves gradient mode.
-Most inference graphs need none of that, yet it takes two to three microseconds at every call.
+The wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and leaves gradient mode. Most inference
+graphs need none of this, and the wrapper takes two to three microseconds at every call.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .graph import written_inputs
 
 
 def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the positions of the inputs that the wrapper writes the first results to, or None if it does anything else.
+    """Returns the positions of the inputs to which the wrapper writes the first results. None if the wrapper does other work, too.
 
-    If there are no such inputs, a program for this graph needs no wrapper: it takes TorchDynamo's arguments and returns the final results.
+    If there are no such inputs, TorchDynamo can call the graph's program directly.
 
     Args:
         metadata: AOTAutograd's ViewAndMutationMeta, which describes the inner tensors of subclasses, not the subclasses.
         module: the inference graph.
         captured: TorchDynamo's graph, which has the subclasses.
-        example_inputs: its inputs.
+        example_inputs: the inputs of TorchDynamo's graph.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     plain = (
@@ -36,7 +36,7 @@ def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, ex
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
         and not any(map(is_traceable_wrapper_subclass, example_inputs))
         and _returns_plain_tensors(captured)
-        and all(map(_is_written_at_most, metadata.input_info))
+        and all(map(_needs_only_copies, metadata.input_info))
         and all(_is_plain(info) for info in metadata.output_info)
         and not metadata.num_intermediate_bases
         and not metadata.tokens
@@ -47,13 +47,13 @@ def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, ex
 
 
 def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
-    """Wraps a program as TorchDynamo calls it, and writes the first results to inputs as AOTAutograd's wrapper would.
+    """Returns a function for TorchDynamo that calls a program and writes the first results to inputs, as AOTAutograd's wrapper does.
 
-    A result that is the input itself has been written there already.
+    If a result is the input itself, the program has written the input already.
 
     Args:
-        program: takes a list of arguments, which it may clear.
-        written: the positions of the inputs that the first results are written to, from `leading_writes`.
+        program: takes a list of arguments, and may clear the list.
+        written: the positions of the inputs to which the first results are written, from `leading_writes`.
     """
     if not written:
         return lambda *args: program(list(args))
@@ -70,7 +70,7 @@ def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]
 
 
 def rederived_outputs(metadata: Any, module: GraphModule) -> frozenset[int]:
-    """Returns the indices of the outputs that the wrapper derives again from an input: an input itself, or a view of one.
+    """Returns the indices of the outputs that the wrapper derives from an input: an input itself, or a view of an input.
 
     metadata: AOTAutograd's ViewAndMutationMeta, or None if it is not available.
     """
@@ -86,7 +86,7 @@ def rederived_outputs(metadata: Any, module: GraphModule) -> frozenset[int]:
 
 
 def _returns_plain_tensors(captured: GraphModule) -> bool:
-    """True if all outputs of TorchDynamo's graph are known to be tensors that are no wrapper subclasses."""
+    """True if all outputs of TorchDynamo's graph are tensors and not wrapper subclasses, according to the graph's metadata."""
     outputs = pytree.tree_leaves(captured.graph.output_node().args)
     values = [output.meta.get("example_value", output.meta.get("val")) for output in outputs if isinstance(output, torch.fx.Node)]
     return len(values) == len(outputs) and all(
@@ -94,8 +94,8 @@ def _returns_plain_tensors(captured: GraphModule) -> bool:
     )
 
 
-def _is_written_at_most(info: Any) -> bool:
-    """True if an input is unchanged, or is only written with `copy_` and does not require grad."""
+def _needs_only_copies(info: Any) -> bool:
+    """True if the wrapper leaves an input unchanged, or only copies a result to the input, which does not require grad."""
     untouched = not info.mutates_metadata and not info.mutates_storage_metadata and not info.mutation_inductor_storage_resize
     return untouched and (not info.mutates_data or (not info.requires_grad and info.mutation_type is MutationType.MUTATED_OUT_GRAPH))
 

@@ -31,7 +31,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
             found.append(late)
         return late
 
-    monkeypatch.setattr(late_writes, "SMALL", 0)
+    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", 0)
     monkeypatch.setattr(pipeline, "LATE_WRITES", take)
     return found
 
@@ -467,11 +467,11 @@ def test_a_module_with_a_cache(freeze: bool, taken: list[LateWrites]) -> None:
 
 
 def test_what_is_small_is_written_as_a_whole(taken: list[LateWrites], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writes, "SMALL", c().nbytes + 1)
+    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", c().nbytes + 1)
     check(index_copy, c(), at(3), row())
     assert taken == []
     torch._dynamo.reset()
-    monkeypatch.setattr(late_writes, "SMALL", c().nbytes)
+    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", c().nbytes)
     check(index_copy, c(), at(3), row())
     assert len(taken) == 1
 

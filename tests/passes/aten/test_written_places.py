@@ -109,7 +109,7 @@ def layers(c: Tensor, d: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writes, "SMALL", 0)
+    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", 0)
     mine: Sequence[Tensor] = torch.randn(4, 4, 6, 5), torch.randn(4, 4, 6, 5), torch.randn(6, 5)
     theirs = copy.deepcopy(mine)
     with torch.no_grad():

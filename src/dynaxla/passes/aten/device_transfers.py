@@ -1,13 +1,13 @@
-"""Graphs with tensors on several devices: each program runs on one device, and data moves between devices between the programs.
+"""Graphs with tensors on several devices: each program runs on one device, and torch copies tensors between the programs.
 
 Such a graph is rewritten:
-- Where ATen moves an operand to another device implicitly (an index, the source of a copy), an explicit copy node does it.
-- A value that depends on no input (a constant, a new tensor filled by a rule, a function of such values) is computed on the device that
-  needs it, instead of being copied there.
+- Where ATen moves an operand to another device implicitly (an index, the source of a copy), an explicit copy node moves the operand.
+- A value that depends on no input (a constant, a new tensor filled by a rule, a function of such values) is computed on the device of its
+  consumer, not copied to this device.
 - Nodes of one device are grouped, as far as their operands from other devices allow, so that there are few programs.
 
-The rest are copies of values that are known only at run time, and the few other ops that take or return tensors of several devices. torch
-runs both between the programs, and raises the errors that eager mode raises.
+The remaining nodes on several devices are copies of values that depend on inputs, and the few other ops that take or return tensors of
+several devices. torch runs these nodes between the programs, and raises eager mode's errors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ...torch_ops import aten
 COPY = "it copies to another device"
 MIXED = "it takes or returns tensors of several devices"
 
-# The position of the argument that ATen moves to the device of the first one: indices from the CPU, the source of a copy from any device.
+# The position of the argument that ATen moves to the first argument's device: indices from the CPU, the source of a copy from any device.
 _INDEXING = {op: 1 for op in (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default)}
-_BROUGHT = {**_INDEXING, aten.copy.default: 1}
+_IMPLICITLY_MOVED = {**_INDEXING, aten.copy.default: 1}
 
 
 def has_several_devices(module: GraphModule) -> bool:
@@ -46,54 +46,54 @@ def has_several_devices(module: GraphModule) -> bool:
 def remove_detours(graph: Graph) -> None:
     """Changes a graph so that each op except copies has its operands on its own device, where possible.
 
-    A value that depends on no input is computed on the device that needs it.
+    A value that depends on no input is computed on the device of its consumer.
     """
-    known = _Known(graph)
+    input_free = _InputFreeNodes(graph)
     for node in list(graph.nodes):
         device = _device_of(node)
         if node.target in COPIES and device is not None and computed_on(node) - {device}:
-            source = known.on(device, node.args[0], node)
+            source = input_free.on(device, node.args[0], node)
             # Consumers of a copy on the CPU, such as AOTAutograd's wrapper, do not wait for it, so the copy itself blocks.
             waits = {"non_blocking": False} if device.type == "cpu" else {}
-            node.args, node.kwargs = _with(node.target, (source, *node.args[1:]), node.kwargs, device=device, **waits)
-        elif node.target in _BROUGHT and device is not None:
-            _bring(node, _BROUGHT[node.target], device, known)
-    known.remove_unused()
+            node.args, node.kwargs = _with_settings(node.target, (source, *node.args[1:]), node.kwargs, device=device, **waits)
+        elif node.target in _IMPLICITLY_MOVED and device is not None:
+            _add_explicit_copies(node, _IMPLICITLY_MOVED[node.target], device, input_free)
+    input_free.remove_unused()
     graph.lint()
 
 
-def _bring(node: Node, position: int, device: torch.device, known: _Known) -> None:
-    """Gives an op explicit copies of the operands that ATen would move to its device implicitly."""
+def _add_explicit_copies(node: Node, position: int, device: torch.device, input_free: _InputFreeNodes) -> None:
+    """Replaces the operands that ATen would move to an op's device implicitly by explicit copies."""
 
-    def there(source: Node) -> Node:
-        here = _device_of(source)
-        if here == device or (node.target in _INDEXING and here != torch.device("cpu")):
+    def on_device(source: Node) -> Node:
+        source_device = _device_of(source)
+        if source_device == device or (node.target in _INDEXING and source_device != torch.device("cpu")):
             return source
-        moved = known.on(device, source, node)
+        moved = input_free.on(device, source, node)
         return copy_to(device, source, node) if moved is source else moved
 
-    node.args = (*node.args[:position], torch.fx.node.map_arg(node.args[position], there), *node.args[position + 1 :])
+    node.args = (*node.args[:position], torch.fx.node.map_arg(node.args[position], on_device), *node.args[position + 1 :])
 
 
 def copy_to(device: torch.device, source: Node, before: Node) -> Node:
-    """Adds a node in front of `before` that copies `source` to a device."""
+    """Adds a copy of `source` to a device, in front of the node `before`. Returns the copy."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(aten._to_copy.default, (source,), {"device": device})
-    made.meta = {**_origin(before), "val": _like(source.meta["val"], device)}
-    return made
+        copy = before.graph.call_function(aten._to_copy.default, (source,), {"device": device})
+    copy.meta = {**_origin(before), "val": _like(source.meta["val"], device)}
+    return copy
 
 
-class _Known:
-    """The nodes of a graph whose values depend only on constants and sizes."""
+class _InputFreeNodes:
+    """The nodes of a graph whose values depend on no input except sizes, and their copies on other devices."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes: dict[Node, None] = {}
-        self._made: dict[tuple[Node, torch.device], Node] = {}
+        self._copies: dict[tuple[Node, torch.device], Node] = {}
         for node in graph.nodes:
-            if self._is_known(node):
+            if self._is_input_free(node):
                 self._nodes[node] = None
 
-    def _is_known(self, node: Node) -> bool:
+    def _is_input_free(self, node: Node) -> bool:
         tensors = tensors_of(node)
         if not tensors or any(not isinstance(tensor, torch.Tensor) for tensor in _leaves(node)):
             return False
@@ -112,40 +112,44 @@ class _Known:
         )
 
     def on(self, device: torch.device, node: Any, before: Node) -> Any:
-        """Returns a node with a known node's value on a device; returns any other node as it is. Adds nodes in front of `before`."""
+        """Returns a node with the value of `node` on a device, if this value depends on no input, else `node` itself.
+
+        Adds nodes in front of the node `before`.
+        """
         if node not in self._nodes or all(tensor.device == device for tensor in tensors_of(node)) or not self._can_be_on(device, node):
             return node
-        made = self._made.get((node, device))
-        if made is None:
-            made = self._made[node, device] = self._make(device, node, before)
-        return made
+        copy = self._copies.get((node, device))
+        if copy is None:
+            copy = self._copies[node, device] = self._recompute(device, node, before)
+        return copy
 
     def _can_be_on(self, device: torch.device, node: Node) -> bool:
-        """True if there are lowerings, for a device's platform, of a known node and of all known nodes that it is computed from."""
+        """True if a device's platform has lowerings of a node and of all nodes from which it is computed."""
         if node.op == "get_attr":
             return True
         is_lowered = node.target is operator.getitem or find_rule(node, devices.platform_of(device)) is not None
         return is_lowered and all(self._can_be_on(device, source) for source in node.all_input_nodes if source in self._nodes)
 
-    def _make(self, device: torch.device, node: Node, before: Node) -> Node:
+    def _recompute(self, device: torch.device, node: Node, before: Node) -> Node:
+        """Adds nodes that compute the value of `node` on a device, in front of the node `before`. Returns the last of these nodes."""
         if node.op == "get_attr":
             return copy_to(device, node, before)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: self.on(device, source, before))
         if isinstance(node.target, torch._ops.OpOverload):
-            args, kwargs = _with(node.target, args, kwargs, device=device, pin_memory=False)
+            args, kwargs = _with_settings(node.target, args, kwargs, device=device, pin_memory=False)
         with before.graph.inserting_before(before):
-            made = before.graph.call_function(node.target, args, kwargs)
-        made.meta = {**_origin(before), "val": pytree.tree_map_only(torch.Tensor, lambda value: _like(value, device), node.meta["val"])}
-        return made
+            copy = before.graph.call_function(node.target, args, kwargs)
+        copy.meta = {**_origin(before), "val": pytree.tree_map_only(torch.Tensor, lambda value: _like(value, device), node.meta["val"])}
+        return copy
 
     def remove_unused(self) -> None:
-        """Erases the known nodes that have no users any more."""
+        """Erases the nodes that have no users any more."""
         for node in reversed(self._nodes):
             if not node.users:
                 node.graph.erase_node(node)
 
 
-def _with(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **settings: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_settings(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **settings: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns an op's arguments with new values for the arguments named in `settings`. Names that the op lacks are ignored."""
     args, kwargs = tuple(args), dict(kwargs)
     for index, argument in enumerate(op._schema.arguments):
@@ -158,7 +162,7 @@ def _with(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **settings:
 
 
 def _origin(node: Node) -> dict[str, Any]:
-    """Returns the part of a node's metadata that says where it comes from: the user's line, the pass."""
+    """Returns the metadata that a node shares with the nodes that replace it: the user's line and the pass, but not the value."""
     return {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta", "recompute", "desc")}
 
 
@@ -183,7 +187,7 @@ class Arrangement:
     """The device of each node of a graph.
 
     Attributes:
-        crossings: the nodes that no program for one device can hold, each with the reason.
+        crossings: the nodes on several devices, which no program can compute, each with the reason.
         devices: the device of each other node.
     """
 
@@ -194,46 +198,46 @@ class Arrangement:
 def arrange(module: GraphModule, between: Collection[Node]) -> Arrangement:
     """Assigns a device to each node of a graph, and reorders the graph so that nodes of one device stand together.
 
-    between: the nodes that run between programs for other reasons. No node is moved across them, since they may have side effects.
+    between: the nodes that run between programs for other reasons. These nodes may have side effects, so no node moves across them.
     """
-    everything = set[torch.device]().union(*map(computed_on, module.graph.nodes))
-    main = devices.main_device(everything)
-    found = Arrangement({}, {})
+    all_devices = set[torch.device]().union(*map(computed_on, module.graph.nodes))
+    main = devices.main_device(all_devices)
+    arrangement = Arrangement({}, {})
     for node in module.graph.nodes:
         if node.op != "call_function" or node in between:
             continue
-        owners = computed_on(node)
+        node_devices = computed_on(node)
         if node.target is operator.getitem:
-            if node.args[0] in found.devices:
-                found.devices[node] = found.devices[node.args[0]]
-        elif len(owners) > 1:
-            found.crossings[node] = COPY if node.target in COPIES else MIXED
-        elif owners:
-            found.devices[node] = owners.pop()
+            if node.args[0] in arrangement.devices:
+                arrangement.devices[node] = arrangement.devices[node.args[0]]
+        elif len(node_devices) > 1:
+            arrangement.crossings[node] = COPY if node.target in COPIES else MIXED
+        elif node_devices:
+            arrangement.devices[node] = node_devices.pop()
         elif tensors_of(node):
-            found.devices[node] = _device_of_sources(node, found, main)
-    _group(module.graph, found, between, sorted(everything, key=lambda device: (device.type != "cpu", device.index or 0)))
-    return found
+            arrangement.devices[node] = _device_of_sources(node, arrangement, main)
+    _group(module.graph, arrangement, between, sorted(all_devices, key=lambda device: (device.type != "cpu", device.index or 0)))
+    return arrangement
 
 
-def _device_of_sources(node: Node, found: Arrangement, main: torch.device) -> torch.device:
-    """Returns the device for a node that any device can compute: the device of its sources, or `main` if they have none or several."""
-    sources = {found.devices[source] for source in node.all_input_nodes if source in found.devices}
+def _device_of_sources(node: Node, arrangement: Arrangement, main: torch.device) -> torch.device:
+    """Returns the device for a node that any device can compute: the only device of its sources, or else `main`."""
+    sources = {arrangement.devices[source] for source in node.all_input_nodes if source in arrangement.devices}
     return sources.pop() if len(sources) == 1 else main
 
 
-def _group(graph: Graph, found: Arrangement, between: Collection[Node], order: Sequence[torch.device]) -> None:
+def _group(graph: Graph, arrangement: Arrangement, between: Collection[Node], order: Sequence[torch.device]) -> None:
     """Reorders a graph so that nodes of one device stand together, with copies between devices as early as possible."""
     waiting: dict[Node, None] = {}
 
-    def place(before: Node, turn: torch.device | None) -> None:
-        """Places the ready nodes of a device, or the ready crossings if `turn` is None.
+    def move_ready(before: Node, device: torch.device | None) -> None:
+        """Moves the ready nodes of a device in front of the node `before`; for None, the ready nodes on several devices.
 
-        A node that is neither, such as arithmetic on sizes, is placed with any device.
+        A node without a device, such as arithmetic on sizes, moves with the nodes of each device.
         """
         for node in list(waiting):
-            owner = None if node in found.crossings else found.devices.get(node, turn or order[0])
-            if owner == turn and waiting.keys().isdisjoint(node.all_input_nodes):
+            owner = None if node in arrangement.crossings else arrangement.devices.get(node, device or order[0])
+            if owner == device and waiting.keys().isdisjoint(node.all_input_nodes):
                 before.prepend(node)
                 del waiting[node]
 
@@ -241,7 +245,7 @@ def _group(graph: Graph, found: Arrangement, between: Collection[Node], order: S
         if node.op == "output" or node in between:
             while waiting:
                 for device in order:
-                    place(node, None)
-                    place(node, device)
+                    move_ready(node, None)
+                    move_ready(node, device)
         elif node.op == "call_function":
             waiting[node] = None

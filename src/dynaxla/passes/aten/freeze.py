@@ -1,4 +1,4 @@
-"""Splits off the part of an inference graph that depends only on parameters and buffers, so that it is computed once, not at every call."""
+"""Splits off the part of an inference graph that depends only on parameters and buffers. This part is computed once, not at every call."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Frozen:
     Attributes:
         module: the whole graph, with batch norms folded.
         prepared: the part that depends only on parameters and buffers.
-        rest: the remaining part. The outputs of `prepared` are among its inputs.
-        packed: True if `pack` has packed any weights.
+        rest: the other part. The outputs of `prepared` are among the inputs of `rest`.
+        packed: True if `freeze` has packed weights.
     """
 
     module: GraphModule
@@ -39,43 +39,44 @@ Pack = Callable[[Graph, Collection[Node]], bool]
 
 
 def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambda graph, fixed: False) -> Frozen | None:
-    """Splits a graph in two parts; returns None if nothing can be prepared. The module itself is not changed.
+    """Splits a copy of a graph in two parts. Returns None if no computation depends only on parameters and buffers.
 
-    Only computations on parameters and buffers become part of `prepared`. Views stay in place, since they cost nothing, and so do values
-    that the graph returns, since the caller may write to them.
+    Views stay in `rest`, since they cost nothing, and so do values that the graph returns, since the caller may write to these values.
 
     Args:
         module: the graph.
         static_inputs: the positions of parameters and buffers among the inputs.
-        pack: changes a graph so that it reads weights in another memory order, and returns True if it packed any. Its second argument has
-            the parameters, the buffers and the nodes that depend only on them.
+        pack: changes a graph so that the graph reads packed weights (in another memory order). Returns True if a weight is packed. Its
+            second argument has the parameters, the buffers and the nodes that depend only on these.
     """
     module = copy_graph(module)
     graph = module.graph
     placeholders = graph.find_nodes(op="placeholder")
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)
-    packed = pack(graph, static | _decided(graph, static))
+    packed = pack(graph, static | _fixed_nodes(graph, static))
     returned = _returned(graph)
-    decided = _decided(graph, static) - returned
-    # A view is prepared only as an operand of a computation.
-    wanted = {node for node in decided if not is_view(node)}
+    fixed = _fixed_nodes(graph, static) - returned
+    # A view becomes part of `prepared` only as an operand of a computation.
+    prepared_nodes = {node for node in fixed if not is_view(node)}
     for node in reversed(graph.nodes):
-        if node in wanted:
-            wanted.update(source for source in node.all_input_nodes if source.op == "call_function")
-    if not wanted:
+        if node in prepared_nodes:
+            prepared_nodes.update(source for source in node.all_input_nodes if source.op == "call_function")
+    if not prepared_nodes:
         return None
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     # Returned values and views are computed in both parts if both need them.
-    shared = {node for node in wanted if node in returned or is_view(node)}
-    rest = part_of(module, _needed([node for node in nodes if node not in wanted or node in shared], shared - returned))
+    shared = {node for node in prepared_nodes if node in returned or is_view(node)}
+    rest = part_of(module, _without_unused([node for node in nodes if node not in prepared_nodes or node in shared], shared - returned))
     read = set(rest.inputs)
-    prepared = part_of(module, [node for node in nodes if node in wanted], [node for node in nodes if node in wanted & read])
+    prepared = part_of(
+        module, [node for node in nodes if node in prepared_nodes], [node for node in nodes if node in prepared_nodes & read]
+    )
     return Frozen(module, prepared, rest, packed)
 
 
-def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
-    """Returns the nodes, less those in `optional` that no other node needs."""
+def _without_unused(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
+    """Returns `nodes` without the `optional` nodes that no other node reads."""
     needed = {node for node in nodes if node not in optional}
     for node in reversed(nodes):
         if node in needed:
@@ -83,18 +84,18 @@ def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
     return [node for node in nodes if node in needed]
 
 
-def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
+def _fixed_nodes(graph: Graph, static: Collection[Node]) -> set[Node]:
     """Returns the nodes that depend only on parameters, buffers and constants, without random numbers or side effects.
 
-    Nodes that depend only on constants are not among them.
+    Nodes that depend only on constants are left out.
     """
-    decided: set[Node] = set()
+    fixed: set[Node] = set()
     constant: set[Node] = set()
     for node in graph.nodes:
         sources = node.all_input_nodes
         if node.op == "get_attr":
             constant.add(node)
-        if node.op != "call_function" or not all(source in static or source in decided or source in constant for source in sources):
+        if node.op != "call_function" or not all(source in static or source in fixed or source in constant for source in sources):
             continue
         op = node.target
         if isinstance(op, torch._ops.OpOverload) and (
@@ -103,8 +104,8 @@ def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
             continue
         if isinstance(op, torch._ops.HigherOrderOperator) or not _is_tensor(node) or is_asynchronous(node):
             continue
-        (decided if any(source in static or source in decided for source in sources) else constant).add(node)
-    return decided
+        (fixed if any(source in static or source in fixed for source in sources) else constant).add(node)
+    return fixed
 
 
 def _is_tensor(node: Node) -> bool:
@@ -114,17 +115,18 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _returned(graph: Graph) -> set[Node]:
-    """Returns the nodes that the graph returns or that may share memory with a returned value."""
-    output = graph.output_node()
-    found = set(output.all_input_nodes)
+    """Returns the nodes whose values the graph returns, and nodes whose values may share memory with these."""
+    returned = set(graph.output_node().all_input_nodes)
     for node in reversed(graph.nodes):
-        if node in found and (node.target is operator.getitem or is_view(node)):
-            found.update(node.all_input_nodes)
-    return found
+        if node in returned and (node.target is operator.getitem or is_view(node)):
+            returned.update(node.all_input_nodes)
+    return returned
 
 
 def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
-    """Folds batch norms into convolutions that have no other consumer, by scaling weight and bias, which must be parameters.
+    """Folds each batch norm into its convolution, by scaling the convolution's weight and bias.
+
+    The weight and the bias must be parameters, and the batch norm the only consumer of the convolution.
 
     Source: Jacob et al., Quantization and Training of Neural Networks (arXiv:1712.05877), section 3.2.
     """
@@ -134,21 +136,21 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
         convolution, *statistics = norm.args[:5]
         if convolution.target is not aten.convolution.default or len(convolution.users) > 1:
             continue
-        if not _plain(convolution.args[1], static) or not all(item is None or _plain(item, static) for item in statistics):
+        if not _is_parameter(convolution.args[1], static) or not all(item is None or _is_parameter(item, static) for item in statistics):
             continue
-        if convolution.args[2] is not None and not _plain(convolution.args[2], static):
+        if convolution.args[2] is not None and not _is_parameter(convolution.args[2], static):
             continue
         if any(user.args[1] != 0 for user in norm.users) or any(item is not None and item.meta["val"].dim() != 1 for item in statistics):
             continue
-        _fold(graph, convolution, norm)
+        _fold_into_convolution(graph, convolution, norm)
 
 
 def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
-    """Makes convolutions read copies of row-major parameters, since a program can choose the memory order of a copy.
+    """Makes convolutions read copies of row-major parameters: a program can choose the memory order of a copy.
 
-    Pointwise (1x1) kernels get no copy: for them the order makes no difference.
+    The weights of pointwise (1x1) convolutions are not copied: their memory order makes no difference.
 
-    fixed: parameters, buffers, and the nodes that depend only on them.
+    fixed: the parameters, the buffers, and the nodes that depend only on these.
     Returns: False, since no weight is packed.
     """
     copies: dict[Node, Node] = {}
@@ -167,12 +169,12 @@ def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
     return False
 
 
-def _plain(node: Node, static: Collection[Node]) -> bool:
-    """True for a parameter or buffer, or one cast to another dtype, as autocast does."""
+def _is_parameter(node: Node, static: Collection[Node]) -> bool:
+    """True for a parameter or buffer, and for a parameter or buffer that is cast to another dtype, as by autocast."""
     return node in static or (node.target is aten._to_copy.default and node.args[0] in static)
 
 
-def _fold(graph: Graph, convolution: Node, norm: Node) -> None:
+def _fold_into_convolution(graph: Graph, convolution: Node, norm: Node) -> None:
     x, weight, bias, *settings = convolution.args
     _, gamma, beta, mean, variance, _, epsilon = norm.args
     transposed, groups = settings[3], settings[5]
@@ -199,10 +201,10 @@ def _fold(graph: Graph, convolution: Node, norm: Node) -> None:
     if beta is not None:
         shift = call(aten.add.Tensor, shift, widened(beta))
     if transposed:
-        # (in, out / groups, ...): each group of inputs has the scales of its own outputs.
-        spread = call(aten.view.default, scale, [groups, 1, shape[1], *[1] * (len(shape) - 2)])
+        # The shape is (in, out / groups, ...): the weights of a group of inputs get the scales of the group's outputs.
+        group_scales = call(aten.view.default, scale, [groups, 1, shape[1], *[1] * (len(shape) - 2)])
         grouped = call(aten.view.default, widened(weight), [groups, shape[0] // groups, *shape[1:]])
-        scaled = call(aten.view.default, call(aten.mul.Tensor, grouped, spread), list(shape))
+        scaled = call(aten.view.default, call(aten.mul.Tensor, grouped, group_scales), list(shape))
     else:
         scaled = call(aten.mul.Tensor, widened(weight), call(aten.view.default, scale, [shape[0], *[1] * (len(shape) - 1)]))
     if dtype != wide:

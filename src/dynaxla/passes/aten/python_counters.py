@@ -1,7 +1,7 @@
-"""Takes Python counters out of a graph: numbers among its inputs that no tensor depends on, and that the graph returns increased.
+"""Moves Python counters out of a graph: input numbers that the graph increases and returns, and on which no tensor depends.
 
 TorchDynamo makes a number that changes from call to call an input of the graph, and a graph has one executable for each value of its
-numbers. A counter would therefore cost a compilation at every call.
+numbers. So a counter would cause a compilation at every call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .split import symbols
 
 @dataclass(frozen=True)
 class Counters:
-    """A graph without its counters, and a second graph that computes them.
+    """A graph without its counters, and a second graph that computes the new values of the counters.
 
     Attributes:
         rest: the graph without its counters and the values computed from them.
@@ -38,7 +38,7 @@ class Counters:
 
 
 def split_counters(module: GraphModule) -> Counters | None:
-    """Splits the counters off a graph; returns None if it has none."""
+    """Splits the counters off a graph. Returns None if the graph has no counters."""
     nodes = list(module.graph.nodes)
     placeholders = module.graph.find_nodes(op="placeholder")
     outputs: Sequence[Any] = module.graph.output_node().args[0]
@@ -53,7 +53,7 @@ def split_counters(module: GraphModule) -> Counters | None:
         if node in needed:
             needed.update(node.all_input_nodes)
     rest = copy_graph(module)
-    own = dict(zip(nodes, rest.graph.nodes, strict=True))
+    copies = dict(zip(nodes, rest.graph.nodes, strict=True))
     returned = [index for index, node in enumerate(outputs) if node not in depending]
     output = rest.graph.output_node()
     if output.meta.get("desc") is not None:
@@ -61,40 +61,40 @@ def split_counters(module: GraphModule) -> Counters | None:
     output.args = (tuple(output.args[0][index] for index in returned),)
     for node in reversed(nodes):
         if node in depending:
-            rest.graph.erase_node(own[node])
+            rest.graph.erase_node(copies[node])
     rest.recompile()
     return Counters(
         rest,
         kept=[index for index, node in enumerate(placeholders) if node not in counters],
         returned=returned,
-        counted=_computing(module, counted, needed),
+        counted=_subgraph_of(module, counted, needed),
         sources=[index for index, node in enumerate(placeholders) if node in needed],
     )
 
 
 def _counters(graph: Graph) -> set[Node]:
-    """Returns the inputs that are numbers on which only plain arithmetic on numbers depends: no tensor and no tensor's size."""
-    found = {node: node.meta["val"] for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)}
-    reached: dict[Node, set[Node]] = {node: {node} for node in found}
+    """Returns the number inputs on which only plain arithmetic on numbers depends, and no tensor and no tensor's size."""
+    candidates = {node: node.meta["val"] for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)}
+    reached: dict[Node, set[Node]] = {node: {node} for node in candidates}
     sizes: set[Any] = set()
     for node in graph.nodes:
-        if node in found or node.op == "output":
+        if node in candidates or node.op == "output":
             continue
         reached[node] = {counter for source in node.all_input_nodes for counter in reached[source]}
-        if not _is_number(node):
+        if not _is_number_arithmetic(node):
             sizes |= symbols(node.meta.get("val"))
             for counter in reached[node]:
-                found.pop(counter, None)
-    return {node for node, value in found.items() if value.node.expr.is_symbol and value.node.expr not in sizes}
+                candidates.pop(counter, None)
+    return {node for node, value in candidates.items() if value.node.expr.is_symbol and value.node.expr not in sizes}
 
 
-def _is_number(node: Node) -> bool:
+def _is_number_arithmetic(node: Node) -> bool:
     """True if a node is plain arithmetic on numbers."""
     return is_plain_python(node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
 
 
-def _computing(module: GraphModule, results: Sequence[Node], needed: set[Node]) -> GraphModule:
-    """Returns a module that computes the nodes `results`. needed: these nodes and all nodes that they are computed from."""
+def _subgraph_of(module: GraphModule, results: Sequence[Node], needed: set[Node]) -> GraphModule:
+    """Returns a module that computes the nodes `results`. needed: the results, and all nodes from which the results are computed."""
     graph, copies = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node in needed:

@@ -1,4 +1,4 @@
-"""Moves random draws to the start of a graph, where torch's own generator draws them as in eager mode (option exact_rng)."""
+"""Moves random ops to the start of a graph, where torch runs them with its own generator, as in eager mode (option exact_rng)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...capture.graph import copy_graph
 from ...lowering.interpreter import draws_random
 from ...torch_ops import aten
 
-# Random ops that read only the size, strides and dtype of their tensor.
-_OF_SHAPES = (
+# Random ops that read only the sizes, strides and dtype of their operand, not its elements.
+_DRAWS_BY_SHAPE = (
     aten.bernoulli.p,
     aten.cauchy.default,
     aten.exponential.default,
@@ -33,31 +33,31 @@ _OF_SHAPES = (
 
 
 def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
-    """Returns a copy of the graph with its draws moved to the start, and the nodes that torch must run.
+    """Returns a copy of the graph with its random ops moved to the start, and the nodes that torch must run.
 
-    Draws keep their order, since the numbers depend on it. A draw that depends on values, such as `multinomial`, is not moved.
+    Random ops keep their order, since the random numbers depend on the order. An op that reads values, such as `multinomial`, is not moved.
     """
     module = copy_graph(module)
     graph = module.graph
-    place = _InsertionPoint(graph)
-    drawn: set[Node] = set()
+    insertion_point = _InsertionPoint(graph)
+    run_by_torch: set[Node] = set()
     for node in list(graph.nodes):
         if draws_random(node):
-            made = _hoisted(graph, node, place)
-            if made is None:
-                place.last = node
-                made = [node]
-            drawn.update(made)
+            hoisted = _hoisted(graph, node, insertion_point)
+            if hoisted is None:
+                insertion_point.last = node
+                hoisted = [node]
+            run_by_torch.update(hoisted)
     graph.lint()
     module.recompile()
-    return module, drawn
+    return module, run_by_torch
 
 
 class _InsertionPoint:
-    """The insertion point for draws: after those that have been moved already.
+    """The insertion point for random ops: after the inputs and all random ops so far.
 
     Attributes:
-        last: the node in front of the insertion point; None for the graph's start.
+        last: the node before the insertion point; None for the graph's start.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -66,13 +66,13 @@ class _InsertionPoint:
         self._graph = graph
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        """Inserts the call of an op at the insertion point, and advances it."""
+        """Inserts the call of an op, and moves the insertion point behind the call."""
         with self._graph.inserting_before(None) if self.last is None else self._graph.inserting_after(self.last):
             self.last = _call(self._graph, op, *args, **kwargs)
         return self.last
 
     def move(self, node: Node) -> None:
-        """Moves a node to the insertion point, and advances it."""
+        """Moves a node to the insertion point, and moves the insertion point behind the node."""
         first = next(iter(self._graph.nodes))
         if self.last is None and node is not first:
             first.prepend(node)
@@ -81,49 +81,49 @@ class _InsertionPoint:
         self.last = node
 
 
-def _hoisted(graph: Graph, node: Node, place: _InsertionPoint) -> list[Node] | None:
-    """Moves a draw to the insertion point, and returns the nodes there that torch must run.
+def _hoisted(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
+    """Moves a random op to the insertion point, and returns the moved and added nodes, which torch must run.
 
-    Returns None, changing nothing, if the draw depends on values or on sizes that are not known there.
+    Returns None, and changes nothing, if the op reads values, or sizes that no input holds.
     """
     if node.target is aten.native_dropout.default:
-        return _dropout(graph, node, place)
+        return _dropout(graph, node, insertion_point)
     tensors = node.all_input_nodes
     if not tensors:
-        place.move(node)
+        insertion_point.move(node)
         return [node]
-    if node.target not in _OF_SHAPES or tensors != [node.args[0]] or (empty := _empty(graph, tensors[0], place)) is None:
+    if node.target not in _DRAWS_BY_SHAPE or tensors != [node.args[0]] or (empty := _empty(graph, tensors[0], insertion_point)) is None:
         return None
     node.args = (empty, *node.args[1:])
-    place.move(node)
+    insertion_point.move(node)
     return [empty, node]
 
 
-def _dropout(graph: Graph, node: Node, place: _InsertionPoint) -> list[Node] | None:
-    """Replaces a dropout by x * (mask / (1 - p)) and the mask, drawn as eager mode draws it. Returns the same as `_hoisted`.
+def _dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
+    """Replaces a dropout by x * (mask / (1 - p)) and the mask, whose random numbers are those of eager mode. Returns as `_hoisted` does.
 
-    Source: ATen native/Dropout.cpp, _dropout (CPU) and native/cuda/Dropout.cu (CUDA)
+    Source: ATen native/Dropout.cpp, _dropout (CPU), and native/cuda/Dropout.cu (CUDA).
     """
     x, p, train = (*node.args, None)[:3]
-    if train is False or p in (0, 1):  # nothing is drawn
-        keep = train is False or p == 0
+    if train is False or p in (0, 1):  # eager mode draws no random numbers
+        keeps_all = train is False or p == 0
         with graph.inserting_before(node):
-            out = _call(graph, aten.mul.Scalar, x, int(keep))
-            mask = _call(graph, aten.full_like.default, x, keep, dtype=torch.bool)
+            out = _call(graph, aten.mul.Scalar, x, int(keeps_all))
+            mask = _call(graph, aten.full_like.default, x, keeps_all, dtype=torch.bool)
         _replace(graph, node, (out, mask))
         return []
-    empty = _empty(graph, x, place)
+    empty = _empty(graph, x, insertion_point)
     if empty is None:
         return None
     if x.meta["val"].device.type == "cpu":
-        mask = place.call(aten.bernoulli_.float, empty, 1 - p)  # bernoulli.p would draw for the elements in another order
+        mask = insertion_point.call(aten.bernoulli_.float, empty, 1 - p)  # bernoulli.p would fill the elements in another order
         drawn = [empty, mask]
         with graph.inserting_before(node):
             scaled = _call(graph, aten.div.Scalar, mask, 1 - p)
             mask = _call(graph, aten._to_copy.default, mask, dtype=torch.bool)
     else:
-        pair = place.call(aten.native_dropout.default, empty, p, True)
-        mask = place.call(operator.getitem, pair, 1)
+        pair = insertion_point.call(aten.native_dropout.default, empty, p, True)
+        mask = insertion_point.call(operator.getitem, pair, 1)
         drawn = [empty, pair, mask]
         with graph.inserting_before(node):
             scaled = _call(graph, aten.mul.Scalar, _call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype), 1 / (1 - p))
@@ -134,41 +134,44 @@ def _dropout(graph: Graph, node: Node, place: _InsertionPoint) -> list[Node] | N
 
 
 def _replace(graph: Graph, node: Node, results: tuple[Node, ...]) -> None:
-    """Replaces a node with several results by a node for each result, and erases it."""
+    """Replaces each result of a node with several results by a node, and erases the replaced node."""
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         graph.erase_node(user)
     graph.erase_node(node)
 
 
-def _empty(graph: Graph, like: Node, place: _InsertionPoint) -> Node | None:
-    """Adds an empty tensor like a node's at the insertion point; returns None if its sizes or strides are not known there."""
+def _empty(graph: Graph, like: Node, insertion_point: _InsertionPoint) -> Node | None:
+    """Adds an empty tensor, with the metadata of the tensor of `like`, at the insertion point.
+
+    Returns None if a size or stride is symbolic and no input holds its value.
+    """
     value = like.meta["val"]
     numbers = [_number(graph, item) for item in (*value.shape, *value.stride())]
     if any(item is None for item in numbers):
         return None
     sizes, strides, settings = numbers[: value.dim()], numbers[value.dim() :], {"dtype": value.dtype, "device": value.device}
     with detect_fake_mode(value):
-        looks = torch.empty_strided(value.shape, value.stride(), **settings)
-    return place.call(aten.empty_strided.default, sizes, strides, **settings, like=looks)
+        fake = torch.empty_strided(value.shape, value.stride(), **settings)
+    return insertion_point.call(aten.empty_strided.default, sizes, strides, **settings, fake=fake)
 
 
 def _number(graph: Graph, number: int | torch.SymInt) -> int | Node | None:
-    """Returns a size as an int or as the graph input that holds it; None if no input does."""
+    """Returns a size as an int, or as the graph input that has the value of the symbolic size; None if no input has the value."""
     if isinstance(number, int):
         return number
-    return next((node for node in graph.nodes if node.op == "placeholder" and _is_same(node.meta["val"], number)), None)
+    return next((node for node in graph.nodes if node.op == "placeholder" and _equals_symbol(node.meta["val"], number)), None)
 
 
-def _is_same(value: Any, number: torch.SymInt) -> bool:
+def _equals_symbol(value: Any, number: torch.SymInt) -> bool:
     return isinstance(value, torch.SymInt) and bool(value.node.expr == number.node.expr)
 
 
-def _call(graph: Graph, op: Any, *args: Any, like: torch.Tensor | None = None, **kwargs: Any) -> Node:
-    """Adds the call of an op, with its fake value. like: that value, if the caller knows it."""
+def _call(graph: Graph, op: Any, *args: Any, fake: torch.Tensor | None = None, **kwargs: Any) -> Node:
+    """Adds the call of an op, with its fake value. fake: the fake value, if the caller has it."""
     node = graph.call_function(op, args, kwargs)
-    if like is not None:
-        node.meta["val"] = like
+    if fake is not None:
+        node.meta["val"] = fake
         return node
     values = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
     with detect_fake_mode(values):

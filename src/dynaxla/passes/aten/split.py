@@ -1,4 +1,4 @@
-"""Splits a graph at the nodes that run between programs (see unsupported_nodes.py)."""
+"""Splits a graph at the nodes that torch runs between programs (see unsupported_nodes.py)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...lowering.interpreter import is_plain_python
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A piece of a graph.
+    """A part of a graph.
 
     Attributes:
         compiled: True if the part becomes an XLA program, False if torch runs its nodes one by one.
         module: the part as a graph of its own.
         inputs: the nodes of the whole graph that the part reads.
-        outputs: the part's nodes that later parts or the graph's outputs read.
+        outputs: the part's nodes whose values later parts read or the graph returns.
     """
 
     compiled: bool
@@ -30,7 +30,7 @@ class GraphPart:
 
 
 def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[GraphPart]:
-    """Splits a graph into parts that run in order. Arithmetic on sizes joins the part before it.
+    """Splits a graph into parts that run in order. Arithmetic on sizes becomes part of the preceding part.
 
     Args:
         module: the graph.
@@ -38,43 +38,44 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
         device: returns the device of a compiled node; None for a node that can be on any device.
     """
     groups: list[_PartNodes] = []
-    placed: set[Node] = set()
+    assigned: set[Node] = set()
 
-    def place(node: Node, compiled: bool, device: Any = None) -> None:
+    def assign(node: Node, compiled: bool, device: Any = None) -> None:
         last = groups[-1] if groups else None
         if last is None or not last.takes(compiled, device):
             last = _PartNodes(compiled)
             groups.append(last)
         last.device = last.device or device
         last.nodes.append(node)
-        placed.add(node)
+        assigned.add(node)
 
     for node in module.graph.nodes:
         is_constant = node.op == "get_attr" and all(user.op != "output" for user in node.users)
-        if node.op in ("placeholder", "output") or is_constant or node in placed:
+        if node.op in ("placeholder", "output") or is_constant or node in assigned:
             continue
         if uncompiled(node):
-            place(node, False)
+            assign(node, False)
             for user in node.users:
                 if is_plain_python(user) and set(user.all_input_nodes) <= {node}:
-                    place(user, False)
+                    assign(user, False)
         elif _is_size(node) and device(node) is None:
-            place(node, groups[-1].compiled if groups else True)
+            assign(node, groups[-1].compiled if groups else True)
         else:
-            place(node, True, device(node))
+            assign(node, True, device(node))
     definitions = _Definitions(module)
     return [_part(module, group.compiled, group.nodes, definitions, device=group.device) for group in groups]
 
 
 @dataclass
 class _PartNodes:
-    """The nodes of one part. Its device is None as long as any device will do."""
+    """The nodes of one part. The device is None until a node of the part needs a device."""
 
     compiled: bool
     device: Any = None
     nodes: list[Node] = field(default_factory=list)
 
     def takes(self, compiled: bool, device: Any) -> bool:
+        """True if a node can become a node of this part. device: the device that the node needs, or None."""
         return self.compiled == compiled and (device is None or self.device is None or device == self.device)
 
 
@@ -84,7 +85,7 @@ def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] 
     Args:
         module: the graph.
         nodes: the part's nodes, in the graph's order.
-        outputs: the part's outputs; None for all nodes that others read.
+        outputs: the part's outputs; None for all nodes that other nodes read.
     """
     return _part(module, True, nodes, _Definitions(module), outputs)
 
@@ -94,28 +95,28 @@ def _is_size(node: Node) -> bool:
 
 
 def symbols(value: Any) -> set[Any]:
-    """Returns the symbols in the sizes, strides and offset of a tensor, or in a number; for a tuple or list, those of all items."""
-    found: set[Any] = set()
+    """Returns the symbols in the sizes, strides and offset of a tensor, or in a number, or in all items of a tuple or list."""
+    free_symbols: set[Any] = set()
     for leaf in value if isinstance(value, (tuple, list)) else [value]:
         numbers = [leaf]
         if isinstance(leaf, torch.Tensor):
             numbers = [*leaf.shape, *leaf.stride(), leaf.storage_offset()] if leaf.layout == torch.strided else [*leaf.shape]
         for number in numbers:
             if isinstance(number, torch.SymInt):
-                found |= number.node.expr.free_symbols
-    return found
+                free_symbols |= number.node.expr.free_symbols
+    return free_symbols
 
 
 class _Definitions:
-    """For each symbol of a graph, the nodes that hold its value: a number, or else tensors with that size, one on each device."""
+    """The nodes that define each symbol of a graph: a number with the symbol's value, or else a tensor with this size on each device."""
 
     def __init__(self, module: GraphModule) -> None:
         numbers: dict[Any, dict[Any, Node]] = {}
         sizes: dict[Any, dict[Any, Node]] = {}
-        self._places: dict[Node, int] = {}
+        self._positions: dict[Node, int] = {}
         for node in module.graph.nodes:
             value = node.meta.get("val")
-            self._places[node] = len(self._places)
+            self._positions[node] = len(self._positions)
             if isinstance(value, torch.SymInt):
                 numbers.setdefault(value.node.expr, {None: node})
             elif isinstance(value, torch.Tensor):
@@ -126,11 +127,11 @@ class _Definitions:
         self.all = {node for nodes in self._nodes.values() for node in nodes.values()}
 
     def node(self, symbol: Any, device: Any, before: Node) -> Node | None:
-        """Returns the node that holds a symbol's value, preferably one on `device` that precedes `before`; None if there is none."""
+        """Returns a node that defines a symbol, or None. A node on `device` that precedes the node `before` is preferred."""
         nodes = self._nodes.get(symbol, {})
-        own = nodes.get(device)
-        if own is not None and self._places[own] < self._places[before]:
-            return own
+        on_device = nodes.get(device)
+        if on_device is not None and self._positions[on_device] < self._positions[before]:
+            return on_device
         return next(iter(nodes.values()), None)
 
 
@@ -153,8 +154,8 @@ def _part(
                 inputs[source] = None
     if compiled:
         used = {symbol for node in (*inputs, *nodes) for symbol in symbols(node.meta.get("val"))}
-        found = (definitions.node(symbol, device, nodes[0]) for symbol in used)
-        inputs |= {node: None for node in found if node is not None and node not in inside}
+        defining = (definitions.node(symbol, device, nodes[0]) for symbol in used)
+        inputs |= {node: None for node in defining if node is not None and node not in inside}
     if outputs is None:
         outputs = [node for node in nodes if node in definitions.all or any(user not in inside for user in node.users)]
     graph = torch.fx.Graph()

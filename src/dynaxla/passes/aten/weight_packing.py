@@ -1,6 +1,6 @@
-"""Packs a frozen graph's weights in the memory order of the oneDNN kernels that read them. Part of `freeze`.
+"""Packs a frozen graph's weights in the memory order of the oneDNN kernels that read the weights. Part of `freeze`.
 
-A weight is packed only if few rows are multiplied with it: otherwise reordering takes a small part of the kernel's time.
+A weight is packed only if it is multiplied with few rows. With many rows, oneDNN's own reordering is a small part of the kernel's time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ...lowering.epilogue import follow
 from ...lowering.ops.convolution import CONVOLUTION, Convolution
 from ...torch_ops import aten
 
-# The most rows of a matrix, or positions of a convolution's result. With so many, packing takes a thirtieth of the kernel's time.
-_MANY_ROWS = 1024
-# The least elements of a weight. Below _SMALL, the call of a kernel costs more than packing. With a single row, XLA's own dot is as fast
-# below _SMALL_FOR_ONE_ROW.
-_SMALL, _SMALL_FOR_ONE_ROW = 1 << 14, 1 << 22
+# The maximum number of rows of a matrix, or of positions of a convolution's result. With so many, packing takes a thirtieth of the kernel's
+# time.
+_MAX_ROWS = 1024
+# The minimum number of elements of a weight. For a smaller weight, the call of a kernel costs more than packing saves. With a single row,
+# the minimum is larger: below it, XLA's own dot is as fast.
+_MIN_ELEMENTS, _MIN_ELEMENTS_ONE_ROW = 1 << 14, 1 << 22
 
 
 def pack_weights(graph: Graph, fixed: Collection[Node], device: jax.Device, forms: Mapping[str, str]) -> bool:
@@ -32,23 +33,28 @@ def pack_weights(graph: Graph, fixed: Collection[Node], device: jax.Device, form
 
     Args:
         graph: the graph, which is changed.
-        fixed: parameters, buffers, and the nodes that depend only on them.
-        device: the device that the graph will run on.
+        fixed: the parameters, the buffers, and the nodes that depend only on these.
+        device: the device of the graph's program.
         forms: the requested implementation of each op.
 
     Returns: True if any weight is packed.
     """
-    made: dict[tuple[Node, Packing], Node] = {}
+    packed_weights: dict[tuple[Node, Packing], Node] = {}
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
-            _pack_product(graph, node, fixed, device, forms, made)
+            _pack_product(graph, node, fixed, device, forms, packed_weights)
         elif node.target is aten.convolution.default:
-            _pack_convolution(graph, node, fixed, device, forms, made)
-    return bool(made)
+            _pack_convolution(graph, node, fixed, device, forms, packed_weights)
+    return bool(packed_weights)
 
 
 def _pack_product(
-    graph: Graph, node: Node, fixed: Collection[Node], device: jax.Device, forms: Mapping[str, str], made: dict[tuple[Node, Packing], Node]
+    graph: Graph,
+    node: Node,
+    fixed: Collection[Node],
+    device: jax.Device,
+    forms: Mapping[str, str],
+    packed_weights: dict[tuple[Node, Packing], Node],
 ) -> None:
     bias, x, weight = node.args if node.target is aten.addmm.default else (None, *node.args)
     if weight not in fixed or x in fixed or node.kwargs or forms.get("contraction", "onednn") != "onednn":
@@ -58,13 +64,18 @@ def _pack_product(
         return
     following = follow(node)
     activation = following.name if following is not None and following.name in onednn.ACTIVATIONS else ""
-    found = weight_orders.of_linear(rows, inputs, columns, dtypes.to_jax(dtype), bias is not None, activation, device)
-    if found is not None:
-        _replace(graph, node, weight_orders.packed_linear, (x, _packed(graph, node, weight, found, made), bias, columns))
+    packing = weight_orders.of_linear(rows, inputs, columns, dtypes.to_jax(dtype), bias is not None, activation, device)
+    if packing is not None:
+        _replace(graph, node, weight_orders.packed_linear, (x, _packed(graph, node, weight, packing, packed_weights), bias, columns))
 
 
 def _pack_convolution(
-    graph: Graph, node: Node, fixed: Collection[Node], device: jax.Device, forms: Mapping[str, str], made: dict[tuple[Node, Packing], Node]
+    graph: Graph,
+    node: Node,
+    fixed: Collection[Node],
+    device: jax.Device,
+    forms: Mapping[str, str],
+    packed_weights: dict[tuple[Node, Packing], Node],
 ) -> None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if weight not in fixed or x in fixed or transposed or groups != 1 or len(_shape(weight)) != 4:
@@ -73,19 +84,21 @@ def _pack_convolution(
     if not _is_worthwhile(batch * math.prod(space), weight, [x, bias, node]):
         return
     stride, padding, dilation = (tuple(values) * (2 // len(values)) for values in (stride, padding, dilation))
-    margins = tuple((margin, margin) for margin in padding)
+    padding_pairs = tuple((size, size) for size in padding)
     dtype = dtypes.to_jax(weight.meta["val"].dtype)
     exact = lax.Precision.HIGHEST
-    problem = Convolution(_shape(x), _shape(weight), _shape(node), stride, margins, (1, 1), dilation, 1, False, dtype, exact, "cpu")
-    form = CONVOLUTION.choose(problem, forms).name
-    if form != "onednn" and not (form == "patches" and math.prod(_shape(weight)[2:]) == 1):
+    problem = Convolution(_shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, exact, "cpu")
+    implementation = CONVOLUTION.choose(problem, forms).name
+    if implementation != "onednn" and not (implementation == "patches" and math.prod(_shape(weight)[2:]) == 1):
         return
-    batch, channels, *places = _shape(x)
-    shapes = (batch, *places, channels), _shape(weight), (batch, *space, out)
-    found = weight_orders.of_convolution(*shapes, stride, margins, dilation, dtype, bias is not None, device)
-    if found is not None:
+    batch, channels, *x_space = _shape(x)
+    shapes = (batch, *x_space, channels), _shape(weight), (batch, *space, out)
+    packing = weight_orders.of_convolution(*shapes, stride, padding_pairs, dilation, dtype, bias is not None, device)
+    if packing is not None:
         arguments = [list(_shape(weight)), list(stride), list(padding), list(dilation)]
-        _replace(graph, node, weight_orders.packed_convolution, (x, _packed(graph, node, weight, found, made), bias, *arguments))
+        _replace(
+            graph, node, weight_orders.packed_convolution, (x, _packed(graph, node, weight, packing, packed_weights), bias, *arguments)
+        )
 
 
 def _shape(node: Node) -> tuple[Any, ...]:
@@ -93,26 +106,28 @@ def _shape(node: Node) -> tuple[Any, ...]:
 
 
 def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bool:
-    """True if all sizes are fixed, all dtypes are the same and supported by oneDNN, the rows are few and the weight is large."""
+    """True if all sizes are fixed, all dtypes are equal and supported by oneDNN, the rows are few and the weight is large."""
     values = [node.meta["val"] for node in (weight, *others) if node is not None]
     dtype = weight.meta["val"].dtype
     if not all(type(size) is int for value in values for size in value.shape) or any(value.dtype != dtype for value in values):
         return False
-    least = _SMALL if rows > 1 else _SMALL_FOR_ONE_ROW
-    return onednn_support.takes(dtypes.to_jax(dtype)) and 0 < rows <= _MANY_ROWS and weight.meta["val"].numel() >= least
+    min_elements = _MIN_ELEMENTS if rows > 1 else _MIN_ELEMENTS_ONE_ROW
+    return onednn_support.takes(dtypes.to_jax(dtype)) and 0 < rows <= _MAX_ROWS and weight.meta["val"].numel() >= min_elements
 
 
-def _packed(graph: Graph, before: Node, weight: Node, order: Packing, made: dict[tuple[Node, Packing], Node]) -> Node:
-    if (weight, order) not in made:
+def _packed(graph: Graph, before: Node, weight: Node, order: Packing, packed_weights: dict[tuple[Node, Packing], Node]) -> Node:
+    """Returns the node of a packed weight, which is added in front of the node `before` if the weight is not packed yet."""
+    if (weight, order) not in packed_weights:
         arguments = (weight, list(order.dims), list(order.blocked), list(order.sizes))
         with graph.inserting_before(before):
-            node = made[weight, order] = graph.call_function(weight_orders.pack, arguments)
+            node = packed_weights[weight, order] = graph.call_function(weight_orders.pack, arguments)
         value = weight.meta["val"]
         node.meta["val"] = value.new_empty(order.length(_shape(weight)))
-    return made[weight, order]
+    return packed_weights[weight, order]
 
 
 def _replace(graph: Graph, node: Node, op: Any, args: tuple[Any, ...]) -> None:
+    """Replaces a node by the call of another op."""
     with graph.inserting_before(node):
         new = graph.call_function(op, args)
     new.meta.update(node.meta)

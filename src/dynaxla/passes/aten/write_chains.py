@@ -6,8 +6,9 @@ Functionalization turns `c[0, :, 3] = k` into reads and writes of whole tensors:
     row = select_scatter(select(c, 0, 0), new, 1, 3)
     c' = select_scatter(c, row, 0, 0)
 
-Each of these values is a place (a view) of c after some writes to places of c: `part` after no write, the others after one, a `copy_` of k
-to the place of `part`. This module derives that state node by node. It describes values only, not the memory that results lie in.
+Each of these values is a view of c after some writes to views of c: `part` after no write, and the other values after one write, a `copy_`
+of k to the view `part`. This module derives this state (the view and the writes) node by node. A state describes only the values of a
+result, not its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.fx import Graph, Node
 from ...lowering.kernel_refusals import reason
 from ...torch_ops import aten
 
-_SAME = (aten.alias.default, aten.detach.default, aten.clone.default)
+_IDENTITIES = (aten.alias.default, aten.detach.default, aten.clone.default)
 _VIEWS = (
     aten.select.int,
     aten.slice.Tensor,
@@ -39,22 +40,22 @@ _VIEWS = (
     aten.squeeze.dims,
     aten.view.default,
 )
-# Ops that return several views.
+# View ops that return several views.
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-# Scatter ops, each with its view op: the result is the operand with that view replaced. Both take the same further arguments.
-_PUTS_BACK = {
+# The view op of each scatter op. The scatter op returns its operand with this view replaced; both ops take the same further arguments.
+_SCATTERS = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
 # Ops that overwrite their whole operand, each with its in-place variant.
-_FILLS = {
+_OVERWRITES = {
     aten.copy.default: aten.copy_.default,
     aten.fill.Scalar: aten.fill_.Scalar,
     aten.fill.Tensor: aten.fill_.Tensor,
     aten.zero.default: aten.zero_.default,
 }
-# Ops that write to the positions that indices choose, each with its in-place variant.
+# Ops that write to positions given by index tensors, each with its in-place variant.
 _INDEXED = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
@@ -65,7 +66,7 @@ _INDEXED = {
     aten.scatter_add.default: aten.scatter_add_.default,
 }
 
-# Identifies a place within one tensor: sizes, strides and offset.
+# Identifies a view of one tensor: sizes, strides and storage offset.
 _Spec = tuple[Any, ...]
 
 
@@ -90,8 +91,8 @@ class InputView:
 
     Attributes:
         steps: the views, from the input on.
-        specs: sizes, strides and offset of the input and after each step.
-        value: a fake tensor like the part.
+        specs: sizes, strides and offset of the input, and of the view after each step.
+        value: a fake tensor like the view.
     """
 
     steps: tuple[ViewOp, ...]
@@ -99,7 +100,7 @@ class InputView:
     value: torch.Tensor
 
     def lies_in(self, other: InputView) -> bool:
-        """True if this place is `other` or, as its steps show, a part of it."""
+        """True if this view is `other` or is known to be a part of `other`: one of its steps led to `other`."""
         return other.specs[-1] in self.specs
 
     def is_same(self, other: InputView) -> bool:
@@ -107,25 +108,25 @@ class InputView:
 
     @property
     def is_whole(self) -> bool:
-        """True if the place is the whole input."""
+        """True if the view is the whole input."""
         return self.specs[-1] == self.specs[0]
 
     def is_apart(self, other: InputView) -> bool:
-        """True if the steps show that two places of one input share no element.
+        """True if two views of one input are known to share no element.
 
-        Only the first step that differs is compared: both places must take parts of the same dimension there, without overlap.
+        Only the first step that differs is compared: both steps must select disjoint ranges of the same dimension.
         """
         for mine, theirs, spec in zip(self.steps, other.steps, self.specs, strict=False):
             if mine != theirs:
                 sizes = spec[: len(spec) // 2]
-                one, another = _chosen(mine, sizes), _chosen(theirs, sizes)
+                one, another = _selected_range(mine, sizes), _selected_range(theirs, sizes)
                 if one is None or another is None or one[0] != another[0]:
                     return False
                 return one[2] <= another[1] or another[2] <= one[1]
         return False
 
     def after(self, step: ViewOp) -> InputView | None:
-        """Returns the place that a view of this one is, or None if the input's memory cannot be viewed so."""
+        """Returns the view that a further step gives, or None if the step cannot be a view of the input's memory."""
         mode = detect_fake_mode(self.value)
         if mode is None:
             return None
@@ -133,7 +134,7 @@ class InputView:
         try:
             with mode, torch.no_grad():
                 value = step.op(self.value, *args)
-        except (RuntimeError, ValueError):  # these strides have no such view: torch would have to copy
+        except (RuntimeError, ValueError):  # for these strides, torch would have to copy
             return None
         value = value if step.item is None else value[step.item]
         spec = _spec(value)
@@ -150,9 +151,9 @@ class Write:
     Attributes:
         node: the op's node.
         op: the in-place variant of the op.
-        place: the part of the input that is written.
-        args: the arguments after the tensor that is written.
-        kwargs: the keyword arguments.
+        place: the view of the input to which the op writes.
+        args: the in-place op's arguments after its target.
+        kwargs: the in-place op's keyword arguments.
     """
 
     node: Node
@@ -169,12 +170,12 @@ class Write:
 
 @dataclass(frozen=True)
 class WrittenView:
-    """A value that is a place of an input after writes.
+    """A value that is a view of an input after writes.
 
     Attributes:
         source: the input's node.
         writes: the writes, in their order.
-        place: the part of the input.
+        place: the view of the input.
     """
 
     source: Node
@@ -183,31 +184,31 @@ class WrittenView:
 
     @property
     def seen(self) -> tuple[Write, ...]:
-        """The writes that the value may depend on: all but those to places that are known to be disjoint from this one."""
+        """The writes on which the value may depend: all except the writes to views that are known to share no element with this view."""
         return tuple(write for write in self.writes if not write.place.is_apart(self.place))
 
 
 def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, WrittenView]:
-    """Returns the state of every value that is a place of one of these inputs after writes.
+    """Returns the state of each value that is a view of one of these inputs after writes.
 
-    An input whose elements share memory has no states.
+    No state refers to an input whose elements may share memory.
     """
-    found: dict[Node, WrittenView] = {}
+    state_by_node: dict[Node, WrittenView] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            if node in inputs and _has_memory_of_its_own(node.meta["val"]):
-                found[node] = WrittenView(node, (), InputView((), (_spec(node.meta["val"]),), node.meta["val"]))
-        elif node.op == "call_function" and (state := _state(node, found)) is not None:
-            found[node] = state
-    return found
+            if node in inputs and _has_distinct_elements(node.meta["val"]):
+                state_by_node[node] = WrittenView(node, (), InputView((), (_spec(node.meta["val"]),), node.meta["val"]))
+        elif node.op == "call_function" and (state := _state(node, state_by_node)) is not None:
+            state_by_node[node] = state
+    return state_by_node
 
 
 def reads_through_writes(node: Node) -> bool:
-    """True if a node that has a state is a view of the result of a scatter op (`_PUTS_BACK`)."""
+    """True if a node that has a state is a view of the result of a scatter op (`_SCATTERS`)."""
     source = node
     while source.target in _VIEWS or source.target is operator.getitem:
         source = source.args[0].args[0] if source.target is operator.getitem else source.args[0]
-    return source is not node and source.target in _PUTS_BACK
+    return source is not node and source.target in _SCATTERS
 
 
 def call(graph: Graph, op: Any, *args: Any) -> Node:
@@ -220,9 +221,13 @@ def call(graph: Graph, op: Any, *args: Any) -> Node:
 
 
 def viewed_at(graph: Graph, place: InputView, source: Node, copies: Mapping[Node, Node]) -> Node:
-    """Adds the views that lead from an input to a place of it, and returns the last one.
+    """Adds the view ops that lead from an input to a view of the input, and returns the node of the last op.
 
-    copies: the nodes of `graph` for those of the place's graph.
+    Args:
+        graph: the graph to change.
+        place: the view.
+        source: the input's node in the graph of `place`.
+        copies: from the nodes of the graph of `place` to their copies in `graph`.
     """
     view = copies[source]
     for step in place.steps:
@@ -231,47 +236,49 @@ def viewed_at(graph: Graph, place: InputView, source: Node, copies: Mapping[Node
     return view
 
 
-def _state(node: Node, found: dict[Node, WrittenView]) -> WrittenView | None:
+def _state(node: Node, earlier: dict[Node, WrittenView]) -> WrittenView | None:
+    """Returns the state of a node's value from the states of earlier nodes; None if the node has no state."""
     op = node.target
     if op is operator.getitem:
         parts = node.args[0]
-        if not isinstance(parts, Node) or parts.target not in _SPLITS or (base := found.get(parts.args[0])) is None or parts.kwargs:
+        if not isinstance(parts, Node) or parts.target not in _SPLITS or (base := earlier.get(parts.args[0])) is None or parts.kwargs:
             return None
-        return _at(base, base.place.after(ViewOp(parts.target, tuple(parts.args[1:]), node.args[1])))
-    base = found.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        return _viewed(base, base.place.after(ViewOp(parts.target, tuple(parts.args[1:]), node.args[1])))
+    base = earlier.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     if base is None:
         return None
-    if op in _SAME:
+    if op in _IDENTITIES:
         return base
     if op in _VIEWS:
-        return _at(base, base.place.after(ViewOp(op, tuple(node.args[1:])))) if not node.kwargs else None
-    if op in _PUTS_BACK and not node.kwargs:
-        return _put_back(node, base, found)
-    if op in _FILLS and not base.place.is_whole:
-        return _written(base, Write(node, _FILLS[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
-    if op in _INDEXED and _takes(node):
-        return _written(base, Write(node, _INDEXED[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+        return _viewed(base, base.place.after(ViewOp(op, tuple(node.args[1:])))) if not node.kwargs else None
+    if op in _SCATTERS and not node.kwargs:
+        return _state_of_scatter(node, base, earlier)
+    if op in _OVERWRITES and not base.place.is_whole:
+        return _after_write(base, Write(node, _OVERWRITES[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+    if op in _INDEXED and _accepts_in_place(node):
+        return _after_write(base, Write(node, _INDEXED[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
     return None
 
 
-def _at(state: WrittenView, place: InputView | None) -> WrittenView | None:
+def _viewed(state: WrittenView, place: InputView | None) -> WrittenView | None:
     return WrittenView(state.source, state.writes, place) if place is not None else None
 
 
-def _written(state: WrittenView, write: Write) -> WrittenView:
+def _after_write(state: WrittenView, write: Write) -> WrittenView:
     return WrittenView(state.source, (*state.writes, write), state.place)
 
 
-def _put_back(node: Node, base: WrittenView, found: dict[Node, WrittenView]) -> WrittenView | None:
-    """Returns the state of a scatter op's result: `base` with one part replaced.
+def _state_of_scatter(node: Node, base: WrittenView, earlier: dict[Node, WrittenView]) -> WrittenView | None:
+    """Returns the state of a scatter op's result: `base` with one view replaced.
 
-    If the new part is the old one after further writes to it, the result has these writes. Any other value counts as a `copy_` to the part.
+    If the replacement is the same view after further writes to this view, the result is `base` after these writes. Any other replacement is
+    a `copy_` to the view.
     """
     part, args = node.args[1], tuple(node.args[2:])
-    place = base.place.after(ViewOp(_PUTS_BACK[node.target], args))
+    place = base.place.after(ViewOp(_SCATTERS[node.target], args))
     if place is None or not isinstance(part, Node):
         return None
-    state = found.get(part)
+    state = earlier.get(part)
     count = len(base.writes)
     if (
         state is not None
@@ -281,23 +288,23 @@ def _put_back(node: Node, base: WrittenView, found: dict[Node, WrittenView]) -> 
         and all(write.place.lies_in(place) for write in state.writes[count:])
     ):
         return WrittenView(base.source, state.writes, base.place)
-    return _written(base, Write(node, aten.copy_.default, place, (part,), {}))
+    return _after_write(base, Write(node, aten.copy_.default, place, (part,), {}))
 
 
-def _takes(node: Node) -> bool:
-    """True if torch's in-place op accepts the operands of a program's op whenever their indices pass the program's checks."""
+def _accepts_in_place(node: Node) -> bool:
+    """True if torch's in-place op accepts the operands of a node in each call in which the indices pass the program's checks."""
     is_put = node.target is aten.index_put.default
-    chosen, others = (node.args[1], node.args[2:]) if is_put else (node.args[2:3], node.args[3:])
-    indices, dtype = _tensors(chosen), node.args[0].meta["val"].dtype
-    kinds = {item.dtype for item in indices}
-    is_known = kinds == {torch.int64} or (is_put and kinds == {torch.bool} and len(indices) == 1)
-    return is_known and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
+    index_args, others = (node.args[1], node.args[2:]) if is_put else (node.args[2:3], node.args[3:])
+    indices, dtype = _tensors(index_args), node.args[0].meta["val"].dtype
+    dtypes = {item.dtype for item in indices}
+    has_safe_indices = dtypes == {torch.int64} or (is_put and dtypes == {torch.bool} and len(indices) == 1)
+    return has_safe_indices and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
 
 
-def _chosen(step: ViewOp, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
-    """Returns the dimension that a `select` or `slice` takes a part of, the part's start, and an upper bound of its end.
+def _selected_range(step: ViewOp, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
+    """Returns the dimension of a `select` or `slice`, the start of the selected range, and an upper bound of its end.
 
-    None if they are not known.
+    None for other ops, and if the range depends on a symbolic size.
     """
     if step.op is aten.select.int:
         dim, start = step.args
@@ -307,7 +314,7 @@ def _chosen(step: ViewOp, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
     else:
         return None
     size = sizes[dim]
-    start, end = (size if item is None and at else item or 0 for at, item in enumerate((start, end)))
+    start, end = (size if item is None and is_end else item or 0 for is_end, item in enumerate((start, end)))
     start, end = (item + size if isinstance(item, int) and item < 0 else item for item in (start, end))
     return (dim % len(sizes), start, end) if isinstance(start, int) and isinstance(end, int) else None
 
@@ -328,12 +335,12 @@ def _spec(value: torch.Tensor) -> _Spec:
 
 
 def _number(value: Any) -> Any:
-    """Returns a number that is comparable without a guard: the expression of a symbol, any other number as it is."""
+    """Returns a number that can be compared without a guard: the expression of a symbolic number, any other number as it is."""
     return value.node.expr if isinstance(value, torch.SymInt) else value
 
 
-def _has_memory_of_its_own(value: Any) -> bool:
-    """True for a strided tensor whose elements are not known to share memory, with neither the conjugate nor the negative bit."""
+def _has_distinct_elements(value: Any) -> bool:
+    """True for a strided, not expanded tensor that has neither the conjugate nor the negative bit."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     pairs: Sequence[tuple[Any, Any]] = list(zip(map(_number, value.shape), map(_number, value.stride()), strict=True))

@@ -1,11 +1,12 @@
 """Turns a graph with DTensors into a function of whole tensors, for which XLA's partitioner chooses the collectives.
 
-TorchDynamo's graph contains DTensors as the user's code does. Run with the whole tensors in their place, it computes the same values. Where
-the graph takes a process's local part (`to_local`), the parts of all processes become one tensor with an extra dimension, and each further
-op is applied to every part (`torch.vmap`) until the graph makes a DTensor of them again (`from_local`). So the ops on local tensors need no
-sharding rules of ours, and their values are not assumed to be equal on all processes.
+TorchDynamo's graph has the DTensors of the user's code. With whole tensors in place of the DTensors, the graph computes the same values. If
+the graph takes the local part of a process (`to_local`), the parts of all processes become one tensor with an extra dimension. Each further
+op is applied to each part (`torch.vmap`), until the graph makes a DTensor of the parts again (`from_local`). So ops on local tensors need
+no sharding rules of ours, and the local tensors may differ between processes.
 
-A graph that cannot be expressed this way, or not with eager mode's results, raises `NotPartitioned`. It is then compiled on local tensors.
+`NotPartitioned` is raised for a graph that cannot be expressed in this way with eager mode's results. Such a graph is compiled on local
+tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if torch.distributed.is_available():
 
 
 class NotPartitioned(DynaxlaError):
-    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message says why."""
+    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message says the reason."""
 
 
 Spec = tuple[str, ...]
@@ -43,8 +44,8 @@ class BoundaryTensor:
     """An input or output tensor of the graph.
 
     Attributes:
-        spec: the mesh axes that shard each dimension in the program: their names, with commas between them, or "".
-        placements: those of a DTensor; None for a local tensor and for a tensor that is equal on all processes.
+        spec: for each dimension, the names of the mesh axes that shard the dimension in the program, joined by commas.
+        placements: the placements of a DTensor; None for a local tensor, and for a tensor that is equal on all processes.
         is_own: True for a local tensor, which has an extra first dimension for the processes.
     """
 
@@ -73,9 +74,9 @@ class GlobalView:
     Attributes:
         mesh: the mesh of all DTensors.
         inputs: the inputs that are tensors, by position in TorchDynamo's graph.
-        outputs: the outputs, with None for one that is no tensor. They are known once `module` has run.
-        constants: the value of each output that is no tensor, else None.
-        examples: fake whole tensors like the inputs.
+        outputs: the outputs, with None for an output that is not a tensor. Filled by each run of `module`.
+        constants: the value of each output that is not a tensor, else None. Filled by each run of `module`.
+        examples: a fake whole tensor for each input.
         module: the function from the inputs to the outputs that are tensors.
 
     Raises: NotPartitioned.
@@ -93,13 +94,13 @@ class GlobalView:
                 self.inputs[position] = self._input(node)
             elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
                 raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
-        _check_apart(captured)
-        self.module = _Whole(self)
+        _check_outputs(captured)
+        self.module = _WholeTensorModule(self)
 
     def _input(self, node: Node) -> BoundaryTensor:
         value = node.meta["example_value"]
         if isinstance(value, DTensor):
-            border = self.border(value, node)
+            boundary = self.boundary(value, node)
             if any(placement.is_partial() for placement in value.placements):
                 raise NotPartitioned(
                     f"an input has the placements {value.placements}", where=user_line(node), hint="redistribute it before"
@@ -108,7 +109,7 @@ class GlobalView:
         elif is_traceable_wrapper_subclass(value):
             raise NotPartitioned(f"an input is a {type(value).__name__}, a tensor subclass", where=user_line(node))
         else:
-            border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
+            boundary, shape = self.local_boundary(value.ndim), (self.mesh.size, *value.shape)
         if any(not isinstance(size, int) for size in shape):
             raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
         local = private.local_part(value) if isinstance(value, DTensor) else value
@@ -117,30 +118,30 @@ class GlobalView:
         with local.fake_mode:
             made = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
         self.examples.append(made)
-        return border
+        return boundary
 
-    def own(self, ndim: int) -> BoundaryTensor:
-        """Returns the border of a local tensor with `ndim` dimensions."""
+    def local_boundary(self, ndim: int) -> BoundaryTensor:
+        """Returns the boundary tensor for a local tensor with `ndim` dimensions."""
         return BoundaryTensor((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
 
-    def border(self, value: Any, node: Node) -> BoundaryTensor:
-        """Returns the border of a DTensor. Raises: NotPartitioned."""
+    def boundary(self, value: Any, node: Node) -> BoundaryTensor:
+        """Returns the boundary tensor for a DTensor. Raises: NotPartitioned."""
         return BoundaryTensor(self.spec(value.placements, value.shape, node), tuple(value.placements))
 
     def spec(self, placements: Sequence[Any], shape: Sequence[int], node: Node) -> Spec:
-        """Returns the spec of a whole tensor with these placements; Partial counts as replicated. Raises: NotPartitioned."""
+        """Returns the spec of a whole tensor with these placements. Partial counts as replicated. Raises: NotPartitioned."""
         dims: list[list[str]] = [[] for _ in shape]
-        divided = list(shape)
+        local_shape = list(shape)
         for placement, axis, size in zip(placements, self.mesh.axes, self.mesh.sizes, strict=True):
             if isinstance(placement, Shard) and type(placement) is Shard:
                 dim = placement.dim % len(shape)
-                if divided[dim] % size:
+                if local_shape[dim] % size:
                     raise NotPartitioned(
                         f"dimension {dim} of {list(shape)} cannot be divided into {size} equal parts",
                         where=user_line(node),
                         hint="choose a size that is a multiple of the number of parts",
                     )
-                divided[dim] //= size
+                local_shape[dim] //= size
                 dims[dim].append(axis)
             elif not placement.is_replicate() and not _is_plain_partial(placement):
                 raise NotPartitioned(f"a tensor has the placement {placement}, which dynaxla does not support here", where=user_line(node))
@@ -148,9 +149,9 @@ class GlobalView:
 
     # Between local tensors and whole tensors
 
-    def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> LocalTensors:
-        """Returns the local tensors of a whole tensor. backs: `back` of `process_values.each_has` for each mesh axis."""
-        for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, backs, strict=True)):
+    def local_tensors(self, whole: torch.Tensor, placements: Sequence[Any], back_kinds: Sequence[str]) -> LocalTensors:
+        """Returns the local tensors of a whole tensor. back_kinds: the argument `back` of `process_values.each_has`, for each mesh axis."""
+        for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, back_kinds, strict=True)):
             if placement.is_shard():
                 dim = placement.dim % (whole.ndim - index) + index
                 whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
@@ -158,9 +159,9 @@ class GlobalView:
                 whole = process_values.EACH_HAS(whole, index, size, axis, back)
         return LocalTensors(whole.flatten(0, len(self.mesh.sizes) - 1))
 
-    def make_whole(self, own: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
-        """Returns the whole tensor that these local tensors are parts of."""
-        whole = own.tensor.unflatten(0, self.mesh.sizes)
+    def whole_tensor(self, local: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
+        """Returns the whole tensor whose parts are these local tensors."""
+        whole = local.tensor.unflatten(0, self.mesh.sizes)
         for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
             if placement.is_shard():
                 dim = placement.dim % (whole.ndim - index - 1) + index
@@ -172,29 +173,29 @@ class GlobalView:
         return whole
 
 
-class _Whole(torch.nn.Module):
+class _WholeTensorModule(torch.nn.Module):
     """The module that runs the graph on whole tensors."""
 
     def __init__(self, view: GlobalView) -> None:
         super().__init__()
         self._view = view
-        self._captured = [view._captured]  # in a list, so that it does not become a submodule
+        self._captured = [view._captured]  # in a list, so that the graph does not become a submodule
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         with torch.fx.traceback.preserve_node_meta(), private.without_vmap_loops():
-            return _Walk(self._captured[0], self._view).run(*tensors)
+            return _WholeTensorInterpreter(self._captured[0], self._view).run(*tensors)
 
 
-class _Walk(torch.fx.Interpreter):
+class _WholeTensorInterpreter(torch.fx.Interpreter):
     """Runs TorchDynamo's graph with whole tensors in place of DTensors and `LocalTensors` in place of local tensors."""
 
     def __init__(self, captured: GraphModule, view: GlobalView) -> None:
         super().__init__(captured)
         self._view, self._placeholder = view, -1
-        self._given: Iterator[torch.Tensor] = iter(())
+        self._remaining_inputs: Iterator[torch.Tensor] = iter(())
 
     def run(self, *tensors: Any, **_: Any) -> Any:
-        self._given = iter(tensors)
+        self._remaining_inputs = iter(tensors)
         self.env = {}
         for node in self.module.graph.nodes:
             if node.op == "output":
@@ -208,31 +209,31 @@ class _Walk(torch.fx.Interpreter):
     def _value(self, node: Node) -> Any:
         if node.op == "placeholder":
             self._placeholder += 1
-            border = self._view.inputs.get(self._placeholder)
-            if border is None:  # a mesh or group: the metadata of the nodes that use it is enough
+            boundary = self._view.inputs.get(self._placeholder)
+            if boundary is None:  # a mesh or group: its users have the necessary metadata
                 return None
-            tensor = next(self._given)
-            return LocalTensors(tensor) if border.is_own else tensor
+            tensor = next(self._remaining_inputs)
+            return LocalTensors(tensor) if boundary.is_own else tensor
         if node.op == "get_attr":
-            found = self.fetch_attr(node.target)
-            if isinstance(found, torch.nn.Module):
+            constant = self.fetch_attr(node.target)
+            if isinstance(constant, torch.nn.Module):
                 raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
-            return found
+            return constant
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise NotPartitioned(f"it contains a nested graph: {node.target}", where=user_line(node))
         try:
-            value = self._called(node)
+            value = self._call_function(node)
         except DynaxlaError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            first = str(error).partition("\n")[0]
+            first_line = str(error).partition("\n")[0]
             raise NotPartitioned(
-                f"{_name(node)} cannot run on the tensors of all processes at once: {first}", where=user_line(node)
+                f"{_function_name(node)} cannot run on the tensors of all processes at once: {first_line}", where=user_line(node)
             ) from error
-        _check(node, value)
+        _check_against_eager(node, value)
         return value
 
-    def _called(self, node: Node) -> Any:
+    def _call_function(self, node: Node) -> Any:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: self.env[item])
         first = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
         if node.op == "call_function" and getattr(node.target, "__func__", node.target) in _FROM_LOCAL:
@@ -243,27 +244,27 @@ class _Walk(torch.fx.Interpreter):
         if node.op == "call_module":
             raise NotPartitioned(f"it calls the module {node.target}", where=user_line(node))
         if _has_distributed(node) or any(_has_distributed(item) for item in node.all_input_nodes):
-            return function(*self._all_whole(args, node), **self._all_whole(kwargs, node))
+            return function(*self._as_whole_tensors(args, node), **self._as_whole_tensors(kwargs, node))
         if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
-        return _for_each(function, args, kwargs)
+        return _for_each_process(function, args, kwargs)
 
     @staticmethod
     def _method(name: Any) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
 
-    def _all_whole(self, args: Any, node: Node) -> Any:
+    def _as_whole_tensors(self, args: Any, node: Node) -> Any:
         """Returns the arguments of an op on DTensors as whole tensors.
 
-        A local tensor among them must have one element. Eager mode takes its value as equal on all processes.
+        A local tensor among the arguments must have one element, since eager mode assumes that its value is equal on all processes.
         """
 
         def whole(value: Any) -> Any:
             if not isinstance(value, LocalTensors):
                 return value
             if value.tensor.numel() != self._view.mesh.size:
-                raise NotPartitioned(f"{_name(node)} takes DTensors together with other tensors", where=user_line(node))
-            return self._view.make_whole(value, [Replicate()] * len(self._view.mesh.sizes))
+                raise NotPartitioned(f"{_function_name(node)} takes DTensors together with other tensors", where=user_line(node))
+            return self._view.whole_tensor(value, [Replicate()] * len(self._view.mesh.sizes))
 
         return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, LocalTensors))
 
@@ -282,18 +283,20 @@ class _Walk(torch.fx.Interpreter):
         grad_placements: Any = None,
     ) -> torch.Tensor:
         value = node.meta["example_value"]
-        if run_check or not (grad_placements is None or _same(grad_placements, _of_gradient(value.placements), value.ndim)):
+        if run_check or not (
+            grad_placements is None or _are_equal_placements(grad_placements, _gradient_placements(value.placements), value.ndim)
+        ):
             raise NotPartitioned("from_local has run_check=True, or grad_placements that differ from the default", where=user_line(node))
         if any(isinstance(item, Partial) and item.reduce_op != "sum" for item in value.placements):
             raise NotPartitioned(f"from_local makes a tensor with the placements {value.placements}", where=user_line(node))
         self._view.spec(value.placements, value.shape, node)
-        return self._view.make_whole(self._own(local), value.placements)
+        return self._view.whole_tensor(self._as_local_tensors(local), value.placements)
 
-    def _own(self, value: Any) -> LocalTensors:
+    def _as_local_tensors(self, value: Any) -> LocalTensors:
         if isinstance(value, LocalTensors):
             return value
         mesh = self._view.mesh
-        return LocalTensors(value.expand(mesh.size, *value.shape))  # the graph computed it from no local tensor, so gradients end here
+        return LocalTensors(value.expand(mesh.size, *value.shape))  # no local tensor was read to compute the value, so gradients end here
 
     def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if any(placement.is_partial() for placement in value.placements):
@@ -301,21 +304,21 @@ class _Walk(torch.fx.Interpreter):
                 f"to_local of a tensor with the placements {value.placements}", where=user_line(node), hint="redistribute it before"
             )
         self._view.spec(value.placements, value.shape, node)
-        backs = []
+        back_kinds = []
         for placement, back in zip(value.placements, grad_placements or value.placements, strict=True):
-            if placement.is_shard() and not _same([placement], [back], value.ndim):
+            if placement.is_shard() and not _are_equal_placements([placement], [back], value.ndim):
                 raise NotPartitioned(
                     f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
                 )
             if isinstance(back, Partial) and back.reduce_op in ("sum", "avg"):
-                backs.append(back.reduce_op)
+                back_kinds.append(back.reduce_op)
             elif placement.is_shard() or back.is_replicate():
-                backs.append("same")
+                back_kinds.append("same")
             else:
                 raise NotPartitioned(
                     f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
                 )
-        return self._view.take_own(whole, value.placements, backs)
+        return self._view.local_tensors(whole, value.placements, back_kinds)
 
     def _redistribute(
         self,
@@ -331,16 +334,16 @@ class _Walk(torch.fx.Interpreter):
     ) -> torch.Tensor:
         if forward_dtype is not None or backward_dtype is not None:
             raise NotPartitioned("redistribute changes the dtype of a tensor", where=user_line(node))
-        return self._placed(node, value, whole, node.meta["example_value"].placements)
+        return self._redistributed(node, value, whole, node.meta["example_value"].placements)
 
     def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if grad_placements is not None:
             raise NotPartitioned("full_tensor has grad_placements", where=user_line(node))
         everywhere = (Replicate(),) * len(value.placements)
-        whole = self._placed(node, value, whole, everywhere)
-        return self._view.take_own(whole, everywhere, ["same"] * len(everywhere))
+        whole = self._redistributed(node, value, whole, everywhere)
+        return self._view.local_tensors(whole, everywhere, ["same"] * len(everywhere))
 
-    def _placed(self, node: Node, value: Any, whole: torch.Tensor, placements: Sequence[Any]) -> torch.Tensor:
+    def _redistributed(self, node: Node, value: Any, whole: torch.Tensor, placements: Sequence[Any]) -> torch.Tensor:
         if tuple(placements) == tuple(value.placements):
             return whole
         if any(placement.is_partial() for placement in placements):
@@ -354,7 +357,7 @@ class _Walk(torch.fx.Interpreter):
         view = self._view
         view.outputs.clear()
         view.constants.clear()
-        found = []
+        tensors = []
         for item in node.args[0]:
             value = self.env[item] if isinstance(item, Node) else item
             example = item.meta.get("example_value") if isinstance(item, Node) else None
@@ -364,55 +367,58 @@ class _Walk(torch.fx.Interpreter):
                 view.constants.append(value)
                 continue
             if isinstance(example, DTensor):
-                border = view.border(example, node)
+                boundary = view.boundary(example, node)
             elif isinstance(value, LocalTensors):
-                border = view.own(value.tensor.ndim - 1)
+                boundary = view.local_boundary(value.tensor.ndim - 1)
             else:
-                border = BoundaryTensor(("",) * tensor.ndim)
-            view.outputs.append(border)
+                boundary = BoundaryTensor(("",) * tensor.ndim)
+            view.outputs.append(boundary)
             view.constants.append(None)
-            found.append(process_values.PLACED(tensor, border.spec, border.spec))
-        return found
+            tensors.append(process_values.PLACED(tensor, boundary.spec, boundary.spec))
+        return tensors
 
 
 _FROM_LOCAL = {DTensor.from_local} if torch.distributed.is_available() else set()
 
 
-def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function on the local tensors of each process, with vmap; if there are none among the arguments, calls it once."""
+def _for_each_process(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a function on the local tensors of each process, with vmap. Without local tensors, calls the function once."""
     leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, LocalTensors))
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, LocalTensors)]
-    if not places:
+    local_indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, LocalTensors)]
+    if not local_indices:
         return function(*args, **kwargs)
 
-    function = _FOR_EACH.get(function, function)
+    function = _VMAP_REPLACEMENTS.get(function, function)
 
     def one(*tensors: torch.Tensor) -> Any:
-        given = list(leaves)
-        for index, tensor in zip(places, tensors, strict=True):
-            given[index] = tensor
-        own_args, own_kwargs = pytree.tree_unflatten(given, tree)
-        return function(*own_args, **own_kwargs)
+        local_leaves = list(leaves)
+        for index, tensor in zip(local_indices, tensors, strict=True):
+            local_leaves[index] = tensor
+        local_args, local_kwargs = pytree.tree_unflatten(local_leaves, tree)
+        return function(*local_args, **local_kwargs)
 
-    found = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in places))
-    return pytree.tree_map(LocalTensors, found)
+    results = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in local_indices))
+    return pytree.tree_map(LocalTensors, results)
 
 
 def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
-    return found
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+    return output
 
 
-def _set(target: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
-    target[place] = value
+def _set_item(target: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    target[index] = value
     return target
 
 
 # Replacements of functions that torch.vmap does not accept: a CPU kernel without a batching rule, and a function that returns None.
-_FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: _attention, operator.setitem: _set}
+_VMAP_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    operator.setitem: _set_item,
+}
 
 
-def _check(node: Node, value: Any) -> None:
+def _check_against_eager(node: Node, value: Any) -> None:
     """Raises NotPartitioned if a value differs from eager mode's in shape, dtype or kind."""
     examples = pytree.tree_leaves(node.meta.get("example_value"))
     values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, LocalTensors))
@@ -423,14 +429,14 @@ def _check(node: Node, value: Any) -> None:
         is_mixed = isinstance(example, DTensor) and isinstance(found, LocalTensors)
         if is_mixed or tensor.shape != example.shape or tensor.dtype != example.dtype:
             raise NotPartitioned(
-                f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)}, and eager mode gives {example.dtype} of "
+                f"{_function_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)}, and eager mode gives {example.dtype} of "
                 f"{list(example.shape)}",
                 where=user_line(node),
             )
 
 
 def _mesh_of(captured: GraphModule) -> ProcessMesh:
-    """Returns the one mesh of all DTensors. Raises: NotPartitioned."""
+    """Returns the mesh of all DTensors. Raises: NotPartitioned, if there are several meshes."""
     meshes = []
     for node in captured.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("example_value")):
@@ -444,7 +450,7 @@ def _mesh_of(captured: GraphModule) -> ProcessMesh:
         raise NotPartitioned(str(error)) from error
 
 
-def _check_apart(captured: GraphModule) -> None:
+def _check_outputs(captured: GraphModule) -> None:
     """Raises NotPartitioned if outputs share memory with inputs or with each other, or are not contiguous."""
     seen = {_storage(node) for node in captured.graph.find_nodes(op="placeholder")} - {None}
     output = captured.graph.output_node()
@@ -453,19 +459,19 @@ def _check_apart(captured: GraphModule) -> None:
         if storage in seen and storage is not None:
             raise NotPartitioned("it returns an input, or two outputs share memory", where=user_line(output))
         seen.add(storage)
-        local = _local(node)
+        local = _local_tensor(node)
         if local is not None and not local.is_contiguous():
             raise NotPartitioned("it returns a tensor that is not contiguous", hint="return x.contiguous()")
 
 
-def _local(node: Any) -> torch.Tensor | None:
+def _local_tensor(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     value = private.local_part(value) if isinstance(value, DTensor) else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _storage(node: Any) -> Any:
-    local = _local(node)
+    local = _local_tensor(node)
     return None if local is None or local.layout != torch.strided else private.identity_of(local.untyped_storage())
 
 
@@ -477,17 +483,17 @@ def _is_plain_partial(placement: Any) -> bool:
     return type(placement) is Partial and placement.reduce_op in ("sum", "avg", "max", "min")
 
 
-def _of_gradient(placements: Sequence[Any]) -> list[Any]:
+def _gradient_placements(placements: Sequence[Any]) -> list[Any]:
     return [Replicate() if placement.is_partial() else placement for placement in placements]
 
 
-def _same(one: Sequence[Any], other: Sequence[Any], ndim: int) -> bool:
-    return [_plain(item, ndim) for item in one] == [_plain(item, ndim) for item in other]
+def _are_equal_placements(one: Sequence[Any], other: Sequence[Any], ndim: int) -> bool:
+    return [_normalized(item, ndim) for item in one] == [_normalized(item, ndim) for item in other]
 
 
-def _plain(placement: Placement, ndim: int) -> Placement:
+def _normalized(placement: Placement, ndim: int) -> Placement:
     return Shard(placement.dim % ndim) if type(placement) is Shard else placement
 
 
-def _name(node: Node) -> str:
+def _function_name(node: Node) -> str:
     return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -1,9 +1,9 @@
 """Inlines regions of `torch.compiler.nested_compile_region` that write to their operands.
 
-TorchDynamo captures such a region once, and the graph calls it with the op `invoke_subgraph`. For a region that writes to an operand, such
-as a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and it refuses the region
-if gradients are needed. Inlining keeps the meaning, so such regions are inlined before AOTAutograd sees the graph, and repeated blocks are
-found as in any other graph (repeated_blocks.py). A region that writes nothing stays a region.
+TorchDynamo captures such a region once, and the graph calls the region with the op `invoke_subgraph`. If a region writes to an operand,
+such as a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and refuses the
+region if gradients are needed. So such regions are inlined before AOTAutograd traces the graph, and repeated_blocks.py finds their repeated
+blocks as in each other graph. A region that does not write to an operand stays a region.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ def inline_writing_regions(module: GraphModule) -> None:
 
 
 def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
-    """Changes a module's graph without recompiling its code. done: the visited modules. Returns: True if a region was inlined."""
+    """Inlines regions in a module's graph, without recompiling the module's code.
+
+    done: the visited submodules.
+    Returns: True if a region was inlined.
+    """
     for source in module.graph.find_nodes(op="get_attr"):
         called = constant_value(module, source)
         if isinstance(called, GraphModule) and called not in done:
@@ -50,7 +54,10 @@ def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
 
 
 def _writes(region: GraphModule) -> bool:
-    """True if a region writes to an operand: run on fake tensors, it increases their version counters. False if it cannot be run so."""
+    """True if a region writes to an operand: a run on fake tensors increases their version counters.
+
+    False if the region cannot run on fake tensors.
+    """
     values = [node.meta.get("example_value") for node in region.graph.find_nodes(op="placeholder")]
     fakes = [value for value in values if isinstance(value, FakeTensor)]
     if not fakes:
@@ -59,16 +66,16 @@ def _writes(region: GraphModule) -> bool:
     symbols = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else contextlib.nullcontext()
     with contextlib.suppress(Exception), torch.inference_mode(False), torch.no_grad(), mode, symbols:
         # New fake tensors with their own memory, so that no other code changes their version counters.
-        given = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
-        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        operands = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
+        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
         before = list(map(private.version_of, tensors))
-        region(*given)
+        region(*operands)
         return list(map(private.version_of, tensors)) != before
     return False
 
 
 def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
-    """Inserts a region's nodes in front of a call, and replaces the call's results by theirs."""
+    """Replaces a call of a region by copies of the region's nodes."""
     graph = module.graph
     copies: dict[Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
     with graph.inserting_before(call):
@@ -77,7 +84,7 @@ def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
                 continue
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op in ("get_attr", "call_module"):
-                copies[node].target = _adopted(module, constant_value(region, node))
+                copies[node].target = _attribute_name(module, constant_value(region, node))
     results: Any = torch.fx.node.map_arg(region.graph.output_node().args[0], copies.__getitem__)
     for item in list(call.users):
         assert item.target is operator.getitem
@@ -89,10 +96,10 @@ def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
     graph.erase_node(call)
 
 
-def _adopted(module: GraphModule, value: Any) -> str:
-    """Returns the name of an attribute of the module with this value, which it adds if there is none."""
-    for name, known in (*module.named_children(), *module.named_parameters(), *module.named_buffers(), *vars(module).items()):
-        if known is value:
+def _attribute_name(module: GraphModule, value: Any) -> str:
+    """Returns the name of the module's attribute with this value. Adds an attribute if the module has none."""
+    for name, existing in (*module.named_children(), *module.named_parameters(), *module.named_buffers(), *vars(module).items()):
+        if existing is value:
             return name
     number = len(module.graph.nodes)
     while hasattr(module, name := f"of_region_{number}"):

@@ -1,9 +1,9 @@
-"""Derivatives of `prod` and `cumprod` that need no branch on the values.
+"""Derivatives of `prod` and `cumprod` without a branch on the values.
 
-Eager mode inspects the values and takes a shorter way if there are no zeros, the usual case. A graph cannot. PyTorch's formulas for graphs
-handle all values with several scans of all elements, which takes two to four times eager mode's time. With the formulas here, zeros cost
-only comparisons. Where an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The
-gradient of the first zero of a running product may be NaN, too.
+Eager mode inspects the values and takes a faster formula if there are no zeros, the usual case. A graph cannot inspect values. PyTorch's
+formulas for graphs scan all elements several times, which takes two to four times eager mode's time. In the formulas here, zeros cost only
+comparisons. If an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The gradient
+of the first zero of a running product may be NaN, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ...runtime import private
 
 
 class _Product(torch.autograd.Function):
+    """The product of all elements, or along a dimension."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
         result = x.prod() if dim is None else x.prod(dim, keepdim)
@@ -35,13 +37,15 @@ class _Product(torch.autograd.Function):
         zeros = is_zero.sum(dims, keepdim=True)
         others = torch.where(is_zero, 1, x)
         others = others.prod() if ctx.dim is None else others.prod(ctx.dim, keepdim=True)
-        # If there is a zero, the gradient of every other element is 0, or NaN where the product is NaN: zero times infinity.
-        elsewhere = torch.where(zeros == 0, grad * (result / x), grad * result)
-        found = torch.where(is_zero, torch.where(zeros == 1, grad * others, grad * result), elsewhere)
-        return (found if ctx.dim is not None else torch.where(zeros > 1, 0, found)), None, None
+        # If there is a zero, the gradient of each element that is not zero is 0, or NaN if the product is NaN (zero times infinity).
+        of_nonzero = torch.where(zeros == 0, grad * (result / x), grad * result)
+        gradient = torch.where(is_zero, torch.where(zeros == 1, grad * others, grad * result), of_nonzero)
+        return (gradient if ctx.dim is not None else torch.where(zeros > 1, 0, gradient)), None, None
 
 
 class _RunningProduct(torch.autograd.Function):
+    """The running product along a dimension."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
         result = x.cumprod(dim)
@@ -55,9 +59,9 @@ class _RunningProduct(torch.autograd.Function):
         dim, size = ctx.dim, x.shape[ctx.dim]
         shape = [1] * x.ndim
         shape[dim] = size
-        places = torch.arange(size, dtype=torch.int32, device=x.device).view(shape)
-        first = torch.where(x == 0, places, size).amin(dim, keepdim=True)  # the place of the first zero
-        is_before, is_first = places < first, places == first
+        positions = torch.arange(size, dtype=torch.int32, device=x.device).view(shape)
+        first = torch.where(x == 0, positions, size).amin(dim, keepdim=True)  # the position of the first zero
+        is_before, is_first = positions < first, positions == first
         sums = torch.where(is_before, result * grad, 0).flip(dim).cumsum(dim).flip(dim)
         without = torch.where(is_first, 1, x).cumprod(dim)
         at_first = torch.where(is_before, 0, without * grad).sum(dim, keepdim=True)
@@ -65,22 +69,22 @@ class _RunningProduct(torch.autograd.Function):
 
 
 def prod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `torch.prod` and `Tensor.prod`. function: the one of the two that was called."""
-    given = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | kwargs
-    if not given.keys() <= {"input", "dim", "keepdim"} or not _is_differentiated(given["input"]):
+    """Replaces `torch.prod` and `Tensor.prod`. function: the called function of these two."""
+    arguments = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | kwargs
+    if not arguments.keys() <= {"input", "dim", "keepdim"} or not _is_differentiated(arguments["input"]):
         return function(*args, **kwargs)
-    return _Product.apply(given["input"], given.get("dim"), given.get("keepdim", False))
+    return _Product.apply(arguments["input"], arguments.get("dim"), arguments.get("keepdim", False))
 
 
 def cumprod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `torch.cumprod` and `Tensor.cumprod`. function: the one of the two that was called."""
-    given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
-    if given.keys() != {"input", "dim"} or not _is_differentiated(given["input"]) or not given["input"].ndim:
+    """Replaces `torch.cumprod` and `Tensor.cumprod`. function: the called function of these two."""
+    arguments = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+    if arguments.keys() != {"input", "dim"} or not _is_differentiated(arguments["input"]) or not arguments["input"].ndim:
         return function(*args, **kwargs)
-    return _RunningProduct.apply(given["input"], given["dim"])
+    return _RunningProduct.apply(arguments["input"], arguments["dim"])
 
 
 def _is_differentiated(x: torch.Tensor) -> bool:
-    """True if the only derivative of x is autograd's: x is floating-point, and neither functorch nor forward mode is active."""
-    wanted = torch.is_grad_enabled() and x.requires_grad and x.is_floating_point()
-    return wanted and private.functorch_level() is None and forward_ad.unpack_dual(x).tangent is None
+    """True if autograd, and neither functorch nor forward mode, differentiates a floating-point x."""
+    uses_autograd = torch.is_grad_enabled() and x.requires_grad and x.is_floating_point()
+    return uses_autograd and private.functorch_level() is None and forward_ad.unpack_dual(x).tangent is None

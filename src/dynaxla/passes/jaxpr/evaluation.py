@@ -1,4 +1,4 @@
-"""The base class of passes that evaluate a traced program (jaxpr) once more, with values of another type instead of arrays."""
+"""The base class of passes that evaluate a traced program (jaxpr) a second time, with values of another type in place of arrays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Value = TypeVar("Value")
 
 
 class Evaluation(ABC, Generic[Value]):
-    """A pass over a program for one platform. Nested `jit` and `custom_jvp` functions are inlined.
+    """A pass over a program for one platform. Inlines nested `jit` and `custom_jvp` functions, and branches that are known.
 
     Attributes:
         title: the name of the pass.
-        uses: while an equation is applied, the number of uses of each of its results.
+        uses: the number of uses of each result of the equation that `apply` is called with.
     """
 
     title = ""
@@ -35,26 +35,26 @@ class Evaluation(ABC, Generic[Value]):
 
     @abstractmethod
     def lift(self, array: Any) -> Value:
-        """Returns an array or a literal as a value."""
+        """Returns the pass's value for an array or a literal."""
 
     @abstractmethod
     def lower(self, value: Value) -> Any:
-        """Returns a value as an array."""
+        """Returns the array of one of the pass's values."""
 
     def give(self, index: int, value: Value) -> Any:
-        """Returns a value as an array, for the function's result with this index."""
+        """Returns the array of a value that is the function's result with this index."""
         return self.lower(value)
 
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
-        """Returns the same value, with its array written to memory (see materialize.py)."""
+        """Returns the same value, whose array is written to memory (see materialize.py)."""
 
     @abstractmethod
     def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         """Returns the results of an equation of the program."""
 
     def of(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the same function, evaluated by this pass. The result must be traced, by `jax.jit` for example."""
+        """Returns the same function, evaluated by this pass. The returned function must be traced, for example by `jax.jit`."""
 
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
@@ -68,15 +68,15 @@ class Evaluation(ABC, Generic[Value]):
     def _run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
         values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(self.lift, constants), strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
-        read_by = Counter(var for equation in jaxpr.eqns for var in equation.invars if not isinstance(var, core.Literal))
-        read_by.update(var for var in jaxpr.outvars if not isinstance(var, core.Literal))
+        use_counts = Counter(var for equation in jaxpr.eqns for var in equation.invars if not isinstance(var, core.Literal))
+        use_counts.update(var for var in jaxpr.outvars if not isinstance(var, core.Literal))
 
         def read(var: Any) -> Value:
             return self.lift(var.val) if isinstance(var, core.Literal) else values[var]
 
         for equation in jaxpr.eqns:
             operands = [read(var) for var in equation.invars]
-            self.uses = [read_by[var] for var in equation.outvars]
+            self.uses = [use_counts[var] for var in equation.outvars]
             values.update(zip(equation.outvars, self._apply(equation, operands), strict=True))
         return [read(var) for var in jaxpr.outvars]
 
@@ -103,7 +103,7 @@ class Evaluation(ABC, Generic[Value]):
 
 
 def bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any] | None = None) -> Sequence[Any]:
-    """Returns the equation's results for these arrays. `params`, if given, replaces the equation's own parameters."""
+    """Returns an equation's results for these arrays. params: replaces the equation's parameters, unless None."""
     with equation.ctx.manager:
         results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(equation.params if params is None else params))
     return results if equation.primitive.multiple_results else [results]

@@ -1,9 +1,10 @@
 """Lets XLA choose the layouts of arrays that only dynaxla's own programs read or write.
 
-XLA's compiler for GPUs gives each operation's operands and results the layouts that its kernels want (cuDNN's convolutions want channels
-last), and transposes between those and the layouts of the program's arguments and results. Where dynaxla owns both the producer and the
-consumer of an array, no transpose is needed: the program is compiled with this layout left open, and the compiled program reports the
-layout that XLA chose. Results need no report: the array has its layout, and the tensor made from it has the matching strides.
+XLA's compiler for GPUs gives the operands and results of each operation the layouts that its kernels need (cuDNN's convolutions need
+channels last). At the program's arguments and results, XLA transposes to and from the layouts of these. If dynaxla owns both the producer
+and the consumer of an array, no transpose is needed: the program is compiled with an open layout of the array, and the compiled program
+reports the layout that XLA chose. For a result no report is needed: the result array has its layout, and the tensor made from the array has
+the matching strides.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from ...runtime.programs import Orders
 
 
 def opens_layouts(platform: str) -> bool:
-    """True if XLA chooses layouts on this platform. Its CPU compiler never changes a layout: there, passes/jaxpr/transposes.py chooses."""
+    """True if XLA chooses layouts on this platform. XLA's CPU compiler changes no layout: on the CPU, passes/jaxpr/transposes.py does."""
     return platform != "cpu"
 
 
 def with_open_layouts(
     traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], arguments: Collection[int], results: Collection[int]
 ) -> jax.stages.Traced:
-    """Returns a traced program of positional arrays with some layouts left to XLA. The new program returns a list.
+    """Returns a copy of a traced program in which XLA chooses some layouts. The copy takes positional arrays and returns a list.
 
     Args:
         traced: The program.
         name: The program's name.
-        avals: The shapes and dtypes that it was traced with.
+        avals: The shapes and dtypes with which the program was traced.
         arguments: The indices of the arguments whose layouts are open.
         results: The indices of the results whose layouts are open.
     """
-    # The results are a pytree that carries the facts, which are known only after tracing. So the jaxpr is traced a second time.
+    # The jaxpr is traced a second time, because the structure of the results carries the facts, which are known only after a trace.
     evaluate = jaxpr_as_fun(traced.jaxpr)
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
@@ -47,12 +48,12 @@ def with_open_layouts(
         return [value if not results or index in results else _row_major(value) for index, value in enumerate(values)]
 
     run.__name__ = name
-    given = tuple(_open(aval.sharding) if index in arguments else aval.sharding for index, aval in enumerate(avals))
+    in_formats = tuple(_open(aval.sharding) if index in arguments else aval.sharding for index, aval in enumerate(avals))
     sharding = avals[0].sharding if avals else None
     count = len(traced.jaxpr.jaxpr.outvars)
-    returned = [_open(sharding) if index in results else sharding for index in range(count)]
+    out_formats = [_open(sharding) if index in results else sharding for index in range(count)]
     with jax.enable_x64(True):
-        return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
+        return jax.jit(run, keep_unused=True, in_shardings=in_formats, out_shardings=out_formats).trace(*avals)
 
 
 def sharded_as(
@@ -62,13 +63,13 @@ def sharded_as(
     shardings: Sequence[Sharding | None],
     donated: Sequence[int] = (),
 ) -> jax.stages.Traced:
-    """Returns a traced program with fixed shardings for its first results. The new program returns a list.
+    """Returns a copy of a traced program with fixed shardings of its first results. The copy returns a list.
 
     Args:
         traced: The program.
         name: The program's name.
-        avals: The shapes and dtypes that it was traced with.
-        shardings: The shardings of the first results. XLA chooses the sharding for None, and for all further results.
+        avals: The shapes and dtypes with which the program was traced.
+        shardings: The shardings of the first results. XLA chooses the sharding if an entry is None, and of all further results.
         donated: The indices of the donated arguments.
     """
     evaluate = jaxpr_as_fun(traced.jaxpr)
@@ -77,13 +78,13 @@ def sharded_as(
         return list(evaluate(*arrays))
 
     run.__name__ = name
-    returned = [*shardings, *[None] * (len(traced.jaxpr.jaxpr.outvars) - len(shardings))]
+    out_shardings = [*shardings, *[None] * (len(traced.jaxpr.jaxpr.outvars) - len(shardings))]
     with jax.enable_x64(True):
-        return jax.jit(run, keep_unused=True, donate_argnums=tuple(donated), out_shardings=returned).trace(*avals)
+        return jax.jit(run, keep_unused=True, donate_argnums=tuple(donated), out_shardings=out_shardings).trace(*avals)
 
 
 def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
-    """Checks that all arrays whose layouts were not open are row-major. Raises: CompilationError."""
+    """Checks that each array whose layout was not open is row-major. open_ones: the arrays with open layouts. Raises: CompilationError."""
     for index, order in orders.items():
         if index not in open_ones and order != tuple(range(len(order))):
             raise CompilationError(
@@ -97,5 +98,5 @@ def _row_major(value: jax.Array) -> jax.Array:
 
 
 def _open(sharding: Any) -> Format:
-    """Returns a format whose layout XLA chooses."""
+    """Returns a Format with this sharding whose layout XLA chooses."""
     return Format(Layout.AUTO, sharding)

@@ -1,7 +1,7 @@
-"""Splits the checks off a program that writes to its arguments, so that they run first as a separate program.
+"""Splits the checks off a program that overwrites its arguments: a separate program runs the checks first.
 
-A program cannot undo its writes in place, and a choice between new and old values of a large argument at its end would copy the argument.
-Most checks are of indices, which are known before the rest of the program runs.
+A program cannot undo its in-place writes, and a choice between new and old values of a large argument at the program's end would copy the
+argument. Most checks are of indices, and indices are computed before most of the program runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
-# Primitives that need few operations for each element of a result, and call no function.
+# Primitives that need few operations for each element of a result, and do not call a function.
 _CHEAP = frozenset([
     "abs", "add", "and", "argmax", "argmin", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
     "copy", "copy_p", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "iota", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg",
@@ -19,20 +19,20 @@ _CHEAP = frozenset([
     "slice", "split", "squeeze", "stop_gradient", "sub", "transpose", "xor",
 ])  # fmt: skip
 
-# Primitives that call a jitted function, as most functions of jax.numpy are.
+# Primitives that call a jitted function, such as most functions of jax.numpy.
 _CALLS = ("jit", "pjit")
 
 
 def split(
     traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], donated: Sequence[int]
 ) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
-    """Splits a traced program into its checks and the rest. None if the checks need expensive parts of the computation.
+    """Splits a traced program into its checks and the rest. Returns None if the checks need expensive parts of the computation.
 
     Args:
-        traced: The program. Its last result is the code of its checks.
+        traced: The program. The last result is the check code.
         name: The program's name.
-        avals: The shapes and dtypes that it was traced with.
-        donated: The indices of its donated arguments.
+        avals: The shapes and dtypes with which the program was traced.
+        donated: The indices of the donated arguments.
 
     Returns: the program of the checks, and the program without its last result.
     """
@@ -55,17 +55,18 @@ def split(
 
 
 def _is_cheap(program: ClosedJaxpr) -> bool:
-    wanted = {program.jaxpr.outvars[-1]}
+    """True if all equations from which the program's last result is computed are cheap."""
+    needed = {program.jaxpr.outvars[-1]}
     for equation in reversed(program.jaxpr.eqns):
-        if wanted.isdisjoint(equation.outvars):
+        if needed.isdisjoint(equation.outvars):
             continue
-        if not _is_cheap_by_itself(equation):
+        if not _is_cheap_equation(equation):
             return False
-        wanted.update(variable for variable in equation.invars if isinstance(variable, Var))
+        needed.update(variable for variable in equation.invars if isinstance(variable, Var))
     return True
 
 
-def _is_cheap_by_itself(equation: JaxprEqn) -> bool:
+def _is_cheap_equation(equation: JaxprEqn) -> bool:
     if equation.primitive.name in _CALLS:
-        return all(map(_is_cheap_by_itself, equation.params["jaxpr"].jaxpr.eqns))
+        return all(map(_is_cheap_equation, equation.params["jaxpr"].jaxpr.eqns))
     return equation.primitive.name in _CHEAP

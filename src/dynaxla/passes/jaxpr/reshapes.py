@@ -1,7 +1,7 @@
-"""Reshapes, without copies, of arrays whose memory order differs from the order of their value's dimensions; for transposes.py.
+"""Reshapes without copies of arrays whose dimensions have another order than those of the value. Used by transposes.py.
 
-For example, an image's tokens, (batch, positions, channels), become (batch, channels, height, width) for a convolution, by a transpose and
-a reshape. In channels-last memory no element moves.
+For example, a transpose and a reshape turn an image's tokens (batch, positions, channels) into (batch, channels, height, width) for a
+convolution. In channels-last memory, no element moves.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from collections.abc import Sequence
 Order = tuple[int, ...]
 
 
-def reshaped(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> tuple[tuple[int, ...], Order] | None:
-    """Returns the shape and order of an array after its value is reshaped to `wanted`; None if elements would have to move.
+def reshaped(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> tuple[tuple[int, ...], Order] | None:
+    """Returns the shape and order of an array after a reshape of its value. None if elements would move.
 
     Args:
-        shape: of the value.
-        order: dimension i of the array is dimension order[i] of the value. The same holds for the returned order.
-        wanted: the new shape of the value.
+        shape: the shape of the value.
+        order: dimension i of the array is dimension order[i] of the value. The returned order is to be read in the same way.
+        new_shape: the new shape of the value.
     """
     if 0 in shape:
         return None
-    groups = _groups(shape, wanted)
-    solid = [dim for dim in order if shape[dim] > 1]
-    found: list[int] = []
-    while solid:
-        before, after = groups.get(solid[0], ([], []))
-        if not before or solid[: len(before)] != before:  # the group's dimensions are not adjacent, or not in order
+    groups = _groups(shape, new_shape)
+    dims_in_memory = [dim for dim in order if shape[dim] > 1]
+    new_order: list[int] = []
+    while dims_in_memory:
+        before, after = groups.get(dims_in_memory[0], ([], []))
+        if not before or dims_in_memory[: len(before)] != before:  # the group's dimensions are not adjacent, or not in order
             return None
-        found += after
-        del solid[: len(before)]
-    for dim, size in enumerate(wanted):
-        if size == 1:  # may be anywhere; after its predecessor, it keeps a plain order plain
-            found.insert(found.index(dim - 1) + 1 if dim else 0, dim)
-    return tuple(wanted[dim] for dim in found), tuple(found)
+        new_order += after
+        del dims_in_memory[: len(before)]
+    for dim, size in enumerate(new_shape):
+        if size == 1:  # any position is right; after its predecessor, the dimension keeps an unpermuted order unpermuted
+            new_order.insert(new_order.index(dim - 1) + 1 if dim else 0, dim)
+    return tuple(new_shape[dim] for dim in new_order), tuple(new_order)
 
 
-def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order | None:
-    """Returns `order` with the dimensions of each merged group sorted; None if other dimensions lie within a group.
+def joining(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> Order | None:
+    """Returns `order` with the dimensions of each group that the reshape merges sorted. None if other dimensions lie within a group.
 
-    `reshaped` may succeed with this order where it fails with `order`.
+    `reshaped` may succeed with the returned order if it fails with `order`.
     """
     if 0 in shape:
         return None
-    groups = _groups(shape, wanted)
+    groups = _groups(shape, new_shape)
     group_of = {dim: first for first, (before, _) in groups.items() for dim in before}
     runs = [first for first, _ in itertools.groupby(group_of[dim] for dim in order if shape[dim] > 1)]
     if len(runs) > len(groups):
@@ -53,16 +53,16 @@ def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order 
     return (*(dim for dim in order if shape[dim] <= 1), *(dim for first in runs for dim in groups[first][0]))
 
 
-def _groups(shape: Sequence[int], wanted: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
-    """Returns the smallest runs of dimensions of `shape` that become runs of dimensions of `wanted`.
+def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
+    """Returns the smallest groups of adjacent dimensions of `shape` that become adjacent dimensions of `new_shape`.
 
-    Keys are the first dimensions of the runs of `shape`. Dimensions of size 1 are left out.
+    The key is the first dimension of a group, the value the group's dimensions in both shapes. Dimensions of size 1 are left out.
     """
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    dims, others = ([dim for dim, size in enumerate(sizes) if size > 1] for sizes in (shape, wanted))
+    dims, others = ([dim for dim, size in enumerate(sizes) if size > 1] for sizes in (shape, new_shape))
     while dims:
         count, end = 1, 1
-        while (mine := math.prod(shape[dim] for dim in dims[:count])) != (theirs := math.prod(wanted[dim] for dim in others[:end])):
+        while (mine := math.prod(shape[dim] for dim in dims[:count])) != (theirs := math.prod(new_shape[dim] for dim in others[:end])):
             count, end = (count + 1, end) if mine < theirs else (count, end + 1)
         groups[dims[0]] = dims[:count], others[:end]
         dims, others = dims[count:], others[end:]

@@ -1,9 +1,9 @@
-"""A pass over a traced program that defers transposes until an op needs them; most of them never run.
+"""A pass over a traced program that defers transposes until an op needs them. Most transposes then never run.
 
-Convolutions on the CPU want channels-last operands: a transpose stands before each convolution and another one after it. XLA cannot cancel
-such pairs: it computes the ops between them in the original order, with transposes amid its loops. This pass evaluates the traced program
-once more and tracks the memory order of each array; a transpose only changes that order. Elementwise functions, reductions, windows, slices
-and similar ops work in any order, reshapes in many. For all other ops, operands are transposed.
+Convolutions on the CPU need channels-last operands: each convolution has a transpose before and a transpose after it. XLA does not cancel
+the transposes between two convolutions, but computes the ops between them in the original order. This pass evaluates the traced program a
+second time and tracks the memory order of each array: a transpose only changes the order. Elementwise functions, reductions, windows,
+slices and similar ops work in each order, and reshapes in many orders. The operands of all other ops are transposed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ Orders = dict[int, Order]
 
 @dataclass(frozen=True)
 class Ordered:
-    """A value whose array has its dimensions in another order.
+    """A value, and an array that has the value's dimensions in some order.
 
     Attributes:
         array: dimension i is dimension order[i] of the value.
-        order: a permutation.
-        made: if a function of _SIMPLE computed the array, the equation and its operands; else None.
+        order: a permutation of the value's dimensions.
+        equation: if an equation of `_FUSED_INTO_SUMS` computed the array, the equation and its operands, else None.
     """
 
     array: Any
     order: Order
-    made: tuple[Any, Sequence[Value]] | None = None
+    equation: tuple[Any, Sequence[Value]] | None = None
 
     @property
     def is_plain(self) -> bool:
+        """True if the array is the value itself."""
         return self.order == tuple(range(len(self.order)))
 
     def plain(self) -> Any:
-        """Returns the value itself."""
+        """Returns the value, with its dimensions in the original order."""
         return self.array if self.is_plain else lax.transpose(self.array, tuple(np.argsort(self.order)))
 
     def to(self, order: Order) -> Any:
@@ -55,18 +56,18 @@ class Ordered:
         return lax.transpose(self.array, tuple(self.order.index(dim) for dim in order))
 
 
-def _plain(array: Any) -> Ordered:
+def _unpermuted(array: Any) -> Ordered:
     return Ordered(array, tuple(range(np.ndim(array))))
 
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """A deferred broadcast, computed in the order that a consumer needs.
+    """A deferred broadcast, which is computed in the order that a consumer needs.
 
     Attributes:
         operand: the value to broadcast.
-        shape: of the result.
-        dims: the dimensions of the result that are those of the operand.
+        shape: the shape of the result.
+        dims: the dimension of the result for each dimension of the operand.
     """
 
     operand: Ordered
@@ -74,16 +75,17 @@ class _Broadcast:
     dims: tuple[int, ...]
 
     def to(self, order: Order) -> Any:
-        wanted = sorted(range(len(self.dims)), key=lambda dim: order.index(self.dims[dim]))
-        array = self.operand.to(tuple(wanted))
-        places = tuple(order.index(self.dims[dim]) for dim in wanted)
-        return lax.broadcast_in_dim(array, tuple(self.shape[dim] for dim in order), places)
+        """Returns the result with its dimensions in this order."""
+        operand_order = sorted(range(len(self.dims)), key=lambda dim: order.index(self.dims[dim]))
+        array = self.operand.to(tuple(operand_order))
+        positions = tuple(order.index(self.dims[dim]) for dim in operand_order)
+        return lax.broadcast_in_dim(array, tuple(self.shape[dim] for dim in order), positions)
 
     def plain(self) -> Any:
         return self.to(tuple(range(len(self.shape))))
 
-    def made(self) -> Ordered:
-        """Returns the broadcast in its operand's memory order, with each new dimension after its predecessor."""
+    def in_operand_order(self) -> Ordered:
+        """Returns the result in the operand's memory order, with each new dimension after its predecessor."""
         order = [self.dims[dim] for dim in self.operand.order]
         for dim in range(len(self.shape)):
             if dim not in order:
@@ -95,13 +97,15 @@ Value = Ordered | _Broadcast
 
 
 def defer_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
-    """Returns the same function for one platform, with transposes deferred, and the orders of its free results.
+    """Returns the same function for one platform with deferred transposes, and the orders of its free results.
 
-    The function must be traced, by `jax.jit` for example. Tracing fills the orders: dimension i of a free result is dimension
-    orders[index][i] of the original result. Results without an entry have the original order.
+    The returned function must be traced, for example by `jax.jit`. The trace fills the orders: dimension i of a free result is dimension
+    orders[index][i] of the original result. A result without an entry has the original order.
 
     Args:
-        free: indices of the results that may have their dimensions in any order.
+        program: the function.
+        platform: the platform.
+        free: the indices of the results that may have their dimensions in any order.
     """
     evaluation = _TransposeEvaluation(platform, free)
     return evaluation.of(program), evaluation.orders
@@ -116,7 +120,7 @@ class _TransposeEvaluation(Evaluation[Value]):
         self.orders: Orders = {}
 
     def lift(self, array: Any) -> Value:
-        return _plain(array)
+        return _unpermuted(array)
 
     def lower(self, value: Value) -> Any:
         return value.plain()
@@ -128,7 +132,7 @@ class _TransposeEvaluation(Evaluation[Value]):
         return value.array
 
     def in_memory(self, value: Value) -> Value:
-        return Ordered(in_memory(value.array), value.order) if isinstance(value, Ordered) else _plain(in_memory(value.plain()))
+        return Ordered(in_memory(value.array), value.order) if isinstance(value, Ordered) else _unpermuted(in_memory(value.plain()))
 
     def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         return _apply(equation, operands)
@@ -138,63 +142,66 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
     name, params = equation.primitive.name, equation.params
     if name == "transpose":
         return [_transpose(operands[0], params["permutation"])]
-    if name in _RESHAPES and (moved := _reshape(equation, operands[0])) is not None:
-        return [moved]
+    if name in _RESHAPES and (result := _reshape(equation, operands[0])) is not None:
+        return [result]
     if name == "broadcast_in_dim" and len(operands) == 1 and isinstance(operands[0], Ordered):
         return [_Broadcast(operands[0], params["shape"], params["broadcast_dimensions"])]
     if name == "conv_general_dilated":
         return _convolution(equation, operands)
-    if name == "gather" and (taken := _gather(equation, operands)) is not None:
-        return [taken]
+    if name == "gather" and (result := _gather(equation, operands)) is not None:
+        return [result]
     order = _common_order(operands)
     if order is not None and name in ELEMENTWISE:
-        results = _bound(equation, _in_order(operands, order), params, order)
-        return [Ordered(result.array, order, (equation, operands)) for result in results] if name in _SIMPLE else list(results)
+        results = _bind(equation, _in_order(operands, order), params, order)
+        return [Ordered(result.array, order, (equation, operands)) for result in results] if name in _FUSED_INTO_SUMS else list(results)
     if order is not None and name in _BY_DIMENSION:
-        return _bound(equation, _in_order(operands, order), _BY_DIMENSION[name](dict(params), order), order)
+        return _bind(equation, _in_order(operands, order), _BY_DIMENSION[name](dict(params), order), order)
     if order is not None and name in REDUCTIONS:
         axes = params["axes"]
         remaining = [dim for dim in order if dim not in axes]
-        names = sorted(remaining)
+        sorted_dims = sorted(remaining)
         changed = dict(params, axes=tuple(sorted(order.index(axis) for axis in axes)))
-        result = tuple(names.index(dim) for dim in remaining)
+        result_order = tuple(sorted_dims.index(dim) for dim in remaining)
         (array,) = _in_order(operands, order)
         if name == "reduce_sum" and is_foldable(array, changed["axes"]):
-            return [Ordered(_sum_rows(operands[0], array, order, changed["axes"]), result)]
+            return [Ordered(_sum_rows_in_parts(operands[0], array, order, changed["axes"]), result_order)]
         if name == "reduce_sum":
-            return [Ordered(sum_neighbours(array, changed["axes"]), result)]
-        return _bound(equation, [array], changed, result)
-    return _bound(equation, [item.plain() for item in operands], params, None)
+            return [Ordered(sum_neighbours(array, changed["axes"]), result_order)]
+        return _bind(equation, [array], changed, result_order)
+    return _bind(equation, [item.plain() for item in operands], params, None)
 
 
-def _sum_rows(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
-    """Returns `sum_rows` of the array. If a function of _SIMPLE computed it, the sum is computed in parts, with the function fused in.
+def _sum_rows_in_parts(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
+    """Returns `sum_rows` of the array. If an equation of `_FUSED_INTO_SUMS` computed the array, the array is computed and added in parts.
 
-    XLA does not fuse an elementwise function into the sum over its rows: it writes the function's whole result to memory first. The parts
-    of the function's result are computed and added to each other in one loop.
+    XLA does not fuse an elementwise function into a sum over rows: the function's whole result is written to memory first. In parts, one
+    loop computes the parts of the function's result and adds these to each other.
     """
     axis = next((axis for axis in axes if array.shape[axis] > 1), axes[0])
     size = array.shape[axis]
-    count = max(count for count in range(1, _PARTS + 1) if size % count == 0)
-    if count == 1 or not isinstance(value, Ordered) or value.made is None:
+    count = max(count for count in range(1, _MAX_PARTS + 1) if size % count == 0)
+    if count == 1 or not isinstance(value, Ordered) or value.equation is None:
         return sum_rows(array, axes)
     length = size // count
-    parts = [_part(value, order, axis, start, start + length, _DEPTH) for start in range(0, size, length)]
+    parts = [_slice_of(value, order, axis, start, start + length, _MAX_FUSED_DEPTH) for start in range(0, size, length)]
     total = functools.reduce(lax.add, parts)
     return sum_rows(total, axes) if is_foldable(total, axes) else lax.reduce_sum(lax.optimization_barrier(total), axes)
 
 
-def _part(value: Value, order: Order, axis: int, start: int, stop: int, depth: int) -> Any:
-    """Returns the slice of a value from start to stop along dimension order[axis], computed from slices of the operands in `made`."""
+def _slice_of(value: Value, order: Order, axis: int, start: int, stop: int, depth: int) -> Any:
+    """Returns the slice of a value from start to stop along dimension order[axis].
+
+    Up to a depth, slices of the operands of `value.equation` are computed, and the equation is applied to these.
+    """
     if not _rank(value):
         return value.plain()
     if isinstance(value, _Broadcast) and order[axis] not in value.dims:
         shape = tuple(stop - start if dim == order[axis] else size for dim, size in enumerate(value.shape))
         return _Broadcast(value.operand, shape, value.dims).to(order)
-    if isinstance(value, _Broadcast) or value.made is None or not depth:
+    if isinstance(value, _Broadcast) or value.equation is None or not depth:
         return lax.slice_in_dim(value.to(order), start, stop, axis=axis)
-    equation, operands = value.made
-    (result,) = _bound(equation, [_part(item, order, axis, start, stop, depth - 1) for item in operands], equation.params, order)
+    equation, operands = value.equation
+    (result,) = _bind(equation, [_slice_of(item, order, axis, start, stop, depth - 1) for item in operands], equation.params, order)
     return result.array
 
 
@@ -202,10 +209,10 @@ def _in_order(operands: Sequence[Value], order: Order) -> list[Any]:
     return [item.to(order) if _rank(item) else item.plain() for item in operands]
 
 
-def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> Sequence[Ordered]:
-    """Binds an equation to arrays. `order` is that of the results; None means that they are plain."""
+def _bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> Sequence[Ordered]:
+    """Binds an equation to arrays. order: the order of the results; None for the original order."""
     results = bind(equation, arrays, params)
-    return [_plain(result) if order is None else Ordered(result, order) for result in results]
+    return [_unpermuted(result) if order is None else Ordered(result, order) for result in results]
 
 
 def _rank(value: Value) -> int:
@@ -213,7 +220,10 @@ def _rank(value: Value) -> int:
 
 
 def _common_order(operands: Sequence[Value]) -> Order | None:
-    """Returns the order in which to compute: that of the largest operand that is not plain, else the plain one. None for unequal ranks."""
+    """Returns the order in which an op is computed: the order of the largest permuted operand, or the original order if there is none.
+
+    Returns None if the operands, without scalars, have different ranks.
+    """
     ranks = {_rank(item) for item in operands} - {0}
     if len(ranks) != 1:
         return None
@@ -222,59 +232,67 @@ def _common_order(operands: Sequence[Value]) -> Order | None:
 
 
 def _transpose(value: Value, permutation: Sequence[int]) -> Value:
-    moved = {dim: place for place, dim in enumerate(permutation)}
+    new_dims = {dim: new_dim for new_dim, dim in enumerate(permutation)}
     if isinstance(value, _Broadcast):
-        return _Broadcast(value.operand, tuple(value.shape[dim] for dim in permutation), tuple(moved[dim] for dim in value.dims))
-    return Ordered(value.array, tuple(moved[dim] for dim in value.order))
+        return _Broadcast(value.operand, tuple(value.shape[dim] for dim in permutation), tuple(new_dims[dim] for dim in value.dims))
+    return Ordered(value.array, tuple(new_dims[dim] for dim in value.order))
 
 
 def _reshape(equation: Any, value: Value) -> Value | None:
-    """Returns the reshaped value in its memory order; None if that needs the plain value, or the equation permutes or repeats elements."""
+    """Returns the reshaped value without a move of elements, or with one transpose of the operand.
+
+    None if this is impossible or unnecessary (the operand is not permuted), and if the equation permutes or repeats elements.
+    """
     if equation.primitive.name == "reshape" and equation.params["dimensions"] is not None:
         return None
-    wanted = equation.outvars[0].aval.shape
+    new_shape = equation.outvars[0].aval.shape
     if isinstance(value, _Broadcast):
-        value = value.made()
-    if value.is_plain or value.array.size != math.prod(wanted):
+        value = value.in_operand_order()
+    if value.is_plain or value.array.size != math.prod(new_shape):
         return None
     shape = [value.array.shape[value.order.index(dim)] for dim in range(len(value.order))]
-    if (found := reshaped(shape, value.order, wanted)) is not None:
-        return Ordered(lax.reshape(value.array, found[0]), found[1])
-    if (order := joining(shape, value.order, wanted)) is not None and (found := reshaped(shape, order, wanted)) is not None:
-        return Ordered(lax.reshape(value.to(order), found[0]), found[1])
+    if (result := reshaped(shape, value.order, new_shape)) is not None:
+        return Ordered(lax.reshape(value.array, result[0]), result[1])
+    if (order := joining(shape, value.order, new_shape)) is not None and (result := reshaped(shape, order, new_shape)) is not None:
+        return Ordered(lax.reshape(value.to(order), result[0]), result[1])
     return None
 
 
 def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
-    """Binds a convolution, whose operands XLA accepts in any order; the result gets the order of the first one, by role of dimension."""
-    x, y = (item if isinstance(item, Ordered) else _plain(item.plain()) for item in operands)
+    """Binds a convolution to the arrays of its operands, since XLA accepts convolutions with operands in any order.
+
+    The result gets the order of the first operand: batch, channels and space are in the same places.
+    """
+    x, y = (item if isinstance(item, Ordered) else _unpermuted(item.plain()) for item in operands)
     numbers = equation.params["dimension_numbers"]
     x_spec, y_spec = (tuple(item.order.index(dim) for dim in spec) for item, spec in ((x, numbers.lhs_spec), (y, numbers.rhs_spec)))
-    meaning = dict(zip(numbers.lhs_spec, numbers.out_spec, strict=True))
-    order = tuple(meaning[dim] for dim in x.order)
+    output_dims = dict(zip(numbers.lhs_spec, numbers.out_spec, strict=True))
+    order = tuple(output_dims[dim] for dim in x.order)
     changed = lax.ConvDimensionNumbers(x_spec, y_spec, tuple(order.index(dim) for dim in numbers.out_spec))
-    return _bound(equation, [x.array, y.array], dict(equation.params, dimension_numbers=changed), order)
+    return _bind(equation, [x.array, y.array], dict(equation.params, dimension_numbers=changed), order)
 
 
 def _gather(equation: Any, operands: Sequence[Value]) -> Value | None:
-    """Binds a gather of indices along one dimension, which the dimensions of the indices replace; returns None for other gathers."""
+    """Binds a gather like that of `jnp.take`, which replaces one dimension by the dimensions of the indices. None for other gathers."""
     value, (start, params) = operands[0], (operands[1].plain(), equation.params)
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     others = [dim for dim in range(_rank(value)) if dim not in numbers.collapsed_slice_dims]
-    is_taken = len(others) == _rank(value) - 1 and numbers.start_index_map == numbers.collapsed_slice_dims and np.ndim(start) > 1
-    if not isinstance(value, Ordered) or value.is_plain or not is_taken or numbers.operand_batching_dims:
+    is_take = len(others) == _rank(value) - 1 and numbers.start_index_map == numbers.collapsed_slice_dims and np.ndim(start) > 1
+    if not isinstance(value, Ordered) or value.is_plain or not is_take or numbers.operand_batching_dims:
         return None
     (dim,) = numbers.collapsed_slice_dims
-    where, count = value.order.index(dim), np.ndim(start) - 1  # position of the dimension, and number of dimensions that replace it
+    position, count = value.order.index(dim), np.ndim(start) - 1  # `count` dimensions of the indices replace the dimension at `position`
     kept = [numbers.offset_dims[others.index(item)] for item in value.order if item != dim]
-    made = [place for place in range(len(kept) + count) if place not in numbers.offset_dims]
+    index_dims = [dim for dim in range(len(kept) + count) if dim not in numbers.offset_dims]
     changed = lax.GatherDimensionNumbers(
-        offset_dims=(*range(where), *range(where + count, len(kept) + count)), collapsed_slice_dims=(where,), start_index_map=(where,)
+        offset_dims=(*range(position), *range(position + count, len(kept) + count)),
+        collapsed_slice_dims=(position,),
+        start_index_map=(position,),
     )
     (result,) = bind(
         equation, [value.array, start], dict(params, dimension_numbers=changed, slice_sizes=tuple(sizes[item] for item in value.order))
     )
-    return Ordered(result, (*kept[:where], *made, *kept[where:]))
+    return Ordered(result, (*kept[:position], *index_dims, *kept[position:]))
 
 
 # fmt: off
@@ -288,21 +306,23 @@ ELEMENTWISE = frozenset([
 ])
 # fmt: on
 
-# Functions that are fused into each part of a sum over rows; how many of them in a chain, at most; and the largest number of parts.
-_SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
-_DEPTH = 3
-_PARTS = 8
+# Functions that are fused into each part of a sum over rows.
+_FUSED_INTO_SUMS = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
+# The maximum number of such functions in a chain.
+_MAX_FUSED_DEPTH = 3
+# The maximum number of parts of a sum.
+_MAX_PARTS = 8
 
-# Equations that are reshapes; a broadcast is one if it keeps the number of elements.
+# Primitives that reshape. A broadcast reshapes if the number of elements stays the same.
 _RESHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 
 REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
 
-Change = Callable[[dict[str, Any], Order], dict[str, Any]]
+ParameterChange = Callable[[dict[str, Any], Order], dict[str, Any]]
 
 
-def _moved(*names: str) -> Change:
-    """Returns a function that permutes parameters with one entry per dimension."""
+def _permute_entries(*names: str) -> ParameterChange:
+    """Returns a function that permutes the entries of parameters with one entry for each dimension."""
 
     def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
         given = {name: params[name] for name in names if params[name] is not None}
@@ -311,8 +331,8 @@ def _moved(*names: str) -> Change:
     return change
 
 
-def _named(name: str) -> Change:
-    """Returns a function that renames the dimensions in a parameter that holds one dimension or several."""
+def _rename_dimensions(name: str) -> ParameterChange:
+    """Returns a function that replaces the dimensions in a parameter by the array's. The parameter is a dimension or a tuple of these."""
 
     def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
         given = params[name]
@@ -321,15 +341,15 @@ def _named(name: str) -> Change:
     return change
 
 
-_WINDOW = _moved("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+_WINDOW = _permute_entries("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
 
-_BY_DIMENSION: dict[str, Change] = {
-    "concatenate": _named("dimension"),
-    "cumsum": _named("axis"),
-    "pad": _moved("padding_config"),
+_BY_DIMENSION: dict[str, ParameterChange] = {
+    "concatenate": _rename_dimensions("dimension"),
+    "cumsum": _rename_dimensions("axis"),
+    "pad": _permute_entries("padding_config"),
     "reduce_window_max": _WINDOW,
     "reduce_window_min": _WINDOW,
     "reduce_window_sum": _WINDOW,
-    "rev": _named("dimensions"),
-    "slice": _moved("start_indices", "limit_indices", "strides"),
+    "rev": _rename_dimensions("dimensions"),
+    "slice": _permute_entries("start_indices", "limit_indices", "strides"),
 }

@@ -13,7 +13,7 @@ from .checkpointing import states_as_tensors
 
 
 class LateOutput(Exception):
-    """Raised if an output of the forward pass is known only in the backward pass, which writes to an input that the output is a view of."""
+    """Raised if only the backward pass computes an output of the forward pass: a view of an input to which the backward pass writes."""
 
 
 def partition(
@@ -21,13 +21,14 @@ def partition(
 ) -> tuple[GraphModule, GraphModule]:
     """Splits AOTAutograd's joint graph into a forward and a backward graph.
 
-    Little is saved. Only cheap ops and checkpointed regions are recomputed, and sharded parameters are gathered again.
+    A minimal cut chooses the saved values. The backward graph recomputes only cheap ops and checkpointed regions, and gathers sharded
+    parameters again.
 
     Args:
         joint: the joint graph, which is changed.
         inputs: the joint graph's inputs.
         platform: the platform of the programs.
-        exact_rng: the option of that name.
+        exact_rng: the option exact_rng.
         options: AOTAutograd's arguments for the partitioner.
 
     Raises: LateOutput.
@@ -47,7 +48,7 @@ def partition(
 
 
 def _has_late_outputs(joint: GraphModule, forward_outputs: int) -> bool:
-    """True if an output of the forward graph depends on a tangent, or on a value that the backward pass writes to an input."""
+    """True if an output of the forward pass depends on a tangent, or on a value that the backward pass writes to an input."""
     writes = [node.args for node in joint.graph.nodes if node.target is aten.copy_.default]
     late = {new for old, new, *_ in writes if old.op == "placeholder" and new.op != "placeholder"}
     for node in joint.graph.nodes:

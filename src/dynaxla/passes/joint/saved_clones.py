@@ -10,10 +10,11 @@ from ...torch_ops import aten
 
 
 def save_clones(joint: GraphModule) -> None:
-    """Changes AOTAutograd's joint graph.
+    """Adds clones of mutated inputs to AOTAutograd's joint graph, and tags the clones and the copies between devices as values to save.
 
-    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. A clone of it is saved instead
-    (AOTAutograd makes one if the input requires grad). The clone is cheap, so it is tagged to keep the minimal cut from recomputing it.
+    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. So a clone of the input is saved,
+    which AOTAutograd adds only for an input that requires grad. Without the tag, the minimal cut would recompute the clone, since clones
+    are cheap.
     """
     for node in _mutated(joint):
         if not all(user.target is aten.clone.default for user in node.users):
@@ -33,9 +34,9 @@ def save_clones(joint: GraphModule) -> None:
 def _mutated(joint: GraphModule) -> list[Node]:
     """Returns the inputs whose new values are among the outputs, according to AOTAutograd's descriptors."""
     output = joint.graph.output_node()
-    changed = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
+    mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
     placeholders = joint.graph.find_nodes(op="placeholder")
-    return [node for node in placeholders if node.meta.get("desc") is not None and node.meta["desc"] in changed]
+    return [node for node in placeholders if node.meta.get("desc") is not None and node.meta["desc"] in mutated]
 
 
 def _last_placeholder(joint: GraphModule) -> Node:

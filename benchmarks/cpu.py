@@ -15,9 +15,9 @@ import torch
 
 from dynaxla.bench import report
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.measure import Settings
+from dynaxla.bench.measure import BenchSettings
 from dynaxla.bench.requests import check_writable
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.session import run
 from dynaxla.bench.suites import Case
 from dynaxla.runtime import machine
@@ -191,13 +191,13 @@ def _measured(name: str, models: Sequence[str], seconds: float, output: Path) ->
     return {"environment": report.environment(), "models": found}
 
 
-def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:
+def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.BenchReport:
     chosen, _ = engine_table.choose(part.engines, [])
-    placement = Placement(part.batch, part.dtype, threads=part.threads, training=part.training)
-    return run(part.chosen(models), chosen, Settings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
+    placement = ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
+    return run(part.chosen(models), chosen, BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
 
 
-def as_part(result: report.Report) -> dict[str, Any]:
+def as_part(result: report.BenchReport) -> dict[str, Any]:
     """Returns a report's entry in cpu.json: milliseconds with quartiles, or the failure, by model and engine."""
     models: dict[str, Any] = {}
     for row in result.rows:

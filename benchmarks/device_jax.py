@@ -13,9 +13,9 @@ import torch
 
 from dynaxla.bench import report
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.measure import ModelResult, Settings, measure, prepared_process, rehearse
+from dynaxla.bench.measure import BenchSettings, ModelResult, measure, prepared_process, rehearse
 from dynaxla.bench.requests import check_device, check_writable
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.suites import Case
 
 from . import engines as engine_table
@@ -114,18 +114,18 @@ def measure_model(part: Part, case: Case, device: torch.device, seconds: float) 
 
     Returns: `environment`; `captured`, the fields of capture.Capture (None in training); `engines`, see `_as_entries`.
     """
-    settings = Settings(_placement(part, device), seconds=seconds, amortized=0 if part.training else SEVERAL)
+    settings = BenchSettings(_placement(part, device), seconds=seconds, amortized=0 if part.training else SEVERAL)
     result = measure(case, _engines(part), settings)
     captured = None if result.captured is None else asdict(result.captured)
     return {"environment": report.environment(), "captured": captured, "engines": _as_entries(result)}
 
 
-def _engines(part: Part) -> list[engine_table.Engine]:
+def _engines(part: Part) -> list[engine_table.BenchEngine]:
     return engine_table.choose(part.engines, [], "jax")[0]
 
 
-def _placement(part: Part, device: torch.device) -> Placement:
-    return Placement(device=device, training=part.training)
+def _placement(part: Part, device: torch.device) -> ModelSetup:
+    return ModelSetup(device=device, training=part.training)
 
 
 def _as_entries(result: ModelResult) -> dict[str, Any]:

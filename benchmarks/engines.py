@@ -28,12 +28,12 @@ from torch.utils import _pytree as pytree
 from dynaxla.autoselect.candidates import no_cpp_compiler
 from dynaxla.backend import dynaxla
 from dynaxla.bench import engines
-from dynaxla.bench.engines import Call, Engine, Inputs, as_training, compiled, compiled_step, no_device
+from dynaxla.bench.engines import BenchEngine, Call, Inputs, as_training, compiled, compiled_step, no_device
 from dynaxla.engine.options import COMMANDS, WITHOUT_CONVOLUTIONS
 from dynaxla.interop import to_jax
 
 
-def _in_another_process(engine: Engine, case: Any, placement: Any) -> Any:
+def _in_another_process(engine: BenchEngine, case: Any, placement: Any) -> Any:
     from .processes import Remote  # which imports this module
 
     return Remote(engine, case, placement)
@@ -148,24 +148,24 @@ XLA_GPU_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 _MORE = [
-    Engine("dynaxla_frozen", compiled(dynaxla, {"freeze": True})),
-    Engine("dynaxla_separate", _separate, on_jax=True, whole_step=True),
-    Engine("inductor_autotuned", _autotuned_inductor, no_cpp_compiler),
-    Engine("inductor_frozen", _frozen_inductor, no_cpp_compiler),
-    Engine("eager_native", lambda model, _: model, no_device, native=True, on_jax=True),
-    Engine("dynaxla_native", compiled(dynaxla), no_device, native=True, on_jax=True),
-    Engine("dynaxla_step_native", compiled_step, no_device, native=True, on_jax=True, whole_step=True),
-    Engine("jax", _as_jax_function),
-    *(Engine(name, compiled(dynaxla, {"xla": options})) for name, options in (XLA_OPTIONS | XLA_GPU_OPTIONS).items()),
-    Engine("torchax", _torchax, _not_importable("torchax"), process=_in_another_process),
-    Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), process=_in_another_process),
+    BenchEngine("dynaxla_frozen", compiled(dynaxla, {"freeze": True})),
+    BenchEngine("dynaxla_separate", _separate, on_jax=True, whole_step=True),
+    BenchEngine("inductor_autotuned", _autotuned_inductor, no_cpp_compiler),
+    BenchEngine("inductor_frozen", _frozen_inductor, no_cpp_compiler),
+    BenchEngine("eager_native", lambda model, _: model, no_device, native=True, on_jax=True),
+    BenchEngine("dynaxla_native", compiled(dynaxla), no_device, native=True, on_jax=True),
+    BenchEngine("dynaxla_step_native", compiled_step, no_device, native=True, on_jax=True, whole_step=True),
+    BenchEngine("jax", _as_jax_function),
+    *(BenchEngine(name, compiled(dynaxla, {"xla": options})) for name, options in (XLA_OPTIONS | XLA_GPU_OPTIONS).items()),
+    BenchEngine("torchax", _torchax, _not_importable("torchax"), process=_in_another_process),
+    BenchEngine("torch_xla", _torch_xla, _not_importable("torch_xla"), process=_in_another_process),
 ]
 
-ENGINES: dict[str, Engine] = {**engines.ENGINES, **{engine.name: engine for engine in _MORE}}
+ENGINES: dict[str, BenchEngine] = {**engines.ENGINES, **{engine.name: engine for engine in _MORE}}
 
 usual_ones = engines.usual_ones
 
 
-def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[Engine], list[str]]:
+def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[BenchEngine], list[str]]:
     """Returns engines of ENGINES, as `dynaxla.bench.engines.choose` does."""
     return engines.choose(names, usual, device, ENGINES)

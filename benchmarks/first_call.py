@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from dynaxla.bench.measure import rehearse
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.observe import metrics
 
 from . import ROOT, engines, suites
@@ -33,7 +33,7 @@ def first_calls(engine: str, models: Sequence[str], cache: str, bytecode: str) -
 def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     metrics.use_clock(time.process_time)
-    placement = Placement()
+    placement = ModelSetup()
     found = {}
     rehearse([engines.ENGINES[engine]], placement)
     for case in suites.choose("models", models):

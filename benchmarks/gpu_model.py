@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
-from dynaxla.bench.measure import Settings, measure, rehearse
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.measure import BenchSettings, measure, rehearse
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.suites import Case
 
 from . import ROOT, suites
@@ -162,7 +162,7 @@ def _times(part: Part, case: Case, device: torch.device, seconds: float) -> dict
     placement = _placement(part, device)
     rehearse(chosen, placement)
     rows: dict[str, Any] = {}
-    settings = Settings(placement, iterations_per_run=part.calls, seconds=seconds)
+    settings = BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds)
     if _TURN in os.environ:
         settings = dataclasses.replace(settings, before_rounds=Turn(Path(os.environ[_TURN])).wait)
     for row in measure(case, chosen, settings).rows:
@@ -193,8 +193,8 @@ def _memory(part: Part, case: Case, device: torch.device, engine: str) -> dict[s
     return {"peak": device_peak_bytes(device)}
 
 
-def _placement(part: Part, device: torch.device) -> Placement:
-    return Placement(part.batch, part.dtype, device, threads=torch.get_num_threads(), training=part.training)
+def _placement(part: Part, device: torch.device) -> ModelSetup:
+    return ModelSetup(part.batch, part.dtype, device, threads=torch.get_num_threads(), training=part.training)
 
 
 def main(part: str, model: str, device: str, seconds: str, engine: str = "") -> None:

@@ -17,7 +17,7 @@ import torch
 
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.measure import rehearse
-from dynaxla.bench.runner import Placement, release
+from dynaxla.bench.runner import ModelSetup, release
 from dynaxla.bench.training import Training
 
 from . import ROOT, engines, suites
@@ -53,7 +53,7 @@ def _resident(which: str) -> int:
 
 def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, int]:
     torch.set_num_threads(1)
-    placement = Placement(batch, training=optimizer)
+    placement = ModelSetup(batch, training=optimizer)
     rehearse([engines.ENGINES[engine]], placement)
     release()  # the step could reuse free memory of the heap, which would not be counted
     before = _resident("RssAnon")

@@ -1,4 +1,4 @@
-"""Runners in separate processes, with the interface of `dynaxla.bench.runner.Runner`, and the memory that an engine needs."""
+"""Runners in separate processes, with the interface of `dynaxla.bench.runner.BenchRunner`, and the memory that an engine needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynaxla.bench.engines import Engine
-from dynaxla.bench.runner import Inputs, Local, Memory, Placement, RemoteError, Timing, empty_caches, first_line, release
+from dynaxla.bench.engines import BenchEngine
+from dynaxla.bench.runner import BenchTiming, Inputs, Local, Memory, ModelSetup, RemoteError, empty_caches, first_line, release
 from dynaxla.bench.suites import Case
 from dynaxla.runtime.devices import jax_device
 
@@ -26,7 +26,7 @@ from . import engines
 class Remote:
     """A runner in a separate process, which builds the same model from the same seed. That process idles while others are timed."""
 
-    def __init__(self, engine: Engine, case: Case, placement: Placement) -> None:
+    def __init__(self, engine: BenchEngine, case: Case, placement: ModelSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, engine.name, case, placement), daemon=True)
@@ -47,7 +47,7 @@ class Remote:
     def call(self, inputs: Inputs) -> Any:
         return self._ask("call", inputs)
 
-    def time(self, batches: Sequence[Inputs]) -> Timing:
+    def time(self, batches: Sequence[Inputs]) -> BenchTiming:
         return self._ask("time", list(batches))
 
     def memory(self, batches: Sequence[Inputs]) -> Memory:
@@ -62,7 +62,7 @@ class Remote:
             self._process.join()
 
 
-def _serve(connection: Connection, engine_name: str, case: Case, placement: Placement) -> None:
+def _serve(connection: Connection, engine_name: str, case: Case, placement: ModelSetup) -> None:
     torch.set_num_threads(placement.threads)
     local: Local | None = None
     with torch.no_grad(), empty_caches():
@@ -85,7 +85,7 @@ def _serve(connection: Connection, engine_name: str, case: Case, placement: Plac
             connection.send(answer)
 
 
-def measure_memory(engine: Engine, case: Case, placement: Placement, batches: Sequence[Inputs]) -> Memory:
+def measure_memory(engine: BenchEngine, case: Case, placement: ModelSetup, batches: Sequence[Inputs]) -> Memory:
     """Measures an engine's memory in a fresh process, without that of other engines. Raises: RemoteError if the engine fails."""
     remote = Remote(engine, case, placement)
     try:
@@ -94,7 +94,7 @@ def measure_memory(engine: Engine, case: Case, placement: Placement, batches: Se
         remote.close()
 
 
-def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: Placement) -> Memory:
+def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: ModelSetup) -> Memory:
     release()
     before = resident_bytes()
     resettable = _reset_peak()

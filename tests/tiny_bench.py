@@ -11,8 +11,8 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from dynaxla.bench import engines, suites
-from dynaxla.bench.engines import Engine
-from dynaxla.bench.measure import Row, Settings, measure
+from dynaxla.bench.engines import BenchEngine
+from dynaxla.bench.measure import BenchSettings, Row, measure
 from dynaxla.cli.bench import bench
 
 
@@ -30,7 +30,7 @@ def tiny_inputs(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, .
 
 
 TINY = suites.Case("tiny", Tiny, tiny_inputs)
-FAST = Settings(rounds=3)
+FAST = BenchSettings(rounds=3)
 
 app = Typer()
 app.command()(bench)
@@ -40,7 +40,7 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(app, list(args))
 
 
-def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0, native: bool = False) -> Engine:
+def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0, native: bool = False) -> BenchEngine:
     """Eager mode, with a change to its results from the given call on."""
 
     def prepare(model: nn.Module, _: Any) -> Any:
@@ -53,14 +53,14 @@ def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0
 
         return call
 
-    return Engine(name, prepare, native=native)
+    return BenchEngine(name, prepare, native=native)
 
 
 def fail(_: torch.Tensor) -> torch.Tensor:
     raise ValueError("out of luck\nsecond line")
 
 
-def rows_of(*chosen: Engine, settings: Settings = FAST) -> dict[str, Row]:
+def rows_of(*chosen: BenchEngine, settings: BenchSettings = FAST) -> dict[str, Row]:
     return {row.engine: row for row in measure(TINY, [engines.ENGINES["eager"], *chosen], settings).rows}
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger("dynaxla")
 
 
 @dataclass(frozen=True)
-class Values:
+class AllowedValues:
     """The allowed values of an option.
 
     Attributes:
@@ -54,15 +54,15 @@ class Documentation:
     """
 
     default: Any
-    values: Values
+    values: AllowedValues
     text: str
     variable: str = ""
     example: str = ""
     backend: str = "dynaxla"
 
 
-def _words(*words: str | bool) -> Values:
-    return Values("", lambda value: isinstance(value, (str, bool)) and value in words, words)
+def _words(*words: str | bool) -> AllowedValues:
+    return AllowedValues("", lambda value: isinstance(value, (str, bool)) and value in words, words)
 
 
 def _is_dict(value: Any, *kinds: type) -> bool:
@@ -75,20 +75,20 @@ def _are_engines(value: Any) -> bool:
 
 
 _FLAG = _words(True, False)
-_DIRECTORY = Values("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
-_COUNT = Values("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
-_XLA = Values("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
-_FORMS = Values("a dict of op names and names of forms", lambda value: _is_dict(value, str))
+_DIRECTORY = AllowedValues("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
+_COUNT = AllowedValues("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+_XLA = AllowedValues("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
+_FORMS = AllowedValues("a dict of op names and names of forms", lambda value: _is_dict(value, str))
 # The engines of the backend dynaxla_auto, unless its option says otherwise.
 _USUAL_ENGINES = ("dynaxla", "inductor", "eager")
-_ENGINES = Values(
+_ENGINES = AllowedValues(
     'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice', _are_engines
 )
 
 
 def _field(
     default: Any,
-    values: Values,
+    values: AllowedValues,
     text: str,
     *,
     variable: str = "",
@@ -168,7 +168,7 @@ class Options:
     )
     cache: str | None = _field(
         None,
-        Values('a directory\'s path, or "" for none', _DIRECTORY.takes),
+        AllowedValues('a directory\'s path, or "" for none', _DIRECTORY.takes),
         """The directory of traced graphs, compiled programs and measurements that later processes reuse. `None`: `dynaxla` in the user's
         cache directory. [Deployment](deployment.md)""",
         variable="DYNAXLA_CACHE",

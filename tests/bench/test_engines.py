@@ -10,11 +10,11 @@ from torch._dynamo.utils import counters
 from benchmarks.engines import ENGINES
 from dynaxla.bench import engines
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.engines import Engine
+from dynaxla.bench.engines import BenchEngine
 
 
 def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engines.ENGINES, "inductor", Engine("inductor", lambda model, _: model, lambda: "no compiler"))
+    monkeypatch.setitem(engines.ENGINES, "inductor", BenchEngine("inductor", lambda model, _: model, lambda: "no compiler"))
     chosen, notes = engines.choose([], engines.QUICK)
     assert [engine.name for engine in chosen] == ["eager", "dynaxla", "dynaxla_retrace"]
     assert notes == ["inductor left out: no compiler"]

@@ -11,14 +11,14 @@ from tiny_bench import FAST, TINY, Tiny, fail, rows_of, tiny_inputs, wrapped
 from torch import nn
 
 from dynaxla.bench import engines, suites
-from dynaxla.bench.engines import Engine
-from dynaxla.bench.measure import Settings, measure, prepared_process
+from dynaxla.bench.engines import BenchEngine
+from dynaxla.bench.measure import BenchSettings, measure, prepared_process
 
 
 def test_engines_take_turns() -> None:
     order: list[str] = []
 
-    def recorder(name: str) -> Engine:
+    def recorder(name: str) -> BenchEngine:
         def prepare(model: nn.Module, _: Any) -> Any:
             def call(x: torch.Tensor) -> Any:
                 order.append(name)
@@ -26,9 +26,9 @@ def test_engines_take_turns() -> None:
 
             return call
 
-        return Engine(name, prepare)
+        return BenchEngine(name, prepare)
 
-    measure(TINY, [recorder("a"), recorder("b")], Settings(rounds=4, iterations_per_run=2))
+    measure(TINY, [recorder("a"), recorder("b")], BenchSettings(rounds=4, iterations_per_run=2))
     # First calls: one checked, three more. Then rounds of one untimed and two timed calls, led by another engine each time. Then the check.
     first_calls, rounds, last_check = order[:8], order[8:-2], order[-2:]
     assert first_calls == ["a"] * 4 + ["b"] * 4
@@ -58,7 +58,7 @@ def test_a_failure_is_a_row() -> None:
     def cannot_prepare(*_: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    rows = rows_of(Engine("prepare", cannot_prepare), wrapped("first", fail), wrapped("later", fail, from_call=5))
+    rows = rows_of(BenchEngine("prepare", cannot_prepare), wrapped("first", fail), wrapped("later", fail, from_call=5))
     assert rows["prepare"].failure == "RuntimeError: no compiler"
     assert rows["first"].failure == "ValueError: out of luck"
     assert rows["later"].failure == "ValueError: out of luck"
@@ -100,7 +100,7 @@ def test_a_result_kept_from_the_first_input_is_noticed() -> None:
         kept = model(*inputs)
         return lambda *_: kept
 
-    assert not rows_of(Engine("stale", prepare))["stale"].good
+    assert not rows_of(BenchEngine("stale", prepare))["stale"].good
 
 
 def test_random_inputs_are_fresh() -> None:
@@ -113,7 +113,7 @@ def test_random_inputs_are_fresh() -> None:
 
         return call
 
-    measure(TINY, [Engine("fresh", prepare)], Settings(rounds=3, randomize_input=True))
+    measure(TINY, [BenchEngine("fresh", prepare)], BenchSettings(rounds=3, randomize_input=True))
     assert len({tuple(x.flatten().tolist()) for x in seen}) == len(seen)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dynaxla.autoselect import agreement
 from dynaxla.bench import report
-from dynaxla.bench.measure import ModelResult, Row, Settings, Spread
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.measure import BenchSettings, ModelResult, Row, Spread
+from dynaxla.bench.runner import ModelSetup
 
 
 def test_means_are_of_good_rows_only() -> None:
@@ -18,7 +18,7 @@ def test_means_are_of_good_rows_only() -> None:
         spread = Spread(milliseconds, milliseconds, milliseconds)
         return Row(model, engine, wall=spread, agreement=agreement.NumericalAgreement(agrees))
 
-    found = report.Report("tiny", Settings(), ["eager", "dynaxla"])
+    found = report.BenchReport("tiny", BenchSettings(), ["eager", "dynaxla"])
     found.models = [
         ModelResult("a", [row("a", "eager", 8), row("a", "dynaxla", 1)]),
         ModelResult("b", [row("b", "eager", 2), row("b", "dynaxla", 1)]),
@@ -34,7 +34,7 @@ def test_means_are_of_good_rows_only() -> None:
 def test_what_went_wrong_is_written_too() -> None:
     spread, off = Spread(2.0, 1.0, 3.0), agreement.NumericalAgreement(False, math.inf)
     phases = {"capture": 0.5, "compile": 1.0}
-    found = report.Report("tiny", Settings(Placement(training="sgd")), ["eager", "dynaxla", "dynaxla_retrace"])
+    found = report.BenchReport("tiny", BenchSettings(ModelSetup(training="sgd")), ["eager", "dynaxla", "dynaxla_retrace"])
     rows = [
         Row("a", "eager", wall=spread, speedup=1.0, agreement=agreement.NumericalAgreement(True)),
         Row("a", "dynaxla", wall=spread, speedup=4.0, agreement=off, first_call_seconds=2.0, first_phases=phases),

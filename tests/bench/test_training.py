@@ -7,8 +7,8 @@ import torch
 from tiny_bench import FAST, TINY, invoke, wrapped
 
 from benchmarks import engines
-from dynaxla.bench.measure import Settings, measure
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.measure import BenchSettings, measure
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.training import Training
 
 
@@ -18,7 +18,7 @@ def test_training(optimizer: str) -> None:
     """A call is a whole step; a gradient that is not eager's is noticed."""
     chosen = [engines.ENGINES["eager"], engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_separate"], engines.ENGINES["dynaxla_step"]]
     wrong = wrapped("wrong", lambda out: out + 0.01 * out.detach().sign())
-    rows = measure(TINY, [*chosen, wrong], Settings(Placement(batch=4, training=optimizer), rounds=3)).rows
+    rows = measure(TINY, [*chosen, wrong], BenchSettings(ModelSetup(batch=4, training=optimizer), rounds=3)).rows
     assert [row.good for row in rows] == [True, True, True, True, False], rows
     assert all(row.agreement is not None and row.agreement.own_error is not None for row in rows), "nothing was compared with float64"
     assert not any(row.failure for row in rows)

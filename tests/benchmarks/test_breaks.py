@@ -8,14 +8,14 @@ from tiny_bench import check_case
 
 from benchmarks import suites
 from dynaxla.bench import engines
-from dynaxla.bench.measure import Settings, measure
+from dynaxla.bench.measure import BenchSettings, measure
 from dynaxla.bench.suites import make_model
 
 
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", [case.name for case in suites.BREAKS if case.name != "generate"])
 def test_models_that_break_graphs(name: str) -> None:
-    result = measure(suites.choose("breaks", [name])[0], [engines.ENGINES["dynaxla"]], Settings(rounds=1, randomize_input=True))
+    result = measure(suites.choose("breaks", [name])[0], [engines.ENGINES["dynaxla"]], BenchSettings(rounds=1, randomize_input=True))
     assert result.rows[0].good, result.rows[0]
     assert result.captured is not None
     assert result.captured.breaks

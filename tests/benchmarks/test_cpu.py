@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import cpu, suites
-from dynaxla.bench.engines import Engine
-from dynaxla.bench.measure import Settings
-from dynaxla.bench.runner import Placement
+from dynaxla.bench.engines import BenchEngine
+from dynaxla.bench.measure import BenchSettings
+from dynaxla.bench.runner import ModelSetup
 from dynaxla.cli import app
 
 
@@ -68,7 +68,7 @@ def test_a_long_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_part_is_measured_as_it_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def run(cases: list[suites.Case], engines: list[Engine], settings: Settings, suite: str) -> str:
+    def run(cases: list[suites.Case], engines: list[BenchEngine], settings: BenchSettings, suite: str) -> str:
         seen.update(cases=[case.name for case in cases], engines=[engine.name for engine in engines], settings=settings, suite=suite)
         return "a report"
 
@@ -79,7 +79,7 @@ def test_a_part_is_measured_as_it_says(name: str, monkeypatch: pytest.MonkeyPatc
     assert (seen["cases"], seen["suite"], sorted(seen["engines"])) == ([model], part.suite, sorted(part.engines))
     settings = seen["settings"]
     assert (settings.iterations_per_run, settings.seconds) == (part.calls, 1.5)
-    assert settings.placement == Placement(part.batch, part.dtype, threads=part.threads, training=part.training)
+    assert settings.placement == ModelSetup(part.batch, part.dtype, threads=part.threads, training=part.training)
 
 
 def test_a_part_has_the_cases_that_it_says() -> None:

@@ -115,7 +115,7 @@ def test_memory_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         def prepare_call(self, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
             return lambda *_: told.append("call")
 
-    class Placed(runner.Placement):
+    class Placed(runner.ModelSetup):
         def inputs(self, case: Any, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
             return ()
 

@@ -8,13 +8,13 @@ import torch
 from benchmarks import suites
 from benchmarks.processes import Remote
 from dynaxla.bench.engines import ENGINES
-from dynaxla.bench.runner import Placement, RemoteError, first_line
+from dynaxla.bench.runner import ModelSetup, RemoteError, first_line
 
 
 @pytest.mark.thorough
 def test_another_process_gives_the_same_results_and_its_memory() -> None:
     case = suites.choose("breaks", ["branch"])[0]
-    placement = Placement()
+    placement = ModelSetup()
     inputs = placement.inputs(case, torch.Generator().manual_seed(3))
     remote = Remote(ENGINES["eager"], case, placement)
     try:

@@ -13,7 +13,7 @@ from tiny_bench import TINY, fail, invoke, wrapped
 
 from benchmarks import choices, engines, suites
 from dynaxla.bench import report
-from dynaxla.bench.measure import Settings
+from dynaxla.bench.measure import BenchSettings
 from dynaxla.cli.bench import QUICK_SECONDS
 
 
@@ -140,11 +140,13 @@ def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkey
 
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """And that a run which measures nothing has failed."""
-    asked: list[tuple[list[str], list[str], Settings]] = []
+    asked: list[tuple[list[str], list[str], BenchSettings]] = []
 
-    def run(cases: list[suites.Case], chosen: list[engines.Engine], settings: Settings, suite: str, _: object) -> report.Report:
+    def run(
+        cases: list[suites.Case], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
+    ) -> report.BenchReport:
         asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
-        return report.Report(suite, settings, [])
+        return report.BenchReport(suite, settings, [])
 
     monkeypatch.setattr("dynaxla.bench.session.run", run)
     for arguments in (
@@ -169,7 +171,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert invoke(*arguments).exit_code == 1, arguments
     (usual, quick, chosen) = asked
     assert usual[0] == [case.name for case in suites.SMALL]
-    assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (Settings.seconds, 1, "")
+    assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (BenchSettings.seconds, 1, "")
     assert quick[0] == suites.QUICK["small"]
     assert (quick[2].seconds, quick[2].placement.batch, quick[2].placement.training) == (QUICK_SECONDS, 4, "sgd")
     assert chosen[:2] == (["mlp_50"], ["inductor", "dynaxla"])

@@ -452,11 +452,11 @@ def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
 def profile_step() -> None:
     """Profiles a training step on the host and on the device: BERT's, or in a rehearsal one block of GPT-2."""
     from benchmarks import suites
-    from dynaxla.bench.runner import Placement
+    from dynaxla.bench.runner import ModelSetup
 
     name = "bert_base" if ON_GPU else "gpt_block"
     with fact("profile_step", f"{name}, bfloat16") as found:
-        placement = Placement(PICTURES, torch.bfloat16, DEVICE, torch.get_num_threads(), training="adamw")
+        placement = ModelSetup(PICTURES, torch.bfloat16, DEVICE, torch.get_num_threads(), training="adamw")
         (case,) = suites.choose("gpu", [name])
         args = placement.inputs(case, torch.Generator().manual_seed(1))
         training = placement.model(case)

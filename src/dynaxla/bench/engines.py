@@ -41,7 +41,7 @@ Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Engine:
+class BenchEngine:
     """One way to run a model.
 
     Attributes:
@@ -60,7 +60,7 @@ class Engine:
     native: bool = False
     on_jax: bool = False
     whole_step: bool = False
-    process: Callable[[Engine, Any, Any], Any] | None = None
+    process: Callable[[BenchEngine, Any, Any], Any] | None = None
 
     def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
         """Returns the callable for a model. For a `Training`, most engines prepare only its model."""
@@ -122,19 +122,19 @@ def _boxed_graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Cal
     return make_boxed_func(module.forward)
 
 
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, BenchEngine] = {
     engine.name: engine
     for engine in (
-        Engine("eager", lambda model, _: model, on_jax=True),
-        Engine("lazy", _lazy, no_device, on_jax=True, whole_step=True),
-        Engine("inductor", compiled("inductor"), no_cpp_compiler),
-        Engine("torchscript", _torchscript),
-        Engine("dynamo", compiled(_graph_as_it_is), on_jax=True),
-        Engine("dynamo_aot", compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is)), on_jax=True),
-        Engine("dynaxla", compiled(dynaxla), on_jax=True),
-        Engine("dynaxla_tuned", compiled(dynaxla, {"tune": True})),
-        Engine("dynaxla_step", compiled_step, on_jax=True, whole_step=True),
-        Engine("dynaxla_retrace", compiled(dynaxla_retrace), on_jax=True),
+        BenchEngine("eager", lambda model, _: model, on_jax=True),
+        BenchEngine("lazy", _lazy, no_device, on_jax=True, whole_step=True),
+        BenchEngine("inductor", compiled("inductor"), no_cpp_compiler),
+        BenchEngine("torchscript", _torchscript),
+        BenchEngine("dynamo", compiled(_graph_as_it_is), on_jax=True),
+        BenchEngine("dynamo_aot", compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is)), on_jax=True),
+        BenchEngine("dynaxla", compiled(dynaxla), on_jax=True),
+        BenchEngine("dynaxla_tuned", compiled(dynaxla, {"tune": True})),
+        BenchEngine("dynaxla_step", compiled_step, on_jax=True, whole_step=True),
+        BenchEngine("dynaxla_retrace", compiled(dynaxla_retrace), on_jax=True),
     )
 }
 
@@ -155,8 +155,8 @@ def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[
 
 
 def choose(
-    names: Iterable[str], usual: Sequence[str], device: str = "cpu", engines: Mapping[str, Engine] | None = None
-) -> tuple[list[Engine], list[str]]:
+    names: Iterable[str], usual: Sequence[str], device: str = "cpu", engines: Mapping[str, BenchEngine] | None = None
+) -> tuple[list[BenchEngine], list[str]]:
     """Returns engines in the table's order, and notes about engines that are left out.
 
     Args:

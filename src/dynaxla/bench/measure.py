@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 from ..autoselect.agreement import NumericalAgreement, compare, in_float64, moved, worst
 from ..observe import metrics
 from . import capture
-from .engines import Engine
-from .runner import Inputs, Local, Memory, Placement, Runner, empty_caches, first_line, release
+from .engines import BenchEngine
+from .runner import BenchRunner, Inputs, Local, Memory, ModelSetup, empty_caches, first_line, release
 from .suites import Case
 from .training import Training
 
@@ -38,7 +38,7 @@ RECOMPILE_LIMIT = 256
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """The settings of a measurement.
 
     Attributes:
@@ -54,13 +54,13 @@ class Settings:
         before_rounds: called after the first calls, before the timing.
     """
 
-    placement: Placement = field(default_factory=Placement)
+    placement: ModelSetup = field(default_factory=ModelSetup)
     iterations_per_run: int = 1
     randomize_input: bool = False
     baseline: str = "eager"
     rounds: int | None = None
     seconds: float = 3.0
-    memory: Callable[[Engine, Case, Placement, Sequence[Inputs]], Memory] | None = None
+    memory: Callable[[BenchEngine, Case, ModelSetup, Sequence[Inputs]], Memory] | None = None
     traceback: bool = False
     amortized: int = 0
     before_rounds: Callable[[], None] = lambda: None
@@ -141,7 +141,7 @@ class ModelResult:
     capture_failure: str = ""
 
 
-class Progress(Protocol):
+class BenchProgress(Protocol):
     """A listener for progress: the current activity, and the number of a model's steps that are done."""
 
     def begin(self, model: str, steps: int) -> None: ...
@@ -161,7 +161,7 @@ class Silent:
 STEPS_OF_ROUNDS = 5
 
 
-def measure(case: Case, engines: Sequence[Engine], settings: Settings, progress: Progress | None = None) -> ModelResult:
+def measure(case: Case, engines: Sequence[BenchEngine], settings: BenchSettings, progress: BenchProgress | None = None) -> ModelResult:
     """Measures one model in all engines. A failing engine gets a row with its failure; only a model that cannot be built raises."""
     progress = progress or Silent()
     progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + STEPS_OF_ROUNDS)
@@ -181,7 +181,7 @@ def measure(case: Case, engines: Sequence[Engine], settings: Settings, progress:
 
 
 class _Measurement:
-    def __init__(self, case: Case, settings: Settings, generator: torch.Generator, progress: Progress) -> None:
+    def __init__(self, case: Case, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
         self.model = settings.placement.model(case)
@@ -195,7 +195,7 @@ class _Measurement:
     def _fresh(self) -> Inputs:
         return self.settings.placement.inputs(self.case, self.generator)
 
-    def run(self, engines: Sequence[Engine]) -> ModelResult:
+    def run(self, engines: Sequence[BenchEngine]) -> ModelResult:
         rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
         judged = [tuple(tensor.to(self.settings.placement.judge.device) for tensor in args) for args in self.inputs]
@@ -223,7 +223,7 @@ class _Measurement:
                 with self._failure_in(rows[engine.name]):
                     batches = [self.inputs[0], *(self._fresh() for _ in range(3))]
                     rows[engine.name].memory = self.settings.memory(engine, self.case, self.settings.placement, batches)
-        runners: dict[str, Runner] = {}
+        runners: dict[str, BenchRunner] = {}
         try:
             for engine in engines:
                 self.progress.step(f"{engine.name}: first call")
@@ -249,10 +249,10 @@ class _Measurement:
             traceback.print_exception(error)
         return first_line(error)
 
-    def _first_call(self, engine: Engine, row: Row, runners: dict[str, Runner]) -> None:
+    def _first_call(self, engine: BenchEngine, row: Row, runners: dict[str, BenchRunner]) -> None:
         capture.forget_sizes()
         placement = self.settings.placement
-        runner: Runner | None = None
+        runner: BenchRunner | None = None
         with self._failure_in(row):
             # A separate process builds the model before the clock starts, so that its first call measures only the engine.
             if engine.process is not None:
@@ -272,7 +272,7 @@ class _Measurement:
         elif runner is not None:
             runners[engine.name] = runner
 
-    def _rounds(self, rows: dict[str, Row], runners: dict[str, Runner]) -> None:
+    def _rounds(self, rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
         settings = self.settings
         names = list(runners)
         timings = {name: _PhaseCounts() for name in names}
@@ -310,7 +310,7 @@ class _Measurement:
                 counted = timings[name].counts
                 row.traces, row.compilations, row.recorded_ops = counted["trace"], counted["compile"], counted["lazy_ops"] / calls
 
-    def _check_second_input(self, engines: Sequence[Engine], rows: dict[str, Row], runners: dict[str, Runner]) -> None:
+    def _check_second_input(self, engines: Sequence[BenchEngine], rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
         for engine in engines:
             row, runner = rows[engine.name], runners.get(engine.name)
             if runner is None or row.failure or row.agreement is None:
@@ -318,7 +318,7 @@ class _Measurement:
             with self._failure_in(row):
                 row.agreement = worst([row.agreement, self._agreement(engine, runner.call(self.inputs[1]), 1)])
 
-    def _agreement(self, engine: Engine, result: Any, index: int) -> NumericalAgreement:
+    def _agreement(self, engine: BenchEngine, result: Any, index: int) -> NumericalAgreement:
         if self.judge is not self.model:
             placement = self.settings.placement.judge if engine.native else self.settings.placement
             stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {str(placement.device)}
@@ -358,7 +358,7 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
     return {phase: seconds - before.get(phase, 0.0) for phase, seconds in after.items() if seconds > before.get(phase, 0.0)}
 
 
-def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
+def rehearse(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
     """Runs a tiny model in each engine of this process.
 
     So work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored: they

@@ -20,18 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from .benchmark_error import BenchmarkError
-from .measure import ModelResult, Row, Settings, Spread
+from .measure import BenchSettings, ModelResult, Row, Spread
 
 MEBIBYTE = 1 << 20
 _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm", "transformers", "torchax", "torch_xla")
 
 
 @dataclass
-class Report:
+class BenchReport:
     """The results of a run for all models. `write` writes it, `show` prints it."""
 
     suite: str
-    settings: Settings
+    settings: BenchSettings
     engines: list[str]
     notes: list[str] = field(default_factory=list)
     models: list[ModelResult] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Grid:
     left: int = 1
 
 
-def grids(report: Report) -> list[Grid]:
+def grids(report: BenchReport) -> list[Grid]:
     """Returns the tables of a report, in order."""
     found = [
         _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _lazy_phases(report),
@@ -153,7 +153,7 @@ def grids(report: Report) -> list[Grid]:
     return [grid for grid in found if grid is not None and grid.lines]
 
 
-def _measurements(report: Report) -> Grid:
+def _measurements(report: BenchReport) -> Grid:
     columns = [
         *_COLUMNS, *(_AMORTIZED_COLUMNS if report.settings.amortized else []), *(_MEMORY_COLUMNS if report.settings.memory else []),
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def _measurements(report: Report) -> Grid:
     return Grid(f"Measurements (baseline: {report.settings.baseline})", [heading for heading, _ in columns], lines, 2)
 
 
-def _speedups(report: Report) -> Grid:
+def _speedups(report: BenchReport) -> Grid:
     lines = []
     for model in report.models:
         of = {row.engine: row for row in model.rows}
@@ -176,7 +176,7 @@ def _speedups(report: Report) -> Grid:
 _CAPTURE_ALONE = ("dynamo", "dynamo_aot")
 
 
-def _capture_alone(report: Report) -> Grid | None:
+def _capture_alone(report: BenchReport) -> Grid | None:
     """Returns the table of the cost of capture alone, without an optimizing backend."""
     several = report.settings.amortized
     kinds = [(name, amortized) for name in _CAPTURE_ALONE if name in report.engines for amortized in (False, True)]
@@ -192,7 +192,7 @@ def _capture_alone(report: Report) -> Grid | None:
     return Grid("Capture without a backend that optimizes: speed, eager mode's is 1", ["model", *headings], lines)
 
 
-def _first_phases(report: Report) -> Grid:
+def _first_phases(report: BenchReport) -> Grid:
     names = ("capture", "trace", "lower", "compile")
     lines = []
     for row in report.rows:
@@ -204,7 +204,7 @@ def _first_phases(report: Report) -> Grid:
     return Grid("The first call's phases, seconds", headings, lines, 2)
 
 
-def _call_phases(report: Report) -> Grid:
+def _call_phases(report: BenchReport) -> Grid:
     names = ("trace", "lower", "lookup", "run", "execute")
     lines = []
     for model in report.models:
@@ -219,7 +219,7 @@ def _call_phases(report: Report) -> Grid:
     return Grid("Phases of a later call, mean milliseconds, beside dynaxla's whole call", headings, lines, 2)
 
 
-def _lazy_phases(report: Report) -> Grid | None:
+def _lazy_phases(report: BenchReport) -> Grid | None:
     """Returns the table of the phases of a later call in lazy mode: recording, finding the program, running it, waiting for it."""
     lines = []
     for model in report.models:
@@ -248,7 +248,7 @@ def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milli
     return [f"{ops:.0f}", recording, each, *others, f"{milliseconds:.3f}", str(compilations)]
 
 
-def _captured(report: Report) -> Grid:
+def _captured(report: BenchReport) -> Grid:
     lines = []
     for model in report.models:
         found = model.captured
@@ -263,7 +263,7 @@ def _captured(report: Report) -> Grid:
     return Grid("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: BenchReport) -> list[str]:
     """Returns sentences that summarize the tables."""
     found = []
     mean = report.geometric_mean("dynaxla", "dynaxla_retrace")
@@ -279,7 +279,7 @@ def conclusions(report: Report) -> list[str]:
     return found
 
 
-def describe(report: Report) -> list[str]:
+def describe(report: BenchReport) -> list[str]:
     """Returns lines about the versions, the machine and the settings."""
     settings, placement = report.settings, report.settings.placement
     rounds = f"{settings.rounds} rounds" if settings.rounds else f"about {settings.seconds:g} s of rounds for each engine"
@@ -295,7 +295,7 @@ def describe(report: Report) -> list[str]:
     ]
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: BenchReport, console: Console) -> None:
     for grid in grids(report):
         table = Table(title=grid.title, title_justify="left", header_style="bold")
         for number, heading in enumerate(grid.headings):
@@ -316,7 +316,7 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(sentence), style="bold red" if report.bad_rows else "bold")
 
 
-def write(report: Report, directory: Path) -> list[Path]:
+def write(report: BenchReport, directory: Path) -> list[Path]:
     """Writes NAME.json (everything, with each sample), NAME.md and NAME.png, and returns these files.
 
     NAME has the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
@@ -337,7 +337,7 @@ def write(report: Report, directory: Path) -> list[Path]:
     return files
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: BenchReport) -> dict[str, Any]:
     means = {name: report.geometric_mean(name, report.settings.baseline) for name in report.engines}
     return {
         "suite": report.suite,
@@ -372,7 +372,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def as_markdown(report: Report, plot_name: str = "") -> str:
+def as_markdown(report: BenchReport, plot_name: str = "") -> str:
     device = str(report.settings.placement.device)
     lines = [f"# dynaxla bench: {report.subject} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
     lines += [f"**{line}**\n" for line in conclusions(report)]
@@ -391,7 +391,7 @@ def _markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: BenchReport, path: Path) -> None:
     """Writes a bar plot of speedups: a group for each model, and one for the geometric means. Raises: BenchmarkError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -422,7 +422,7 @@ def plot(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _heights(report: Report, engine: str) -> Sequence[float]:
+def _heights(report: BenchReport, engine: str) -> Sequence[float]:
     rows = [next(row for row in model.rows if row.engine == engine) for model in report.models]
     mean = report.geometric_mean(engine, report.settings.baseline)
     return [*[(row.speedup or 0.0) if row.good else 0.0 for row in rows], mean[0] if mean is not None else 0.0]

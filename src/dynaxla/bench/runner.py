@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..observe import metrics
-from .engines import Engine
+from .engines import BenchEngine
 from .suites import Case, make_inputs, make_model
 from .training import Training
 
@@ -24,7 +24,7 @@ Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Placement:
+class ModelSetup:
     """How a model and its inputs are created.
 
     Attributes:
@@ -51,7 +51,7 @@ class Placement:
         return make_inputs(case, self.batch, generator, self.dtype, self.device)
 
     @property
-    def judge(self) -> Placement:
+    def judge(self) -> ModelSetup:
         """The placement of the eager-mode reference: this one, or the CPU for the device "jax"."""
         return replace(self, device=torch.device("cpu")) if self.device.type == "jax" else self
 
@@ -62,19 +62,19 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Timing:
+class BenchTiming:
     """Seconds of several calls together, including the device's work. `cpu_seconds` is the CPU time of all threads of the process."""
 
     wall_seconds: float
     cpu_seconds: float
 
 
-class Runner(Protocol):
+class BenchRunner(Protocol):
     def call(self, inputs: Inputs) -> Any:
         """Returns the result of one call, after the device has finished."""
         ...
 
-    def time(self, batches: Sequence[Inputs]) -> Timing:
+    def time(self, batches: Sequence[Inputs]) -> BenchTiming:
         """Times one call after the other, with one synchronization at the end."""
         ...
 
@@ -84,7 +84,7 @@ class Runner(Protocol):
 class Local:
     """A runner in this process. The model is on the engine's device (the CPU for a native engine); inputs may be on another device."""
 
-    def __init__(self, engine: Engine, model: nn.Module, inputs: Inputs, placement: Placement) -> None:
+    def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, placement: ModelSetup) -> None:
         self._placement = placement
         self._native = engine.native
         self._call = engine.prepare_call(model, self._own(inputs))
@@ -97,7 +97,7 @@ class Local:
         self._placement.synchronise()
         return result
 
-    def time(self, batches: Sequence[Inputs]) -> Timing:
+    def time(self, batches: Sequence[Inputs]) -> BenchTiming:
         call, batches = self._call, list(map(self._own, batches))
         with _no_garbage_collection():
             self._placement.synchronise()
@@ -105,7 +105,7 @@ class Local:
             for inputs in batches:
                 call(*inputs)
             self._placement.synchronise()
-            return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+            return BenchTiming(time.perf_counter() - wall, time.process_time() - cpu)
 
     def close(self) -> None:
         self._call = _closed

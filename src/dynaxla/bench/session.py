@@ -7,14 +7,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from . import engines as engine_table
 from . import report, suites
-from .measure import Settings, measure, prepared_process, rehearse
+from .measure import BenchSettings, measure, prepared_process, rehearse
 
 
 def run(
-    cases: list[suites.Case], chosen: list[engine_table.Engine], settings: Settings, suite: str, notes: list[str] | None = None
-) -> report.Report:
+    cases: list[suites.Case], chosen: list[engine_table.BenchEngine], settings: BenchSettings, suite: str, notes: list[str] | None = None
+) -> report.BenchReport:
     """Measures the cases, with a progress bar on stderr. After Ctrl-C, returns a report of the models measured so far."""
-    result = report.Report(suite, settings, [engine.name for engine in chosen], list(notes or []))
+    result = report.BenchReport(suite, settings, [engine.name for engine in chosen], list(notes or []))
     with prepared_process(settings.placement.threads) as more, Bar(len(cases)) as bar:
         result.notes += more
         try:

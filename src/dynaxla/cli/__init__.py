@@ -12,10 +12,10 @@ from .doctor_command import doctor
 from .explain_command import WithScript, explain
 from .export_command import export
 from .ops import ops
-from .terminal import Command, Group
+from .terminal import Command, CommandGroup
 from .tune import tune
 
-app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, add_completion=False)
 app.command("doctor", cls=Command)(doctor)
 app.command("explain", cls=WithScript)(explain)
 app.command("export", cls=Command)(export)

@@ -99,9 +99,9 @@ def bench(
     from ..bench import engines as ten_engines
     from ..bench import report
     from ..bench import suites as ten_models
-    from ..bench.measure import Settings
+    from ..bench.measure import BenchSettings
     from ..bench.requests import check_device, check_dtype
-    from ..bench.runner import Placement
+    from ..bench.runner import ModelSetup
     from ..bench.session import run
     from ..tuning import tried
     from ..tuning.table import show
@@ -111,7 +111,7 @@ def bench(
     processes = from_source_tree("processes") if memory else None
     with bad_requests_shown():
         batch = batch or (4 if training else 1)
-        placement = Placement(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
+        placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
@@ -120,9 +120,11 @@ def bench(
         more = [baseline, "dynaxla_tuned"] if tune else [baseline]
         chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more), kind)
         several = amortized if amortized is not None else 10 if kind == "jax" else 0
-        budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
+        budget = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
         measure_memory = None if processes is None else processes.measure_memory
-        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, measure_memory, traceback, several)
+        settings = BenchSettings(
+            placement, iterations_per_run, randomize_input, baseline, rounds, budget, measure_memory, traceback, several
+        )
         result = run(cases, chosen, settings, suite, notes)
         report.show(result, console)
         if tune:

@@ -27,7 +27,7 @@ class Command(_PlainFlags, TyperCommand):
     """A command of `dynaxla`."""
 
 
-class Group(_PlainFlags, TyperGroup):
+class CommandGroup(_PlainFlags, TyperGroup):
     """The command `dynaxla` itself."""
 
 

@@ -50,14 +50,14 @@ def tune(
 
     from ..bench import suites
     from ..bench.requests import check_device, check_dtype
-    from ..bench.runner import Placement
+    from ..bench.runner import ModelSetup
     from ..config import Options
     from ..errors import DynaxlaError
     from ..tuning import kept, tried
     from ..tuning.table import show
 
     with bad_requests_shown(DynaxlaError):
-        placement = Placement(batch, check_dtype(dtype), check_device(device), threads=threads)
+        placement = ModelSetup(batch, check_dtype(dtype), check_device(device), threads=threads)
         cases = suites.choose("models", names) if names else []
         store = Options().store("tuning")
         if clear and store is not None:

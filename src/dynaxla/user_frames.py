@@ -71,8 +71,13 @@ def is_verbose() -> bool:
 
 def shortened(error: Error) -> Error:
     """Returns the exception with only the user's frames and the innermost frame of its traceback; see `is_verbose`."""
-    if is_verbose():
-        return error
+    from torch.compiler import disable
+
+    # torch handles errors of a call while TorchDynamo still looks at each new frame, and refuses generators.
+    return error if is_verbose() else disable(_shortened)(error)
+
+
+def _shortened(error: Error) -> Error:
     links: list[TracebackType] = []
     link = error.__traceback__
     while link is not None:

@@ -67,7 +67,7 @@ OUTER = '  File "/home/me/train.py", line 7, in step\n    loss = model(x)'
     [
         ([OUTER, MINE, TORCH], "/home/me/my models/model.py:41, in forward"),
         ([OUTER, TORCH], "/home/me/train.py:7, in step"),
-        ([TORCH], TORCH.splitlines()[0].strip()),
+        ([TORCH], ""),
         ([], ""),
     ],
 )

@@ -64,7 +64,7 @@ class Program:
         # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
         self._key_has_strides = unit.awaited < math.inf and unit.phase == "backward"
         # The key of every call is then ().
-        self._has_one_key = unit.sizes.is_static and not unit.groups and unit.platform != "cuda" and not self._key_has_strides
+        self._has_one_key = unit.sizes.is_static and not unit.groups and not Settings.vary_on(unit.platform) and not self._key_has_strides
         if not forks.is_cut_off():
             _ = unit.jax_device  # raises now if there is none
         metrics.add("graphs")

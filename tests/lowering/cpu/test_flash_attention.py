@@ -150,7 +150,6 @@ PLAIN = AttentionProblem(WHOLE, WHOLE, WHOLE, None, False, 0.125, False, False, 
     [
         {"has_dropout": True},
         {"wants_mask_gradient": True},
-        {"platform": "tpu"},
         {"key": replace(WHOLE, shape=(2, 2, 1024, 64)), "value": replace(WHOLE, shape=(2, 2, 1024, 64))},
         {"value": replace(WHOLE, shape=(2, 8, 1024, 32))},
         {"mask": Operand((1024, 1024), np.dtype(np.bool_))},

@@ -213,7 +213,7 @@ def test_what_is_not_run_twice() -> None:
     drop(x)
     (verdict,) = engine_decisions.verdicts()
     assert verdict["chosen"] == "dynaxla"
-    assert "it draws random numbers: aten." in verdict["why"]
+    assert "the graph draws random numbers: aten." in verdict["why"]
     assert "test_contest.py" in verdict["why"]
 
     calls: list[int] = []
@@ -225,7 +225,7 @@ def test_what_is_not_run_twice() -> None:
         for _ in range(3):
             torch.testing.assert_close(call(x), x + 1)
     assert len(calls) == 3
-    assert "it calls a custom op" in engine_decisions.verdicts()[-1]["why"]
+    assert "the graph calls a custom op" in engine_decisions.verdicts()[-1]["why"]
 
 
 def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:

@@ -22,14 +22,14 @@ def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
     ("function", "reason"),
     [
         (lambda x: x.relu() @ x.transpose(-1, -2), ""),
-        (torch.rand_like, "it draws random numbers"),
-        (torch.bernoulli, "it draws random numbers"),
+        (torch.rand_like, "the graph draws random numbers"),
+        (torch.bernoulli, "the graph draws random numbers"),
         (attention(0.0), ""),
-        (attention(0.5), "it draws random numbers"),
+        (attention(0.5), "the graph draws random numbers"),
     ],
 )
 def test_aten_graphs(function: Any, reason: str) -> None:
-    found = obstacles.in_aten(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
+    found = obstacles.reason_in_aten(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
@@ -39,7 +39,7 @@ def captured(function: Any, *args: Any) -> str:
     found: list[str] = []
 
     def backend(module: Any, _: Any) -> Any:
-        found.append(obstacles.in_captured(module))
+        found.append(obstacles.reason_in_captured(module))
         return module.forward
 
     torch.compile(function, backend=backend, fullgraph=True)(*args)
@@ -54,11 +54,11 @@ def test_captured_graphs() -> None:
     with torch.library._scoped_library("planted_ops", "FRAGMENT") as library:
         library.define("one(Tensor x) -> Tensor")
         library.impl("one", torch.clone, "CompositeExplicitAutograd")
-        assert "it calls a custom op: planted_ops.one" in captured(lambda x: torch.ops.planted_ops.one(x), x)
+        assert "the graph calls a custom op: planted_ops.one" in captured(lambda x: torch.ops.planted_ops.one(x), x)
         nested = captured(lambda x: torch.cond(x.sum() > 0, torch.ops.planted_ops.one, lambda x: x.clone(), (x,)), x)
-        assert "it calls a custom op" in nested
+        assert "the graph calls a custom op" in nested
     theirs = torch.compiler.allow_in_graph(_theirs)
-    assert "not torch's own" in captured(lambda x: theirs(x), x)
+    assert "not part of torch" in captured(lambda x: theirs(x), x)
 
 
 def _theirs(x: torch.Tensor) -> torch.Tensor:
@@ -67,10 +67,10 @@ def _theirs(x: torch.Tensor) -> torch.Tensor:
 
 def test_calls_that_somebody_looks_at() -> None:
     x = torch.rand(3)
-    assert not obstacles.now([x, torch.nn.Parameter(x), 3, 2.0, None])
-    assert obstacles.now([torch.eye(2).to_mkldnn()])
-    assert obstacles.now([torch.view_as_complex(torch.rand(3, 2)).conj()])
+    assert not obstacles.call_must_run_once([x, torch.nn.Parameter(x), 3, 2.0, None])
+    assert obstacles.call_must_run_once([torch.eye(2).to_mkldnn()])
+    assert obstacles.call_must_run_once([torch.view_as_complex(torch.rand(3, 2)).conj()])
     with torch.autograd.graph.saved_tensors_hooks(lambda item: item, lambda item: item):
-        assert obstacles.now([x])
+        assert obstacles.call_must_run_once([x])
     with torch._subclasses.FakeTensorMode():
-        assert obstacles.now([x])
+        assert obstacles.call_must_run_once([x])

@@ -89,15 +89,15 @@ def _unheld(name: str, skip: Callable[[Any, str], bool]) -> None:
     """Places of a kind are not held."""
 
     def planted() -> AbstractContextManager[Any]:
-        right = Visitor._hold
+        right = Visitor._add_holder
 
         def hold(self: Visitor, path: str, target: Any, counts: Any = None) -> dict[Any, Any]:
             items = right(self, path, target, counts)
             if skip(target, path):
-                del self._found.holders[path]
+                del self._graph.holders[path]
             return items
 
-        return patch.object(Visitor, "_hold", hold)
+        return patch.object(Visitor, "_add_holder", hold)
 
     FAULTS[name] = planted
 
@@ -150,24 +150,24 @@ def _trusting() -> Iterator[None]:
 
 @fault
 def globals_are_not_read() -> AbstractContextManager[Any]:
-    return patch.object(Visitor, "_globals", lambda self, *_: None)
+    return patch.object(Visitor, "_add_globals", lambda self, *_: None)
 
 
 @fault
 def modules_are_not_looked_into() -> AbstractContextManager[Any]:
-    return patch.object(Visitor, "_module", lambda self, *_, **__: None)
+    return patch.object(Visitor, "_add_module", lambda self, *_, **__: None)
 
 
 @fault
 def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
-    right = Visitor._inside
+    right = Visitor._referents
 
     def inside(self: Visitor, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         for suffix, item in right(self, path, value):
             if not (isinstance(value, type) and isinstance(item, type) and issubclass(item, type)):
                 yield suffix, item
 
-    return patch.object(Visitor, "_inside", inside)
+    return patch.object(Visitor, "_referents", inside)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class GraphFacts:
 
     def check_aten(self, module: GraphModule) -> None:
         """Checks an ATen graph, which has the forward and the backward pass, for obstacles."""
-        self.obstacle = self.obstacle or obstacles.in_aten(module)
+        self.obstacle = self.obstacle or obstacles.reason_in_aten(module)
 
 
 class CompileFunction(Protocol):
@@ -74,7 +74,7 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
     phase = "training" if training else "inference"
     if obstacle:
         left_out = {UNTRIED: own} if isinstance(own, str) else {}
-        note(Verdict(facts.name, phase, (), EAGER if left_out else UNTRIED, f"it must not run twice: {obstacle}", left_out=left_out))
+        note(Verdict(facts.name, phase, (), EAGER if left_out else UNTRIED, f"the graph must not run twice: {obstacle}", left_out=left_out))
         return eager if isinstance(own, str) else own
     content = text_of(module, example_inputs)
     introduce(facts.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
@@ -109,7 +109,7 @@ def _obstacle(module: GraphModule, example_inputs: Sequence[Any], facts: GraphFa
     written = [example_inputs[position] for position in facts.written]
     if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written):
         return "it writes to an input that wants gradients, which copies of it could not be"  # they are leaves
-    if reason := obstacles.in_captured(module):
+    if reason := obstacles.reason_in_captured(module):
         return reason
     return "dynaxla has no ATen graph of it" if facts.obstacle is None else facts.obstacle
 

@@ -135,7 +135,7 @@ class Contest:
 
     def call(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> Any:
         """Serves a user's call with sizes for which there is no serving engine yet."""
-        if obstacles.now(args):
+        if obstacles.call_must_run_once(args):
             return self.eager(*args)
         with self._lock:
             was_busy, self._busy = self._busy, True

@@ -26,18 +26,18 @@ class _OrderedSpec(TensorSpec):
     """A TensorSpec with an explicit memory order, which symbolic strides do not always determine.
 
     Attributes:
-        places: The dimensions from the slowest-varying in memory to the fastest.
+        memory_order: The dimensions, from the one with the largest stride to the one with the smallest.
     """
 
-    places: tuple[int, ...] = ()
+    memory_order: tuple[int, ...] = ()
 
     @property
     def order(self) -> tuple[int, ...]:
-        return self.places
+        return self.memory_order
 
 
-class _Arithmetic(private.SizeArithmetic):
-    """Minimum and maximum of JAX's symbolic dimensions."""
+class _SymbolicArithmetic(private.SizeArithmetic):
+    """Arithmetic on sizes whose minimum and maximum accept JAX's symbolic dimensions."""
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
@@ -49,10 +49,11 @@ class _Arithmetic(private.SizeArithmetic):
 
 
 class SymbolicSizes(SymbolValues):
-    """The symbols of a graph as JAX's symbolic dimensions.
+    """JAX's symbolic dimensions as the values of a graph's symbols.
 
-    Attributes:
-        dimensions: By name, the smallest size and the largest; None for no limit.
+    Args:
+        names: The name of each symbol's dimension in JAX.
+        dimensions: The minimum and the maximum size of each dimension, by name. A maximum of None is no limit.
     """
 
     def __init__(self, names: Mapping[sympy.Symbol, str], dimensions: Mapping[str, tuple[int, int | None]]) -> None:
@@ -61,43 +62,45 @@ class SymbolicSizes(SymbolValues):
         super().__init__({symbol: export.symbolic_shape(name, scope=scope)[0] for symbol, name in names.items()})
 
     def examples(self) -> SymbolValues:
-        """Returns the same symbols with example sizes within their limits, all different where the limits allow it."""
+        """Returns example sizes as the values of the symbols: 8, 9, 10, ..., each moved into the limits of its dimension."""
         limits = self.dimensions.values()
         sizes = [max(low, 8 + index if high is None else min(high, 8 + index)) for index, (low, high) in enumerate(limits)]
         return SymbolValues(dict(zip(self.values, sizes, strict=True)))
 
     def number(self, expression: Any) -> Any:
-        """Returns the value of an expression: a number, or JAX's expression of symbolic dimensions."""
-        if (known := self._expressions.get(expression)) is None:
-            known = self._expressions[expression] = private.evaluate_size(_Arithmetic, self.values, expression)
-        return known
+        """Returns the value of torch's expression of symbols: an integer, or JAX's expression of symbolic dimensions."""
+        if (value := self._expressions.get(expression)) is None:
+            value = self._expressions[expression] = private.evaluate_size(_SymbolicArithmetic, self.values, expression)
+        return value
 
     def integer(self, value: Any) -> Any:
         return value if isinstance(value, int) else self.number(value.node.expr)
 
     def spec(self, fake: torch.Tensor) -> TensorSpec:
-        found = super().spec(fake)
-        if isinstance(found, _OrderedSpec) or all(isinstance(step, int) for step in found.stride):
-            return found
-        strides = [_example(step) for step in fake.stride()]
-        places = tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
-        ordered = _OrderedSpec(found.shape, found.stride, found.dtype, found.device, found.offset, places)
+        spec = super().spec(fake)
+        if isinstance(spec, _OrderedSpec) or all(isinstance(stride, int) for stride in spec.stride):
+            return spec
+        strides = [_example(stride) for stride in fake.stride()]
+        memory_order = tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+        ordered = _OrderedSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset, memory_order)
         self._specs[id(fake)] = fake, ordered
         return ordered
 
 
 def _example(size: int | torch.SymInt) -> int:
-    """Returns the size that a dimension had at export."""
+    """Returns the size or stride that the example inputs of the export had."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Iterable[tuple[str, torch.Tensor]]) -> SymbolicSizes:
     """Returns the dynamic dimensions of an exported program.
 
-    Their names are those given in `dynamic_shapes`, or are derived from the input's name and the dimension's index.
+    A dimension has the user's name for it, or else a name such as "x_0" from the input's name and the dimension's index.
 
     Args:
-        arguments: The inputs that are tensors, with their names.
+        program: The exported program.
+        dynamic_shapes: The user's argument of torch.export, which can name dimensions.
+        arguments: The name and the fake tensor of each input that is a tensor.
 
     Raises:
         CaptureError: A size depends on the values of tensors.
@@ -110,13 +113,13 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
                 where=user_line(node),
                 hint="select with torch.where: in an exported program, sizes depend only on the sizes of the inputs",
             )
-    given = _given_names(program, dynamic_shapes)
+    user_names = _names_from_user(program, dynamic_shapes)
     names: dict[sympy.Symbol, str] = {}
     for argument, fake in arguments:
         for dim, size in enumerate(fake.shape):
             symbols = sorted(size.node.expr.free_symbols, key=str) if isinstance(size, torch.SymInt) else []
             for symbol in symbols:
-                names.setdefault(symbol, given.get(symbol) or _free(f"{_identifier(argument)}_{dim}", names.values()))
+                names.setdefault(symbol, user_names.get(symbol) or _unused_name(f"{_identifier(argument)}_{dim}", names.values()))
     dimensions = {}
     for symbol, name in names.items():
         limits = program.range_constraints.get(symbol)
@@ -126,26 +129,26 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
     return SymbolicSizes(names, dimensions)
 
 
-def _given_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[sympy.Symbol, str]:
-    """Returns the user's names of dimensions (of torch.export.Dim), by symbol."""
-    found: dict[sympy.Symbol, str] = {}
+def _names_from_user(program: ExportedProgram, dynamic_shapes: Any) -> dict[sympy.Symbol, str]:
+    """Returns the names of the `torch.export.Dim`s in `dynamic_shapes` by symbol, changed where JAX does not accept them."""
+    names: dict[sympy.Symbol, str] = {}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta.get("val") for node in placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]]
-    specs = _leaves(dynamic_shapes)
+    specs = _dynamic_shapes_by_input(dynamic_shapes)
     if len(specs) != len(fakes):
-        return found
+        return names
     for fake, spec in zip(fakes, specs, strict=True):
         dims = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
-        for dim, wanted in dims:
-            name = getattr(wanted, "__name__", None)
+        for dim, export_dim in dims:
+            name = getattr(export_dim, "__name__", None)
             size = fake.shape[dim] if isinstance(fake, torch.Tensor) else None
             if name and isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                found.setdefault(size.node.expr, _free(_identifier(name), found.values()))
-    return found
+                names.setdefault(size.node.expr, _unused_name(_identifier(name), names.values()))
+    return names
 
 
-def _leaves(spec: Any) -> list[Any]:
-    """Returns the leaves of nested `dynamic_shapes`, one for each tensor: a dict by dimension, a sequence of dimensions, or None."""
+def _dynamic_shapes_by_input(spec: Any) -> list[Any]:
+    """Flattens `dynamic_shapes` to an item for each input: a dict by dimension, a sequence with an item for each dimension, or None."""
 
     def is_leaf(item: Any) -> bool:
         if isinstance(item, Mapping):
@@ -153,17 +156,18 @@ def _leaves(spec: Any) -> list[Any]:
         return item is None or (isinstance(item, (tuple, list)) and all(not isinstance(part, (Mapping, tuple, list)) for part in item))
 
     if isinstance(spec, Mapping) and all(isinstance(key, str) for key in spec):
-        return [leaf for item in spec.values() for leaf in _leaves(item)]
+        return [leaf for item in spec.values() for leaf in _dynamic_shapes_by_input(item)]
     return pytree.tree_leaves(spec, is_leaf=is_leaf) if isinstance(spec, (tuple, list, Mapping)) else []
 
 
 def _identifier(name: str) -> str:
-    """Returns a name that JAX accepts for a dimension."""
+    """Returns the name of a dimension, changed if JAX does not accept it."""
     name = re.sub(r"\W", "_", name)
     return name if name[:1].isalpha() and name not in ("mod", "floordiv", "max", "min") else f"d{name}"
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
-    while name in taken:
+def _unused_name(name: str, used: Iterable[str]) -> str:
+    """Returns a name, with underscores appended while it is in `used`."""
+    while name in used:
         name += "_"
     return name

@@ -1,7 +1,7 @@
 """Random draws that a step repeats: `torch.utils.checkpoint` restores the generator's state before it recomputes a region.
 
-Fake tensors draw nothing, so a recording advances torch's generators explicitly, by one number for each draw. A draw that finds a generator
-in the same state as an earlier draw repeats that draw, and gets the same numbers.
+A *draw* is a call of a random op. Fake tensors draw nothing, so a recording advances torch's generators, by one number for each draw. If
+two draws of an op begin with the generator in the same state, the later draw repeats the earlier draw: both give the same numbers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from torch.utils._pytree import tree_flatten
 from ..runtime import devices
 from ..torch_ops import aten
 
-# Ops whose draws depend on shapes alone; an in-place op does not read its `self`.
+# Ops whose results depend on no tensor's values. The in-place ops do not read their `self`.
 _IN_PLACE = ("bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")
-_OF_SHAPES = frozenset(
+_VALUE_INDEPENDENT = frozenset(
     [*_IN_PLACE, "bernoulli.p", "normal.float_float", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
 )
 
 
 class Draws:
-    """The draws of one recording, keyed by the generator's state before each."""
+    """The first draws of one recording, by the keys that `place` returns."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], tuple[Node, Any]] = {}
 
     def place(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
-        """Returns the key of a draw, which includes the generator's state, and advances the generator by one number."""
+        """Returns the key of a draw, and advances the generator by one number.
+
+        The key has the op, the device, the generator's state before the draw, the shapes and dtypes of tensors, and the other arguments.
+        """
         tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
         others = [str(item) for item in tree_flatten((args, kwargs))[0] if not isinstance(item, torch.Tensor)]
         with _disable_current_modes():
@@ -42,16 +45,16 @@ class Draws:
         return (op, device, state, *((tensor.shape, tensor.dtype) for tensor in tensors), *others)
 
     def first(self, place: tuple[Any, ...]) -> tuple[Node, Any] | None:
-        """Returns the node and the result of the earlier draw with this key; None if there was none."""
+        """Returns the node and the result of the first draw with this key; None if no earlier draw has the key."""
         return self._first.get(place)
 
     def keep(self, place: tuple[Any, ...], node: Node, result: Any) -> None:
-        """Notes the node and the result of the first draw with this key."""
+        """Stores the node and the result of the first draw with this key."""
         self._first[place] = node, result
 
 
 def draws(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
-    """True if a call of an op draws numbers from torch's generator."""
+    """True if a call of an op draws numbers from torch's generator. A call with `dropout_p` 0 does not."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     for index, argument in enumerate(op._schema.arguments):
@@ -61,13 +64,19 @@ def draws(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
 
 
 def depends_on_values(op: Any) -> bool:
-    """True if an op's results depend on its operands' values, besides their shapes and the numbers drawn."""
+    """True if the results of a random op depend on the values of its operands, not only on their shapes."""
     name = op._schema.name.removeprefix("aten::")
-    return name not in _OF_SHAPES and f"{name}.{op._schema.overload_name}" not in _OF_SHAPES
+    return name not in _VALUE_INDEPENDENT and f"{name}.{op._schema.overload_name}" not in _VALUE_INDEPENDENT
 
 
 def is_same(one: Any, other: Any, aliases: dict[Node, Node]) -> bool:
-    """True if two nodes are computed in the same way from the same inputs. `aliases` maps each repeated draw to the first one."""
+    """True if two arguments are the same: equal constants, or nodes that the same ops compute from the same nodes.
+
+    Args:
+        one: a node, a constant, or a sequence of nodes and constants.
+        other: the same.
+        aliases: maps the node of each repeated draw to the node of the first draw.
+    """
     if isinstance(one, Node) and isinstance(other, Node):
         one, other = _origin(one, aliases), _origin(other, aliases)
         if one is other:
@@ -81,7 +90,7 @@ def is_same(one: Any, other: Any, aliases: dict[Node, Node]) -> bool:
 
 
 def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
-    """Returns the node whose value this one passes on unchanged."""
+    """Returns the node whose value `node` passes on: the node before all aliases, detaches and repeated draws."""
     while node in aliases or node.target in (aten.alias.default, aten.detach.default):
         node = aliases[node] if node in aliases else node.args[0]
     return node
@@ -90,16 +99,17 @@ def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Restores the state of torch's default generators on exit."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found += torch.cuda.default_generators
-    states = [generator.get_state() for generator in found]
+        generators += torch.cuda.default_generators
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        for generator, state in zip(found, states, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
 
 def _generator(device: torch.device) -> torch.Generator:
+    """Returns torch's default generator for a device."""
     return torch.cuda.default_generators[devices.with_index(device).index] if device.type == "cuda" else torch.default_generator

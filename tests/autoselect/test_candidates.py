@@ -16,14 +16,14 @@ def test_names() -> None:
     candidates.check_names(["dynaxla", "inductor", "eager"])
     with planted_engines.planted(planted_right=planted_engines.ENGINES["planted_right"]):
         candidates.check_names(["dynaxla", "planted_right"])
-    with pytest.raises(OptionError, match=r"'planted_right'; there are: (.|\n)*register_backend"):
+    with pytest.raises(OptionError, match=r"'planted_right' cannot be an engine; there are: (.|\n)*register_backend"):
         candidates.check_names(["dynaxla", "planted_right"])
 
 
 def test_a_compiler_may_change_its_copy() -> None:
     def backend(module: Any, inputs: Any) -> Any:
         before = module.print_readable(print_output=False)
-        copy = candidates.copied(module)
+        copy = candidates.copy_graph(module)
         assert copy.print_readable(print_output=False) == before
         for part in copy.modules():
             if isinstance(part, torch.fx.GraphModule):
@@ -47,7 +47,7 @@ def test_failures_are_reasons_but_for_what_torch_dynamo_wants_to_hear() -> None:
 
         return compile
 
-    assert candidates.by(fail(ValueError("too large\nby far"))) == "it cannot compile the graph: ValueError: too large"
+    assert candidates.compiled_or_reason(fail(ValueError("too large\nby far"))) == "it cannot compile the graph: ValueError: too large"
     for error in (torch._dynamo.exc.RestartAnalysis(), OptionError("no")):
         with pytest.raises(type(error)):
-            candidates.by(fail(error))
+            candidates.compiled_or_reason(fail(error))

@@ -11,16 +11,16 @@ import torch.distributed as dist
 from scripts import run_script
 
 from dynaxla.autoselect import engine_agreement
-from dynaxla.autoselect.contest import Alone
+from dynaxla.autoselect.contest import SingleProcessBallot
 
 FIRST = {"dynaxla": 1.0, "inductor": 2.0, "eager": 4.0}
 SECOND = {"dynaxla": 9.0, "inductor": 3.0, "eager": 6.0}
 
 
-def pair(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> list[engine_agreement.Ballot]:
+def pair(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> list[engine_agreement.GroupBallot]:
     monkeypatch.setattr(engine_agreement, "_PAUSE", 0.0)
     store = dist.HashStore()
-    return [engine_agreement.Ballot(store, rank, 2, "graph", patience) for rank in range(2)]
+    return [engine_agreement.GroupBallot(store, rank, 2, "graph", patience) for rank in range(2)]
 
 
 def test_the_best_for_the_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch, caplog: p
     one, other = pair(monkeypatch, patience=0.0)
     with caplog.at_level(logging.WARNING, "dynaxla"):
         assert one.decide((), FIRST) == "dynaxla"
-        assert "processes [1] have not measured it" in caplog.text
+        assert "processes [1] have not measured the graph" in caplog.text
         assert other.decide((), {"inductor": 1.0}) == "eager"
-        assert "the engine dynaxla, whose results are wrong in this process" in caplog.text
+        assert "the engine dynaxla, which does not agree with eager mode in this process" in caplog.text
 
 
 def test_a_store_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,13 +56,13 @@ def test_a_store_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
             raise dist.DistNetworkError("the connection is closed")
 
     with caplog.at_level(logging.WARNING, "dynaxla"):
-        assert engine_agreement.Ballot(Gone(), 0, 2, "graph").decide((), SECOND) == "inductor"
+        assert engine_agreement.GroupBallot(Gone(), 0, 2, "graph").decide((), SECOND) == "inductor"
     assert "does not answer" in caplog.text
 
 
 def test_one_process_votes_with_nobody() -> None:
-    assert type(engine_agreement.ballot_for("graph", ["dynaxla"])) is Alone
-    assert Alone().decide((), SECOND) == "inductor"
+    assert type(engine_agreement.ballot_for("graph", ["dynaxla"])) is SingleProcessBallot
+    assert SingleProcessBallot().decide((), SECOND) == "inductor"
 
 
 SCRIPT = """

@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from dynaxla.autoselect import stored_choices
-from dynaxla.autoselect.stored_choices import KeptChoices
+from dynaxla.autoselect.stored_choices import StoredChoices
 from dynaxla.runtime.store import Store
 
 
 def test_choices_by_class_of_sizes(tmp_path: Path) -> None:
     store = Store(tmp_path / "engines")
-    kept = KeptChoices(store, "graph")
+    kept = StoredChoices(store, "graph")
     kept.put((16,), "inductor", {"inductor": 1.0, "eager": 2.0})
-    KeptChoices(store, "graph").put((32, True), "eager", {})
-    again = KeptChoices(store, "graph")
+    StoredChoices(store, "graph").put((32, True), "eager", {})
+    again = StoredChoices(store, "graph")
     assert again.find((16,)) == ("inductor", {"inductor": 1.0, "eager": 2.0})
     assert again.find((32, True)) == ("eager", {})
     assert again.find((64,)) is None
     again.drop((16,))
-    assert KeptChoices(store, "graph").find((16,)) is None
-    assert KeptChoices(store, "other").find((32, True)) is None
+    assert StoredChoices(store, "graph").find((16,)) is None
+    assert StoredChoices(store, "other").find((32, True)) is None
 
 
 WRONG = [b"", b"nothing", b"[]", b'{"()": 3}', b'{"()": ["eager"]}', b'{"()": ["eager", {"a": "x"}]}', b'{"()": [1, {}]}']
@@ -34,10 +34,10 @@ WRONG = [b"", b"nothing", b"[]", b'{"()": 3}', b'{"()": ["eager"]}', b'{"()": ["
 def test_what_cannot_be_read(tmp_path: Path, data: bytes) -> None:
     store = Store(tmp_path / "engines")
     store.put("graph", data)
-    kept = KeptChoices(store, "graph")
+    kept = StoredChoices(store, "graph")
     assert kept.find(()) is None
     kept.put((), "eager", {})
-    assert KeptChoices(store, "graph").find(()) == ("eager", {})
+    assert StoredChoices(store, "graph").find(()) == ("eager", {})
 
 
 def test_what_a_key_depends_on() -> None:

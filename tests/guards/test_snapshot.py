@@ -65,14 +65,14 @@ def test_learning_rates_and_arrays_may_change_until_they_are_compared() -> None:
     data += 1
     same = guards.take((), {})
     assert same.key == first.key
-    assert same.number_at(next(iter(guards.learning_rates(same.around)))) == 0.2
-    assert same.input_at(next(iter(guards.arrays(same.around)))).tolist() == [2, 2, 2]
+    assert same.number_at(next(iter(guards.learning_rates(same.surroundings)))) == 0.2
+    assert same.input_at(next(iter(guards.arrays(same.surroundings)))).tolist() == [2, 2, 2]
     guards.compare_learning_rates(same)
     keys = []
     for lr in (0.3, 0.4):
         optimizer.param_groups[0]["lr"] = lr
         keys.append(guards.take((), {}).key)
-    guards.compare_values(guards.arrays(same.around))
+    guards.compare_values(guards.arrays(same.surroundings))
     guards.forget_surroundings()
     for _ in range(2):
         keys.append(guards.take((), {}).key)
@@ -144,7 +144,7 @@ def test_code_that_no_object_leads_to() -> None:
 
 
 def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_MOST_VALUES", 10)
+    monkeypatch.setattr(snapshot, "_MAX_VALUES", 10)
     data = [float(number) for number in range(20)]
     guards = guards_of(lambda: data[0])
     with pytest.raises(CaptureError, match="can reach more than 10 values"):

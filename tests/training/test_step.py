@@ -421,7 +421,7 @@ def test_a_step_is_watched_again_after_a_rest() -> None:
 
 
 def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(snapshot, "_MOST_VALUES", 1000)
+    monkeypatch.setattr(snapshot, "_MAX_VALUES", 1000)
     data = [float(number) for number in range(2000)]
 
     def step(x: torch.Tensor) -> torch.Tensor:

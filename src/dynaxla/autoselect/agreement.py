@@ -1,4 +1,4 @@
-"""Decides if a result is right: it is close to eager mode's, or about as close to the float64 result as eager mode's is."""
+"""Decides if a result is right: close to eager mode's result, or about as close to the float64 result as eager mode's result is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 # The largest difference from eager mode's result, relative to the largest magnitude of that result, that counts as rounding.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # Gradients are compared by their norms. If rounding moves an activation over the edge of a ReLU, or one maximum over another, single
-# numbers change by much more than rounding. It is chance in which layers that happens, so the error of an eager gradient against float64
-# counts as at least that of all gradients together. Some gradients (of the bias of attention's keys) are pure rounding noise, so the norm
-# of a gradient counts as at least this part of the norm of all.
+# numbers change by much more than rounding. This happens in random layers. So the error of an eager gradient against float64 counts as at
+# least the error of all gradients together. Some gradients, as of the bias of attention's keys, are pure rounding noise. So the norm of a
+# gradient counts as at least this part of the norm of all gradients.
 GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
 # A result beyond the tolerance is still right if its distance from the float64 result is at most this multiple of eager mode's distance, or
@@ -33,12 +33,12 @@ class NumericalAgreement:
     An error is the largest difference divided by the largest magnitude of the reference, for the worst of all outputs.
 
     Attributes:
-        agrees: the result is right.
-        error: from eager mode's result.
-        own_error: from the float64 result; None without one.
-        eager_error: of eager mode's result, from the float64 result; None without one.
-        spread: the change of eager mode's result when its inputs move by their rounding; 0 if not measured.
-        detail: a difference that is not in the values, or "".
+        agrees: True if the result is right.
+        error: the error of the result, with eager mode's result as the reference.
+        own_error: the error of the result, with the float64 result as the reference; None without a float64 result.
+        eager_error: the error of eager mode's result, with the float64 result as the reference; None without a float64 result.
+        spread: the change of eager mode's result if inputs and parameters change by their rounding; 0 if not measured.
+        detail: a difference in structure, metadata or non-floating values; "" if there is none.
     """
 
     agrees: bool
@@ -56,8 +56,8 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
         mine: the engine's result.
         eager: eager mode's result.
         reference: the result in float64, or None.
-        gradients: compare norms (see above).
-        moved: eager mode's results for inputs that differ by rounding.
+        gradients: True if the values are gradients, which are compared by their norms (see `GRADIENT_FACTOR`).
+        moved: eager mode's results for inputs and parameters that differ by rounding.
     """
     flat_mine, structure_mine = pytree.tree_flatten(mine)
     flat_eager, structure_eager = pytree.tree_flatten(eager)
@@ -66,43 +66,44 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
     flat_reference = pytree.tree_leaves(reference) if reference is not None else [None] * len(flat_eager)
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
-    whole = _Gradients.of(flat_eager, flat_reference) if gradients else None
+    norms = _GradientNorms.of(flat_eager, flat_reference) if gradients else None
     flat_moved = list(zip(*map(pytree.tree_leaves, moved), strict=True)) if moved else [()] * len(flat_eager)
     leaves = zip(flat_mine, flat_eager, flat_reference, flat_moved, strict=True)
-    return worst([_compare_leaf(*items, whole) for items in leaves])
+    return worst([_compare_leaf(*items, norms) for items in leaves])
 
 
 @dataclass(frozen=True)
-class _Gradients:
-    """All gradients of eager mode together.
+class _GradientNorms:
+    """Norm and error of all gradients of eager mode together.
 
     Attributes:
-        norm: of all of them.
-        error: the norm of their difference from the float64 gradients, divided by the norm of these; 0 without float64 gradients.
+        norm: the norm of all gradients.
+        error: the norm of their difference from the float64 gradients, divided by the norm of the float64 gradients; 0 without them.
     """
 
     norm: float
     error: float
 
     @staticmethod
-    def of(eager: list[Any], reference: list[Any]) -> _Gradients:
+    def of(eager: list[Any], reference: list[Any]) -> _GradientNorms:
         pairs = [(mine, other) for mine, other in zip(eager, reference, strict=True) if isinstance(mine, torch.Tensor)]
         norm = _norm([mine for mine, _ in pairs])
         if not all(isinstance(other, torch.Tensor) and other.shape == mine.shape for mine, other in pairs):
-            return _Gradients(norm, 0.0)
-        return _Gradients(norm, _norm([mine.double() - other for mine, other in pairs]) / (_norm([other for _, other in pairs]) or 1.0))
+            return _GradientNorms(norm, 0.0)
+        return _GradientNorms(norm, _norm([mine.double() - other for mine, other in pairs]) / (_norm([other for _, other in pairs]) or 1.0))
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
+    """Returns the Euclidean norm of all elements of the tensors together."""
     return math.hypot(*(torch.linalg.vector_norm(tensor.detach().double()).item() for tensor in tensors))
 
 
 def worst(agreements: list[NumericalAgreement]) -> NumericalAgreement:
-    """Returns the worst of several agreements: one that disagrees if there is any, and of these, or of all, that with the largest error."""
+    """Returns the agreement with the largest error, among those that do not agree if there are any."""
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=NumericalAgreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], whole: _Gradients | None) -> NumericalAgreement:
+def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], norms: _GradientNorms | None) -> NumericalAgreement:
     if not isinstance(eager, torch.Tensor):
         return NumericalAgreement(
             type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}"
@@ -116,29 +117,31 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], w
         parts = [
             torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item for item in (mine, eager, reference)
         ]
-        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], whole)
+        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], norms)
     if not eager.is_floating_point():
         differing = int((mine != eager).sum())
         return NumericalAgreement(
             not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else ""
         )
-    least = None if whole is None else GRADIENT_PART * whole.norm
-    error = distance(mine, eager, least)
-    spread = max((distance(other, eager, least) for other in moved), default=0.0)
-    tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if whole is None else GRADIENT_FACTOR)
+    min_norm = None if norms is None else GRADIENT_PART * norms.norm
+    error = distance(mine, eager, min_norm)
+    spread = max((distance(other, eager, min_norm) for other in moved), default=0.0)
+    tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if norms is None else GRADIENT_FACTOR)
     agrees = error <= max(tolerance, MULTIPLE * spread) < float("inf")
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
         return NumericalAgreement(agrees, error, spread=spread)
-    own_error, eager_error = distance(mine, reference, least), distance(eager, reference, least)
-    agrees = agrees or own_error <= MULTIPLE * max(eager_error, whole.error if whole else 0.0) < float("inf")
+    own_error, eager_error = distance(mine, reference, min_norm), distance(eager, reference, min_norm)
+    agrees = agrees or own_error <= MULTIPLE * max(eager_error, norms.error if norms else 0.0) < float("inf")
     return NumericalAgreement(agrees, error, own_error, eager_error, spread)
 
 
-def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None = None) -> float:
+def distance(tensor: torch.Tensor, reference: torch.Tensor, min_norm: float | None = None) -> float:
     """Returns the largest difference divided by the largest magnitude of the reference; infinite if the non-finite values differ.
 
     Args:
-        least: if given, the norm of the difference is divided by the norm of the reference instead, or by `least` if that is larger.
+        tensor: the tensor.
+        reference: the reference, of the same shape.
+        min_norm: if given, the norm of the difference is divided by the norm of the reference instead, or by `min_norm` if that is larger.
     """
     if not reference.numel():
         return 0.0
@@ -147,20 +150,20 @@ def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None 
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     if not bool(torch.where(finite, mine.isfinite(), same).all()):
         return float("inf")
-    size = (lambda x: x.abs().max()) if least is None else torch.linalg.vector_norm
+    size = (lambda x: x.abs().max()) if min_norm is None else torch.linalg.vector_norm
     difference = size(torch.where(finite, mine - theirs, 0.0)).item()
-    magnitude = max(size(torch.where(finite, theirs, 0.0)).item(), least or 0.0)
+    magnitude = max(size(torch.where(finite, theirs, 0.0)).item(), min_norm or 0.0)
     return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
 
 
-# The number of results of `moved`.
-_TRIALS = 3
+# The number of results that `moved` returns.
+_PERTURBED_RUNS = 3
 
 
 def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
     """Returns the model's results for inputs and parameters that are moved up or down, at random, by the rounding of their dtype.
 
-    They show how much another order of summation may change the result in each layer. The model itself is not changed.
+    The results show how much another order of summation may change the model's result. The model is not changed.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -171,7 +174,7 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
         return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
 
     results = []
-    for _ in range(_TRIALS):
+    for _ in range(_PERTURBED_RUNS):
         mine = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in mine.parameters():
@@ -181,7 +184,7 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
 
 
 def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:
-    """Returns the model's results in float64, or None if that fails, e.g. for lack of memory."""
+    """Returns the model's result for each input in float64; None if an exception is raised, e.g. for lack of memory."""
     try:
         wide = copy.deepcopy(model).double()
         return [wide(*[tensor.double() if tensor.is_floating_point() else tensor for tensor in args]) for args in inputs]

@@ -11,39 +11,42 @@ from ..runtime import private
 
 
 def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
-    """Returns the positions of the tensors on each storage, by `private.storage_id`."""
-    found: dict[int, list[int]] = {}
+    """Returns the positions of the tensors on each storage, by the storage's id."""
+    positions: dict[int, list[int]] = {}
     for position, item in enumerate(args):
         if isinstance(item, torch.Tensor):
-            found.setdefault(private.storage_id(item), []).append(position)
-    return found
+            positions.setdefault(private.storage_id(item), []).append(position)
+    return positions
 
 
 def sharing(args: Sequence[Any], positions: Collection[int]) -> set[int]:
-    """Returns these positions, and those of all tensors on the same storages."""
-    return {place for places in by_storage(args).values() if not set(positions).isdisjoint(places) for place in places}
+    """Returns `positions`, and the positions of all other tensors on the same storages."""
+    return {position for group in by_storage(args).values() if not set(positions).isdisjoint(group) for position in group}
 
 
-def clones(args: Sequence[Any], wanted: Collection[int] | None = None) -> list[Any]:
-    """Returns the inputs with copies in place of the tensors at the positions `wanted` (None: all), and of tensors on the same storages.
+def clones(args: Sequence[Any], positions: Collection[int] | None = None) -> list[Any]:
+    """Returns a call's inputs, with copies in place of some tensors.
 
-    Copies have the strides and offsets of the originals and share memory with each other as the originals do. They are leaves, and require
-    gradients if the originals do.
+    A copy has the stride, the storage offset and `requires_grad` of its input, and is a leaf. Two copies share memory if their inputs do.
+
+    Args:
+        args: the inputs.
+        positions: the tensors to copy; None: all. Other tensors on the same storages are copied too.
     """
-    made = list(args)
-    for places in by_storage(args).values():
-        if wanted is not None and set(wanted).isdisjoint(places):
+    inputs = list(args)
+    for group in by_storage(args).values():
+        if positions is not None and set(positions).isdisjoint(group):
             continue
-        storage = args[places[0]].untyped_storage().clone()
-        for place in places:
-            original = args[place]
+        storage = args[group[0]].untyped_storage().clone()
+        for position in group:
+            original = args[position]
             with torch.no_grad():
                 copy = torch.empty(0, dtype=original.dtype, device=original.device)
                 copy.set_(storage, original.storage_offset(), original.shape, original.stride())
             if original.requires_grad:
                 copy.requires_grad_()
-            made[place] = copy
-    return made
+            inputs[position] = copy
+    return inputs
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +56,7 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_float64(args: Sequence[Any]) -> list[Any]:
-    """Returns copies of the inputs in float64 or complex128, as leaves that share no memory. Integers keep their dtype."""
+    """Returns copies of the inputs in float64 or complex128, as leaves that share no memory. Other dtypes stay as they are."""
     wide = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
 
     def widened(item: Any) -> Any:

@@ -1,7 +1,7 @@
 """Stores the fastest engine of each graph for later processes, in a file for each graph.
 
 A stored choice saves a later process the timing, not the check: the engine is compared with eager mode before it serves calls. So a wrong
-or stale file costs only time.
+or outdated file costs only time.
 """
 
 from __future__ import annotations
@@ -16,64 +16,69 @@ from torch.fx import GraphModule
 
 from ..runtime import affinity, machine
 from ..runtime.store import StoreProtocol
-from .contest import Kept
+from .contest import Choices
 
 Choice = tuple[str, Mapping[str, float]]
 
 
-class KeptChoices(Kept):
-    """The choices in a store under a key (see `key_of`)."""
+class StoredChoices(Choices):
+    """The choices for one graph in a store.
+
+    Args:
+        store: the store.
+        key: the key of the graph, of `key_of`.
+    """
 
     def __init__(self, store: StoreProtocol, key: str) -> None:
         self._store, self._key = store, key
-        self.found = _read(store.get(key))
+        self.choices = _read(store.get(key))
 
     def find(self, sizes: Hashable) -> tuple[str, Mapping[str, float]] | None:
-        return self.found.get(repr(sizes))
+        return self.choices.get(repr(sizes))
 
     def put(self, sizes: Hashable, chosen: str, seconds: Mapping[str, float]) -> None:
         self._write({**_read(self._store.get(self._key)), repr(sizes): (chosen, dict(seconds))})
 
     def drop(self, sizes: Hashable) -> None:
-        found = _read(self._store.get(self._key))
-        if found.pop(repr(sizes), None) is not None:
-            self._write(found)
+        choices = _read(self._store.get(self._key))
+        if choices.pop(repr(sizes), None) is not None:
+            self._write(choices)
 
-    def _write(self, found: Mapping[str, Choice]) -> None:
-        self.found = dict(found)
-        self._store.put(self._key, json.dumps(found).encode())
+    def _write(self, choices: Mapping[str, Choice]) -> None:
+        self.choices = dict(choices)
+        self._store.put(self._key, json.dumps(choices).encode())
 
 
 def _read(data: bytes | None) -> dict[str, Choice]:
-    """Decodes the choices in a file. Empty for a file of another format, e.g. of another release."""
-    found: dict[str, Choice] = {}
+    """Decodes the choices in a file; {} for a file of another format, e.g. of another release."""
+    choices: dict[str, Choice] = {}
     try:
         for sizes, (chosen, seconds) in json.loads(data or b"{}").items():
             if isinstance(chosen, str):
-                found[sizes] = chosen, {name: float(value) for name, value in seconds.items()}
+                choices[sizes] = chosen, {name: float(value) for name, value in seconds.items()}
     except (ValueError, TypeError, AttributeError):
         return {}
-    return found
+    return choices
 
 
 def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.device, facts: Sequence[Any]) -> str:
-    """Returns the key of a TorchDynamo graph with these inputs, on this machine with these versions. `facts` become part of it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    place = machine.processor_facts(), name, torch.get_num_threads(), affinity.processors()
-    told = text_of(module, example_inputs), machine.versions(), machine.sources(), place, tuple(facts)
-    return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+    """Returns the key of a TorchDynamo graph with these inputs, on this machine with these versions. `facts` are part of the key."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    hardware = machine.processor_facts(), gpu, torch.get_num_threads(), affinity.processors()
+    key = text_of(module, example_inputs), machine.versions(), machine.sources(), hardware, tuple(facts)
+    return hashlib.blake2b(repr(key).encode(), digest_size=32).hexdigest()
 
 
 def text_of(module: GraphModule, example_inputs: Sequence[Any]) -> str:
-    """Returns a text of everything in a TorchDynamo graph and its inputs that affects its speed."""
+    """Returns a text with all properties of a TorchDynamo graph and its inputs that affect the speed of the graph."""
     placeholders = module.graph.find_nodes(op="placeholder")
     # For dynamic sizes, TorchDynamo's example values have symbols.
-    known = [node.meta.get("example_value", item) for node, item in zip(placeholders, example_inputs, strict=True)]
+    examples = [node.meta.get("example_value", item) for node, item in zip(placeholders, example_inputs, strict=True)]
     inputs = [
         (tuple(map(str, item.shape)), tuple(map(str, item.stride())), str(item.dtype), str(item.device), item.requires_grad)
         if isinstance(item, torch.Tensor)
         else type(item).__name__
-        for item in known
+        for item in examples
     ]
     autocast = [(torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))) for kind in ("cpu", "cuda")]
     return repr((str(module.graph), inputs, torch.is_grad_enabled(), autocast))

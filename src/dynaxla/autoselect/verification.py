@@ -22,9 +22,9 @@ class Run:
 
     Attributes:
         args: the inputs after the call.
-        results: its results.
-        gradients: of the inputs that require them; None in inference.
-        seconds: the time of the call, with the backward pass.
+        results: the results of the call.
+        gradients: the gradients of the inputs that require gradients; None in inference.
+        seconds: the time of the call, in training with its backward pass.
     """
 
     args: Sequence[Any]
@@ -34,11 +34,11 @@ class Run:
 
 
 def run(call: Call, args: Sequence[Any], device: torch.device, training: bool) -> Run:
-    """Calls an engine, and in training runs its backward pass from fixed pseudorandom gradients of the results.
+    """Calls an engine, and in training runs the backward pass too, with the same pseudorandom gradients of the results for each engine.
 
     The `.grad` of leaves does not change.
 
-    Raises: the errors of the engine.
+    Raises: the engine's exceptions.
     """
     start = now(device)
     results = list(call(*args))
@@ -55,33 +55,34 @@ def now(device: torch.device) -> float:
 
 def _gradients(results: Sequence[Any], args: Sequence[Any]) -> list[torch.Tensor | None]:
     ends = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad and item.grad_fn is not None]
-    wanted = [item for item in args if isinstance(item, torch.Tensor) and item.requires_grad]
-    if not ends or not wanted:
+    inputs = [item for item in args if isinstance(item, torch.Tensor) and item.requires_grad]
+    if not ends or not inputs:
         return []
     tangents = [_tangent(end) for end in ends]
-    return list(torch.autograd.grad(ends, wanted, tangents, allow_unused=True))
+    return list(torch.autograd.grad(ends, inputs, tangents, allow_unused=True))
 
 
 def _tangent(end: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient with magnitudes from 0.5 to 1.5 and both signs, computed from indices, without torch's random generators."""
+    """Returns a gradient with magnitudes from 0.5 to 1.5 and both signs. It is computed from indices, without torch's random generators."""
     with torch.no_grad():
-        places = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
-        numbers = (torch.frac(places * 0.6180339887) + 0.5) * torch.where(places % 3 == 1, -1.0, 1.0)
+        indices = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
+        numbers = (torch.frac(indices * 0.6180339887) + 0.5) * torch.where(indices % 3 == 1, -1.0, 1.0)
         return numbers.reshape(end.shape).to(end.dtype)
 
 
 class Expected:
-    """Runs a call in eager mode, as the reference for engines.
+    """A call in eager mode, as the reference for engines.
 
     Args:
-        eager: TorchDynamo's graph as it is. In inference it runs on the user's own inputs, and its results are those of the call; in
-            training it runs on clones.
+        eager: TorchDynamo's graph, run by torch: in inference on the user's own inputs, in training on clones.
         args: the inputs.
-        written: the positions of the inputs that the graph writes to. The version counters of tensors do not show all writes (statistics
-            of a batch norm).
+        device: the device that does most of the work.
+        training: True if a backward pass follows the call.
+        written: the positions of the inputs that the graph writes to. The version counters of tensors do not show all writes, for
+            instance of a batch norm to its statistics.
 
     Attributes:
-        run: the run of eager mode.
+        run: the effects of the call in eager mode.
     """
 
     def __init__(self, eager: Call, args: Sequence[Any], device: torch.device, training: bool, written: Collection[int]) -> None:
@@ -91,34 +92,37 @@ class Expected:
         self.run = run(eager, clones(args) if training else args, device, training)
 
     def difference(self, mine: Run) -> str:
-        """Returns a description of the first difference between an engine's run on clones and eager mode, or ""."""
-        return self._of_facts(mine) or self._of_inputs(mine) or self._of_values(mine)
+        """Returns a description of the first difference between an engine's run on clones and eager mode; "" if there is none."""
+        return self._metadata_difference(mine) or self._input_difference(mine) or self._value_difference(mine)
 
-    def _of_facts(self, mine: Run) -> str:
+    def _metadata_difference(self, mine: Run) -> str:
+        """Compares the number of results, the metadata of each, and the memory that results share."""
         theirs = self.run
         if len(mine.results) != len(theirs.results):
             return f"it gives {len(mine.results)} results, eager mode {len(theirs.results)}"
         for index, (one, other) in enumerate(zip(mine.results, theirs.results, strict=True)):
-            if _facts(one) != _facts(other):
-                return f"result {index} is {_facts(one)}, eager mode's {_facts(other)}"
-        for index, (one, other) in enumerate(zip(_places(mine), _places(theirs), strict=True)):
+            if _metadata(one) != _metadata(other):
+                return f"result {index} is {_metadata(one)}, eager mode's {_metadata(other)}"
+        for index, (one, other) in enumerate(zip(_storage_owners(mine), _storage_owners(theirs), strict=True)):
             if one != other:
                 return f"result {index} shares memory with {one or 'nothing'}, eager mode's with {other or 'nothing'}"
         return ""
 
-    def _of_inputs(self, mine: Run) -> str:
-        for places in by_storage(self.run.args).values():
-            if torch.equal(content(mine.args[places[0]]), content(self.run.args[places[0]])):
+    def _input_difference(self, mine: Run) -> str:
+        """Compares the inputs after the call."""
+        for positions in by_storage(self.run.args).values():
+            if torch.equal(content(mine.args[positions[0]]), content(self.run.args[positions[0]])):
                 continue
-            if not self._written.issuperset(places):
-                return f"it writes to input {places[0]}, eager mode does not"
-            for place in places:
-                found = compare(mine.args[place].detach(), self.run.args[place].detach())
-                if not found.agrees:
-                    return f"input {place} differs after the call: {found.detail or f'it is {found.error:.1e} off'}"
+            if not self._written.issuperset(positions):
+                return f"it writes to input {positions[0]}, eager mode does not"
+            for position in positions:
+                agreement = compare(mine.args[position].detach(), self.run.args[position].detach())
+                if not agreement.agrees:
+                    return f"input {position} differs after the call: {agreement.detail or f'relative error {agreement.error:.1e}'}"
         return ""
 
-    def _of_values(self, mine: Run) -> str:
+    def _value_difference(self, mine: Run) -> str:
+        """Compares the values of results and gradients."""
         pairs: list[tuple[str, Sequence[Any], Sequence[Any]]] = [("the results", mine.results, self.run.results)]
         if mine.gradients is not None and self.run.gradients is not None:
             if [item is None for item in mine.gradients] != [item is None for item in self.run.gradients]:
@@ -127,17 +131,17 @@ class Expected:
         with torch.no_grad():
             if all(compare(one, other, gradients=index > 0).agrees for index, (_, one, other) in enumerate(pairs)):
                 return ""
-        wide = self._in_float64()
-        references: Sequence[Any] = (None, None) if wide is None else (wide.results, wide.gradients)
+        float64_run = self._in_float64()
+        references: Sequence[Any] = (None, None) if float64_run is None else (float64_run.results, float64_run.gradients)
         with torch.no_grad():
-            for index, ((what, one, other), reference) in enumerate(zip(pairs, references, strict=False)):
-                found = compare(one, other, reference, gradients=index > 0)
-                if not found.agrees:
-                    return f"{what} differ: {found.detail or f'they are {found.error:.1e} off'}"
+            for index, ((name, one, other), reference) in enumerate(zip(pairs, references, strict=False)):
+                agreement = compare(one, other, reference, gradients=index > 0)
+                if not agreement.agrees:
+                    return f"{name} differ: {agreement.detail or f'relative error {agreement.error:.1e}'}"
         return ""
 
     def _in_float64(self) -> Run | None:
-        """Runs the graph in float64. None if that fails, or if the inputs have been overwritten."""
+        """Runs the graph in float64. Returns None if that raises an exception, or if the call has overwritten its inputs."""
         if self._written and not self._training:
             return None
         try:
@@ -146,25 +150,29 @@ class Expected:
             return None
 
 
-def _facts(item: Any) -> tuple[Any, ...]:
+def _metadata(item: Any) -> tuple[Any, ...]:
+    """Returns the metadata of a result. Strides of dimensions of size 1 do not count, nor does the value of a float."""
     if not isinstance(item, torch.Tensor):
         return type(item).__name__, None if isinstance(item, float) else item
     strides = [step for size, step in zip(item.shape, item.stride(), strict=True) if size != 1] if item.numel() else []
     return "tensor", tuple(item.shape), item.dtype, str(item.device), tuple(strides), item.requires_grad, item.is_conj(), item.is_neg()
 
 
-def _places(found: Run) -> list[str]:
-    """Returns for each result the input or earlier result that shares its storage, with the offset in that of an input, or ""."""
+def _storage_owners(run: Run) -> list[str]:
+    """Returns, for each result, the input or the earlier result on the same storage; "" if there is none.
+
+    An input is named with the storage offset of the result.
+    """
     owners: dict[int, str] = {}
-    for index, item in enumerate(found.args):
+    for index, item in enumerate(run.args):
         if isinstance(item, torch.Tensor) and item.untyped_storage().nbytes():
             owners.setdefault(private.storage_id(item), f"input {index}")
-    places = []
-    for index, item in enumerate(found.results):
+    names = []
+    for index, item in enumerate(run.results):
         if not isinstance(item, torch.Tensor) or not item.untyped_storage().nbytes():
-            places.append("")
+            names.append("")
             continue
         storage = private.storage_id(item)
         owner = owners.setdefault(storage, f"result {index}")
-        places.append("" if owner == f"result {index}" else f"{owner}, at {item.storage_offset()}" if owner.startswith("input") else owner)
-    return places
+        names.append("" if owner == f"result {index}" else f"{owner}, at {item.storage_offset()}" if owner.startswith("input") else owner)
+    return names

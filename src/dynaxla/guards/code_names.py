@@ -12,8 +12,8 @@ from typing import Any
 
 from .trusted_code import is_trusted_namespace
 
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# Functions and attributes with which code reads attributes, or globals, that it does not name.
+_GLOBAL_OPCODES = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL", "DELETE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+# Functions and attributes with which code reads attributes or globals without naming them.
 _REFLECTION = frozenset(
     (
         "vars",
@@ -43,20 +43,21 @@ _REFLECTION = frozenset(
     )
 )
 _WORDS = re.compile(r"[^\W\d]\w*")
-_NAMED = frozenset(("getattr", "hasattr", "setattr", "delattr"))
+# Functions that read or write the attribute whose name is their second argument.
+_BY_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr"))
 # Modules whose functions read all attributes of an object.
-_LOOKING_MODULES = frozenset(("copy", "copyreg", "pickle", "inspect", "pprint", "reprlib", "json.encoder", "dataclasses"))
+_REFLECTING_MODULES = frozenset(("copy", "copyreg", "pickle", "inspect", "pprint", "reprlib", "json.encoder", "dataclasses"))
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names in a code object and in those of the functions inside it.
+    """The names in a code object and in the code of the functions inside it.
 
     Attributes:
         all: globals, attributes, cells, and string constants that could be attributes.
-        read: the globals among them.
+        read: the names of the globals.
         imports: names of imported modules.
-        reflects: True if the code can read attributes or globals that it does not name.
+        reflects: True if the code can read attributes or globals without naming them.
     """
 
     all: frozenset[str]
@@ -74,12 +75,14 @@ def _names_by_identity(code: _Code) -> Names:
     for part in parts:
         found.update(part.co_names, part.co_freevars, part.co_cellvars, _strings(part.co_consts))
         for instruction in dis.get_instructions(part):
-            if instruction.opname in _GLOBAL:
+            if instruction.opname in _GLOBAL_OPCODES:
                 read[instruction.argval] = None
             elif instruction.opname == "IMPORT_NAME":
                 imports[instruction.argval] = None
             matches = matches or instruction.opname == "MATCH_CLASS"  # reads the attributes in the class's __match_args__
-    reflects = matches or not _REFLECTION.isdisjoint(name for part in parts for name in part.co_names) or any(map(_asks_by_variable, parts))
+    reflects = (
+        matches or not _REFLECTION.isdisjoint(name for part in parts for name in part.co_names) or any(map(_uses_variable_names, parts))
+    )
     return Names(frozenset(found), tuple(read), tuple(imports), reflects)
 
 
@@ -102,7 +105,7 @@ def names_of(code: types.CodeType) -> Names:
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yields a function's code, and that of the functions inside it."""
+    """Yields a code object, and the code objects of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -110,6 +113,7 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _strings(constants: Sequence[Any]) -> Iterator[str]:
+    """Yields the names in string constants that could be names of attributes."""
     for constant in constants:
         if isinstance(constant, str) and "{" in constant:  # a format string can name attributes
             yield from _WORDS.findall(constant)
@@ -119,24 +123,24 @@ def _strings(constants: Sequence[Any]) -> Iterator[str]:
             yield from _strings(tuple(constant))
 
 
-def _asks_by_variable(code: types.CodeType) -> bool:
-    """True if code calls `getattr` and the like with a name that is not a constant, or uses these functions as values."""
-    if _NAMED.isdisjoint(code.co_names):
+def _uses_variable_names(code: types.CodeType) -> bool:
+    """True if code calls a function of `_BY_NAME` with a name that is not a constant, or uses such a function as a value."""
+    if _BY_NAME.isdisjoint(code.co_names):
         return False
     instructions = list(dis.get_instructions(code))
     for start, instruction in enumerate(instructions):
-        if instruction.argval in _NAMED and instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+        if instruction.argval in _BY_NAME and instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             if not _second_is_constant(instructions[start + 1 :]):
                 return True
-        elif instruction.argval in _NAMED and "ATTR" in instruction.opname:
+        elif instruction.argval in _BY_NAME and "ATTR" in instruction.opname:
             return True
     return False
 
 
 def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
-    """True if the second argument of the call that begins here is a constant string, which reaches the call unchanged.
+    """True if the second argument of a call is a constant string. `instructions` follow the load of the called function.
 
-    `depth` is the number of the call's arguments on the stack. The constant is pushed on top of the first one, and stays until the call.
+    `depth` counts the call's arguments on the stack. The constant is pushed on top of the first argument, and stays until the call.
     """
     depth, constant = 0, False
     for instruction in instructions:
@@ -156,13 +160,13 @@ def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
 
 @dataclass(frozen=True)
 class ExecutedCode:
-    """The code that a run of a step has executed, and the names that this code uses.
+    """The code that runs of a function have executed, and the names that this code uses.
 
     Attributes:
         codes: the code objects.
-        trusted: those of trusted modules.
-        names: all names; None if any attribute may have been read, because code uses reflection.
-        namespaces: the globals that the code ran in; for each, the globals that the code reads there, and all names that it uses.
+        trusted: the code objects of trusted modules.
+        names: all names that the code uses; None if the code may have read any attribute, because it uses reflection.
+        namespaces: for each module's globals that code ran in: the globals, the names that code reads there, and all names that code uses.
         imports: names of modules that untrusted code imports.
     """
 
@@ -174,26 +178,26 @@ class ExecutedCode:
 
     @classmethod
     def of(cls, executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> ExecutedCode:
-        """Returns the `ExecutedCode` of a run. `executed` has the globals that each code object ran in."""
+        """Returns the `ExecutedCode` of code objects, each with the globals that the code ran in."""
         everything: set[str] = set()
         imports: set[str] = set()
         trusted: set[types.CodeType] = set()
         reflects = False
         spaces: dict[int, tuple[dict[str, Any], set[str], set[str]]] = {}
-        for code, places in executed.items():
+        for code, code_namespaces in executed.items():
             names = names_of(code)
             everything |= names.all
-            for place in places:
-                if is_trusted_namespace(place):
+            for values in code_namespaces:
+                if is_trusted_namespace(values):
                     trusted.add(code)
-                    reflects = reflects or place.get("__name__") in _LOOKING_MODULES
+                    reflects = reflects or values.get("__name__") in _REFLECTING_MODULES
                 else:
                     reflects = reflects or names.reflects
                     imports.update(names.imports)
-                _, read, others = spaces.setdefault(id(place), (place, set(), set()))
+                _, read, others = spaces.setdefault(id(values), (values, set(), set()))
                 read.update(names.read)
                 others.update(names.all)
-        namespaces = [(place, frozenset(read), frozenset(others)) for place, read, others in spaces.values()]
+        namespaces = [(values, frozenset(read), frozenset(others)) for values, read, others in spaces.values()]
         return cls(frozenset(executed), frozenset(trusted), None if reflects else frozenset(everything), namespaces, frozenset(imports))
 
     def reads(self, name: Any) -> bool:
@@ -202,9 +206,9 @@ class ExecutedCode:
 
 
 # Methods of a `torch.autograd.Function` that torch calls from C++.
-_BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp"))
+_CALLED_BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp"))
 
 
 def _is_special(name: str) -> bool:
-    """True for names of attributes that Python or autograd reads by itself."""
-    return (name.startswith("__") and name.endswith("__")) or name in _BY_AUTOGRAD
+    """True for the name of an attribute that Python or autograd reads without code that names it."""
+    return (name.startswith("__") and name.endswith("__")) or name in _CALLED_BY_AUTOGRAD

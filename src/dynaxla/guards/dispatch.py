@@ -1,4 +1,4 @@
-"""Facts about ops and tensor classes that their schemas and classes do not state directly."""
+"""Writes of ops that their schemas do not declare, and tensor classes with their own `__torch_dispatch__`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..torch_ops import aten
 
-# In training, these batch norms write to their running statistics, which their schemas do not state.
+# In training, these batch norms write to their running statistics, and their schemas do not declare it.
 _WRITE_STATISTICS = {
     aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default, aten.batch_norm_update_stats.default,
     aten.batch_norm_gather_stats.default, aten.batch_norm_gather_stats_with_counts.default,
@@ -18,12 +18,15 @@ _WRITE_STATISTICS = {
 
 
 def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a call of an op writes to, by name; tensors, or nodes that stand for them."""
+    """Returns the arguments that a call of an op writes to, by name: tensors, or the nodes of a graph in their place."""
     arguments = op._schema.arguments
     if op in _WRITE_STATISTICS:
         given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
         return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
-    if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):  # schemas of collectives do not state their writes
+    if op.namespace in NAMESPACES and op._schema.name not in (
+        *COLLECTIVES,
+        WAIT,
+    ):  # schemas of in-place collectives do not declare their writes
         return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
     if not op._schema.is_mutable:
         return {}
@@ -35,5 +38,5 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def has_own_dispatch(kind: type) -> bool:
-    """True if a tensor class defines `__torch_dispatch__`, as DTensor does: its ops arrive as ops on the tensors that it holds."""
+    """True if a tensor class defines `__torch_dispatch__`, as DTensor does. Such a class runs its ops as ops on inner tensors."""
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__

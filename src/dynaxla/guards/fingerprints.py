@@ -1,6 +1,6 @@
 """Fingerprints of Python objects by their contents: numbers of every kind, slices, code, dates.
 
-An object without such a fingerprint is known by its entries (slots.py) or by its identity, or it cannot be compared.
+An object without such a fingerprint is compared by its entries (slots.py) or by its identity, or it cannot be compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
 
-# Classes of immutable objects: their identity, which a fact holds, is all that there is to know.
+# Classes of objects that are compared by identity alone.
 _BY_IDENTITY = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -57,8 +57,8 @@ _BY_IDENTITY = (
     type(np.reshape),
     type(inspect.Attribute.name),  # the descriptor of a named tuple's field
 )
-# Classes written in C whose instances have no state that a walk does not see.
-_TRANSPARENT = (
+# Classes written in C whose instances have no state that a walk misses.
+_VISIBLE_STATE = (
     object,
     type,
     dict,
@@ -91,8 +91,8 @@ _TRANSPARENT = (
     typing.ParamSpec,
     typing.TypeVarTuple,
 )
-# Classes whose instances are fully described by their constructors' arguments.
-_REDUCED = (
+# Classes whose instances are fully described by `__reduce__`: a constructor and its arguments.
+_DESCRIBED_BY_REDUCE = (
     datetime.date,
     datetime.time,
     datetime.timedelta,
@@ -108,7 +108,7 @@ _REDUCED = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Identity:
-    """An object as a fact, equal to itself alone. It is kept alive, so that its id cannot be reused."""
+    """A fact about one object, equal only for the same object. It keeps the object alive, so that no other object gets its id."""
 
     value: Any
 
@@ -126,7 +126,7 @@ _known: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary
 
 
 def same(value: Any) -> Identity:
-    """Returns the `Identity` of an object; the same `Identity` however many walks meet the object."""
+    """Returns the `Identity` of an object: the same one in every walk."""
     found = _known.get(id(value))
     if found is None or found.value is not value:
         found = _known[id(value)] = Identity(value)
@@ -173,8 +173,8 @@ def _placement(spec: Any) -> Any:
     return same(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
 
 
-# Classes that describe the processes and their connections, which never change.
-_OF_PROCESSES = frozenset(["torch.distributed.device_mesh.DeviceMesh"])
+# Classes of objects that describe processes and their connections, and never change.
+_PROCESS_CLASSES = frozenset(["torch.distributed.device_mesh.DeviceMesh"])
 
 _CONTENTS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((type(None), bool, int, str, bytes, type(...), type(NotImplemented)), _itself),
@@ -193,7 +193,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def content(value: Any) -> Any:
-    """Returns a hashable fingerprint: equal for equal objects, different for different ones. `NO_CONTENT` for an object that can change."""
+    """Returns a hashable fingerprint: equal for equal objects, different for different objects. `NO_CONTENT` for an object without one."""
     kind: Any = type(value)
     find = _finder(kind)
     found = NO_CONTENT if find is None else find(value)
@@ -202,6 +202,7 @@ def content(value: Any) -> Any:
 
 @functools.lru_cache(4096)
 def _finder(kind: Any) -> Callable[[Any], Any] | None:
+    """Returns the function that computes the fingerprints of a class's instances; None for a class without fingerprints."""
     if kind in _CONTENTS or not is_trusted_class(kind):
         return _CONTENTS.get(kind)
     if issubclass(kind, np.generic):
@@ -212,13 +213,13 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
         return str
     module = module_of(kind)
     name = f"{module}.{kind.__qualname__}"
-    if name in _OF_PROCESSES or module == private.PROCESSES or is_of_group(kind):
+    if name in _PROCESS_CLASSES or module == private.PROCESSES or is_of_group(kind):
         return same
     if module == "torch.distributed.tensor.placement_types":
         return repr
     if name == "torch.distributed.tensor._dtensor_spec.DTensorSpec":
         return _placement
-    return _reduced if issubclass(kind, _REDUCED) else None
+    return _reduced if issubclass(kind, _DESCRIBED_BY_REDUCE) else None
 
 
 def is_record(owner: Any) -> bool:
@@ -227,7 +228,7 @@ def is_record(owner: Any) -> bool:
 
 
 def is_known_by_identity(value: Any) -> bool:
-    """True if an object is trusted not to change, so that its identity is all that there is to know."""
+    """True if an object is trusted not to change, so that comparing identities suffices."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         owner = value.__self__
         return (
@@ -237,7 +238,7 @@ def is_known_by_identity(value: Any) -> bool:
             or (isinstance(owner, type) and is_trusted_class(owner))
         )
     if isinstance(value, types.FunctionType):
-        # A decorator of torch's returns a function of torch's, which calls the user's function.
+        # A decorator of torch returns a function of torch, which calls the user's function.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
     if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in answering or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
@@ -255,13 +256,13 @@ _CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 @functools.lru_cache(4096)
 def _hides_state(kind: Any) -> bool:
-    """True if instances have state in C: an unknown class written in C is a base, or they take more memory than their declared fields."""
+    """True if instances have state in C: the class or a base takes more memory than its declared fields, unless in `_VISIBLE_STATE`."""
     if issubclass(kind, (threading.Thread, BaseException, weakref.ref)):
         return True
     if kind.__flags__ & _DISALLOWS_INSTANCES:
         return True
     for part in kind.__mro__:
-        if part in _TRANSPARENT:
+        if part in _VISIBLE_STATE:
             continue
         fields = vars(part)
         declared = sum(isinstance(item, types.MemberDescriptorType) for item in fields.values())
@@ -283,14 +284,24 @@ def hides_state(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """The contents of an array, compared in full. `data` is None if the comparison would take too long."""
+    """The contents of an array or buffer.
+
+    Attributes:
+        kind: the class and the metadata, such as dtype and shape.
+        data: the bytes; None for an array that is too large to compare.
+    """
 
     kind: Any
     data: bytes | None
 
 
 def values_of(value: Any, with_data: bool = True) -> Values | None:
-    """Returns the contents of an array, bytearray or memoryview; None if its elements are objects, or it is released."""
+    """Returns the contents of an array, bytearray or memoryview; None for an array of objects and for a released memoryview.
+
+    Args:
+        value: the array.
+        with_data: False for a result whose `data` is b"".
+    """
     if isinstance(value, np.ndarray):
         kind: Any = (type(value), repr(value.dtype), value.dtype, value.shape, value.strides, value.flags.writeable)
         if value.dtype.hasobject:
@@ -311,7 +322,7 @@ def values_of(value: Any, with_data: bool = True) -> Values | None:
     return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes())
 
 
-# In bytes: arrays larger than this are not compared.
+# The maximum size in bytes of an array that is compared.
 LARGE = 1 << 24
 
 
@@ -324,7 +335,7 @@ HOLDS_VALUES = (np.ndarray, array.array, bytearray, memoryview)
 
 
 def restore_values(value: Any, values: Values) -> bool:
-    """Restores the contents of an array, if they were noted. Returns: True if they had changed."""
+    """Restores the contents of an array, unless `values` has no data. Returns True if the contents had changed."""
     if values.data is None or values_of(value) == values:
         return False
     if isinstance(value, bytearray):
@@ -342,7 +353,7 @@ def restore_values(value: Any, values: Values) -> bool:
 def _restore_array(array: np.ndarray[Any, Any], values: Values) -> None:
     """Restores an array's metadata and values.
 
-    An array that cannot be made writable is a view of a read-only array; the values are then restored together with that array.
+    An array that cannot be made writable is a view of a read-only array. Its values are restored with the values of that array.
     """
     _, _, dtype, shape, strides, writeable = values.kind
     if not array.flags.writeable:

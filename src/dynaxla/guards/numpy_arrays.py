@@ -1,4 +1,4 @@
-"""NumPy arrays whose memory becomes a tensor's: those that can be inputs of a program, and code that could read their values unnoticed."""
+"""NumPy arrays that can be inputs of a program, as tensors on the same memory, and code that could read their values without notice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .code_names import names_of
 from .trusted_code import is_trusted_namespace, module_of
 
 _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
-# Globals with which code could read an array's memory, or tell a tracked array from a plain one, without that being noted.
-_UNSEEN = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
+# Names with which code could read an array's memory, or distinguish a tracked array from a plain array, without notice.
+_UNNOTICED_READERS = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 
 def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], read: Collection[str] = ()) -> frozenset[str]:
     """Returns the paths of the arrays that can be inputs.
 
-    torch can use the memory of these arrays as it is, none of them overlaps another, and their paths are not in `read`.
+    torch can use the memory of such an array, the array overlaps no other array, and its path is not in `read`.
     """
     found = {path: array for path, array in arrays.items() if path not in read and _is_plain(array)}
     if len(found) < 2:
@@ -47,20 +47,20 @@ def _is_plain(array: np.ndarray[Any, Any]) -> bool:
     )
 
 
-def could_read_unseen(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-    """True if untrusted code that ran names a function or class that could read an array without calling its methods."""
+def could_read_unnoticed(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """True if executed untrusted code names a function or class that could read an array without calling the array's methods."""
     return any(
-        not _UNSEEN.isdisjoint(name.partition(".")[0] for name in (*names.read, *names.imports))
+        not _UNNOTICED_READERS.isdisjoint(name.partition(".")[0] for name in (*names.read, *names.imports))
         or "__class__" in names.all
-        or any(_is_of_numpy(place.get(name)) for name in names.read)
-        for code, places in executed.items()
+        or any(_is_of_numpy(values.get(name)) for name in names.read)
+        for code, namespaces in executed.items()
         if (names := names_of(code))
-        for place in _untrusted(places)
+        for values in _untrusted(namespaces)
     )
 
 
-def _untrusted(places: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (place for place in places if not is_trusted_namespace(place))
+def _untrusted(namespaces: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (values for values in namespaces if not is_trusted_namespace(values))
 
 
 def _is_of_numpy(value: Any) -> bool:

@@ -1,7 +1,8 @@
-"""All objects that can be reached from some roots: closures, globals, modules, optimizers, and whatever these refer to.
+"""All objects that can be reached from some roots: closures, globals, modules, optimizers, and the objects that these refer to.
 
-The graph has *places* (an entry of a dict or a list, a closure's cell) with the objects in them. Comparing it with the present objects
-shows the changes that a function has made, and whether a program that was recorded then is still valid.
+A *place* is an entry of a container, such as a dict, a list or a closure's cell. The graph has all places with their objects at the time of
+a *walk* (object_walker.py). A comparison with the current objects shows the changes that a function has made, and whether a recorded
+program is still valid.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from .slots import Holder, Place
 
 @dataclass
 class ObjectGraph:
-    """Everything that can be reached from the roots.
+    """All objects that can be reached from the roots.
 
     Attributes:
-        base: an earlier walk; objects that it has found are not found again.
+        base: the graph of an earlier walk. This graph has only objects that `base` does not have.
         roots: the objects to start from, by name.
-        holders: mutable containers with their entries, by path.
+        holders: mutable containers with their entries at the walk, by path.
         tensors: tensors by path.
         optimizers: optimizers by path.
         paths: the paths of objects, by id.
         objects: objects by path.
         metas: `meta` of each tensor, in the order of `tensors`.
-        sharing: for each tensor, the first tensor in the same memory; see `sharing_now`.
+        sharing: for each tensor, the index of the first tensor in the same memory; see `sharing_now`.
         gradients: paths of tensors that are gradients of other tensors.
         parts: parts of immutable objects (bound methods, partials, slices), by path.
-        values: arrays, bytearrays and memoryviews with their contents, by path.
+        values: arrays, bytearrays and memoryviews with their contents at the walk, by path.
         references: weak references with their referents, by path.
-        empty: empty attribute dicts of tensors.
+        empty: attribute dicts of tensors that were empty at the walk.
         views: read-only views of dicts, by path.
         incomparable: type names of objects that can be compared neither by value nor by identity, by path.
         codes: the code of all functions.
-        names: the names that this code uses.
-        repeated: ids of objects that are found in several places.
-        is_outdated: True while gradients are released.
+        names: the names that the code of these functions uses.
+        repeated: ids of objects that several places refer to.
+        is_outdated: True while gradients are released (`release_gradients`).
         identities: the objects' classes and attribute dicts, and the tensors' hooks.
     """
 
@@ -73,16 +74,16 @@ class ObjectGraph:
     repeated: set[int] = field(default_factory=set)
     is_outdated: bool = False
     identities: Identities = field(init=False)
-    _watch: ReferenceChecks | None = None
+    _checks: ReferenceChecks | None = None
     _shared: set[str] | None = None  # paths of tensors that share memory with others
 
     def path_of(self, value: Any) -> str | None:
-        """Returns the path of an object that this walk, or its base, has met; None if neither has."""
-        found = self.paths.get(id(value))
-        return found if found is not None or self.base is None else self.base.path_of(value)
+        """Returns the path of an object of this graph or of its base; None for another object."""
+        path = self.paths.get(id(value))
+        return path if path is not None or self.base is None else self.base.path_of(value)
 
     def knows(self, path: str) -> bool:
-        """True if the walk, or its base, has met an object at this path."""
+        """True if this graph or its base has an object at this path."""
         return path in self.objects or (self.base is not None and self.base.knows(path))
 
     def object_at(self, path: str) -> Any:
@@ -96,9 +97,9 @@ class ObjectGraph:
         return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
     def number_at(self, place: Place) -> float:
-        """Returns the number that is in a place now."""
+        """Returns the number that a place contains now."""
         path, key = place
-        holders = next(walked.holders for walked in self._chain() if path in walked.holders)
+        holders = next(graph.holders for graph in self._chain() if path in graph.holders)
         return float(holders[path].target[key])
 
     @property
@@ -111,19 +112,20 @@ class ObjectGraph:
         """Arrays and other objects with values that Python can read and write without torch, by path."""
         return {path: value for path, (value, _) in self.values.items()}
 
-    def unreached(self, touched: ExecutedCode) -> list[types.CodeType]:
-        """Returns untrusted code that has run, but belongs to no function that this walk or its base has found."""
-        bases: Iterator[ObjectGraph] = self._chain()
-        known = set().union(*(walked.codes for walked in bases))
-        return [code for code in touched.codes if code not in known and code not in touched.trusted]
+    def unreached(self, executed: ExecutedCode) -> list[types.CodeType]:
+        """Returns the untrusted code that has run, but belongs to no function of this graph or of its base."""
+        graphs: Iterator[ObjectGraph] = self._chain()
+        reached = set().union(*(graph.codes for graph in graphs))
+        return [code for code in executed.codes if code not in reached and code not in executed.trusted]
 
     def _chain(self) -> Iterator[ObjectGraph]:
+        """Yields this graph, its base, the base of its base, and so on."""
         yield self
         if self.base is not None:
             yield from self.base._chain()
 
     def is_unchanged(self, inputs: Collection[Place] = frozenset(), arrays: Collection[str] = frozenset()) -> bool:
-        """True if all places have the same objects, and all objects the same contents, as when they were met.
+        """True if all places have the same objects, and all objects the same contents, as at the walk.
 
         Args:
             inputs: places of numbers that may have changed.
@@ -131,16 +133,16 @@ class ObjectGraph:
         """
         if self.is_outdated:
             return False
-        if self._watch is None or self._watch.inputs != inputs or self._watch.arrays != arrays:
-            self._watch = ReferenceChecks(self, inputs, arrays)
-        return self._watch.is_unchanged()
+        if self._checks is None or self._checks.inputs != inputs or self._checks.arrays != arrays:
+            self._checks = ReferenceChecks(self, inputs, arrays)
+        return self._checks.is_unchanged()
 
     def metas_now(self, paths: Iterable[str] | None = None) -> list[tuple[Any, ...]]:
-        """Returns `meta` of the tensors at these paths, or of all tensors, as they are now, in the order in which they were met."""
+        """Returns the current `meta` of the tensors at these paths (None: of all tensors), in the order of the walk."""
         return list(map(meta, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Returns, for each tensor, the index of the first one in the same memory, and its storage offset if that is another tensor."""
+        """Returns, for each tensor, the index of the first tensor on its storage, and its storage offset (0 for that first tensor)."""
         storages = storages_of(self.tensors.values())
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
@@ -149,21 +151,25 @@ class ObjectGraph:
         ]
 
     def restore(self) -> None:
-        """Gives every container the entries that it had when it was met."""
+        """Gives every container its entries at the walk."""
         for holder in self.holders.values():
             holder.restore()
 
     def restore_values(self, quiet: Collection[str]) -> list[str]:
-        """Restores the values of arrays, except for those at the paths `quiet`. Returns: the paths of the arrays that had changed."""
+        """Restores the values of arrays, except for arrays at the paths `quiet`. Returns: the paths of the arrays that had changed."""
         return [path for path, (value, values) in self.values.items() if path not in quiet and restore_values(value, values)]
 
     def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """Releases gradients that are about to be replaced, so that their memory is free before the program runs.
 
-        A gradient is released if neither it nor its inner tensors are found in other places, share memory, or have a path in `keep`. The
-        walk is outdated then, until `accept_gradients`.
+        A gradient stays if other places refer to the gradient or one of its inner tensors, if one of these shares memory, or if its path
+        is in `keep`. After a release the graph is outdated, until `accept_gradients`.
 
-        Returns: for the place of each released gradient, `meta` of the gradient and of its inner tensors, by their paths.
+        Args:
+            places: the paths of the holders of gradients.
+            keep: paths of tensors that must not be released.
+
+        Returns: for the path of each holder with a released gradient: `meta` of the gradient and of its inner tensors, by their paths.
         """
         released = {}
         if self._shared is None:
@@ -183,12 +189,12 @@ class ObjectGraph:
                 del self.paths[id(piece)]
             holder.put("grad", None)
             holder.items["grad"] = None
-            self._exchange(dict.fromkeys(pieces))
-        self._renew_gradients()
+            self._replace_pieces(dict.fromkeys(pieces))
+        self._forget_compared_gradients()
         return released
 
     def _pieces(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns a gradient and its inner tensors, by path; {} if one of them has a gradient itself, or inner tensors are not known."""
+        """Returns a gradient and its inner tensors, by path; {} if one of these has a gradient, or if the inner tensors are unknown."""
         path = self.paths.get(id(gradient), "")
         below, parts = self.holders.get(f"{path}.grad"), self.holders.get(f"{path} parts")
         if path not in self.gradients or below is None or gradient.grad is not None:
@@ -202,15 +208,21 @@ class ObjectGraph:
             found |= inside
         return found if wrapped or type(gradient) in ORDINARY else {}
 
-    def _alike(self, path: str, gradient: Any, expected: Mapping[str, tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-        """Returns the same for the new gradient in a released one's place; {} if it differs in metadata."""
+    def _matching_pieces(self, path: str, gradient: Any, expected: Mapping[str, tuple[Any, ...]]) -> dict[str, torch.Tensor]:
+        """Returns a new gradient and its inner tensors, by path; {} if their metadata differ from those of the released gradient.
+
+        Args:
+            path: the path of the released gradient.
+            gradient: the new gradient.
+            expected: `meta` of the released gradient and of its inner tensors, by path.
+        """
         if not isinstance(gradient, torch.Tensor) or meta(gradient) != expected[path] or gradient.grad is not None:
             return {}
         found = {path: gradient}
         for name, before in self.holders[f"{path} parts"].items.items() if f"{path} parts" in self.holders else ():
             part = getattr(gradient, name)
             if f"{path}.{name}" in expected:
-                inside = self._alike(f"{path}.{name}", part, expected)
+                inside = self._matching_pieces(f"{path}.{name}", part, expected)
                 if not inside:
                     return {}
                 found |= inside
@@ -218,8 +230,8 @@ class ObjectGraph:
                 return {}
         return found
 
-    def _exchange(self, pieces: Mapping[str, torch.Tensor | None]) -> None:
-        """Replaces a gradient and its inner tensors in the walk by new ones, or by None. Other parts of it stay as they were found."""
+    def _replace_pieces(self, pieces: Mapping[str, torch.Tensor | None]) -> None:
+        """Replaces a gradient and its inner tensors in this graph by `pieces`: new tensors, or None. Other parts of wrappers stay."""
         for path, piece in pieces.items():
             self.holders[f"{path}.grad"].target = self.objects[path] = self.tensors[path] = piece
             if (parts := self.holders.get(f"{path} parts")) is not None:
@@ -231,37 +243,37 @@ class ObjectGraph:
                         parts.put(name, part)
 
     def gradients_at(self, places: Iterable[str]) -> dict[Place, Any]:
-        """Returns the gradients in these places, to be put back."""
+        """Returns the gradients in these places, for `Snapshot.put`."""
         return {(place, "grad"): self.holders[place].items["grad"] for place in places if place in self.holders}
 
     def accept_gradients(self, released: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
-        """Takes the new gradients in the places of released ones into the walk. If all have the same metadata, the walk is valid again."""
+        """Adds the gradients that have replaced released gradients. If all have the same metadata, the graph is no longer outdated."""
         replaced: set[str] = set()
         is_complete = True
         taken = set(storages_of(tensor for tensor in self.tensors.values() if tensor is not None))
         for place, expected in released.items():
             holder = self.holders[place]
-            pieces = self._alike(next(iter(expected)), holder.target.grad, expected)
+            pieces = self._matching_pieces(next(iter(expected)), holder.target.grad, expected)
             storages = set(map(storage_of, pieces.values()))
             if not pieces or len(storages) < len(pieces) or storages & taken:
                 is_complete = False
                 continue
             taken |= storages
             holder.items["grad"] = holder.target.grad
-            self._exchange(pieces)
+            self._replace_pieces(pieces)
             self.paths.update((id(piece), path) for path, piece in pieces.items())
             replaced.update(pieces)
         self.is_outdated = self.is_outdated and not is_complete
-        self._renew_gradients()
-        if self._watch is not None and is_complete:
-            self._watch.accept_places(replaced)
+        self._forget_compared_gradients()
+        if self._checks is not None and is_complete:
+            self._checks.accept_places(replaced)
 
-    def _renew_gradients(self) -> None:
-        if self._watch is not None:
-            self._watch.renew_gradients()
+    def _forget_compared_gradients(self) -> None:
+        if self._checks is not None:
+            self._checks.renew_gradients()
 
     def facts(self, inputs: Collection[Place] = (), arrays: Collection[str] = ()) -> dict[str, Any]:
-        """Returns the facts that a recording depends on, comparable with those of another walk.
+        """Returns the facts that a recording depends on, comparable with the facts of another graph.
 
         Args:
             inputs: entries (path, key) whose types matter, but not their values.
@@ -284,10 +296,11 @@ class ObjectGraph:
         return found
 
     def _storages(self) -> dict[int, str]:
-        """Returns the path of the first tensor in each storage."""
+        """Returns the path of the first tensor on each storage, by the storage's id."""
         return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors), strict=True))
 
     def _fact(self, value: Any) -> Any:
+        """Returns a fingerprint of a value: its content, its class and path, or its identity."""
         if (found := content(value)) is not NO_CONTENT:
             return found
         if issubclass(type(value), (tuple, frozenset)):  # isinstance reads __class__, which may warn
@@ -298,18 +311,19 @@ class ObjectGraph:
         return type(value), same(value) if path is None or path in self.incomparable else path
 
     def _key(self, key: Any) -> Any:
+        """Returns a fingerprint of a key of a container."""
         if (found := content(key)) is not NO_CONTENT:
             return found if type(key) not in (str, int) else key
         return self.path_of(key) or same(key)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Returns an id that is equal for tensors in the same storage."""
+    """Returns the id of a tensor's storage; the id of the tensor if it is not strided."""
     return storage_id(tensor) if tensor.layout == torch.strided else id(tensor)
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Returns `storage_of` each tensor. The loop runs in C, because every call of a step does this for thousands of tensors."""
+    """Returns `storage_of` for each tensor. The loop runs in C, because every call of a step has thousands of tensors."""
     tensors = list(tensors)
     try:
         return list(map(storage_id, tensors))
@@ -318,6 +332,6 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a tensor's metadata that a recording depends on."""
+    """Returns the metadata of a tensor on which a recording depends."""
     strides = tensor.stride() if tensor.layout == torch.strided else ()
     return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf

@@ -1,8 +1,8 @@
-"""Observes one run of a function: the code that runs, and its side effects and reads of outside state, besides computing.
+"""Observes one run of a function: the code that runs, its side effects, and its reads of outside state.
 
 Python reports a thread's calls to its profile function (`sys.setprofile`), including calls of functions written in C. It does not report
-constructors and iteration of types written in C, nor functions of Cython. Such constructors are found by their names in the code that ran.
-Objects with such hidden state cannot be compared: a walk with the executed code lists them in `ObjectGraph.incomparable`.
+constructors and iteration of types written in C, nor functions of Cython. Constructors are found by their names in the executed code. The
+other objects have hidden state: a walk with the executed code lists them in `ObjectGraph.incomparable`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Effect:
     """A side effect, or a read of outside state, that a program would not repeat.
 
     Attributes:
-        what: the function that was called, or the event.
+        what: the called function, or another description of the effect.
         where: the user's file, line and function.
     """
 
@@ -55,7 +55,7 @@ class Observation:
 
     Attributes:
         codes: each code object that ran, with the globals that it ran in.
-        effects: the distinct effects, in their order.
+        effects: the distinct effects, in the order in which they happened.
         changes_settings: True if torch's settings differ after the run.
     """
 
@@ -70,7 +70,7 @@ class Observation:
 
     @property
     def is_pure(self) -> bool:
-        """True if the run did nothing but compute with tensors."""
+        """True if the run had no effects and has not changed torch's settings."""
         return not self.effects and not self.changes_settings
 
 
@@ -94,13 +94,13 @@ def observe(
 
     Args:
         refuse: True to stop the function before its first detected effect.
-        ignore: code objects; nothing that runs inside calls of them is observed.
+        ignore: code objects. Code that runs inside calls of these is not observed.
 
     Returns:
         The function's result, and the observation.
 
     Raises:
-        Refused: the function was stopped.
+        Refused: the function was stopped before an effect.
         Exception: any exception of the function.
     """
     observer = _Observer(refuse, ignore)
@@ -113,77 +113,78 @@ def observe(
 class _Observer:
     def __init__(self, refuse: bool, ignore: Collection[types.CodeType]) -> None:
         self._refuse = refuse
-        # torch calls these two at the first op on DTensors. A call that logs a message calls `isEnabledFor` from inside `logging`.
-        self._loggers = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
-        # Python calls the gc callbacks with "start" and "stop" around a collection, which runs finalizers of objects that may not be the
-        # function's. JAX has such a callback; one of our own would affect other threads.
+        # torch calls these two functions at the first op on DTensors, only to query loggers. A call that logs a message is
+        # different: `logging` itself calls `isEnabledFor`.
+        self._logging_codes = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
+        # Python calls the gc callbacks with "start" and "stop" around a collection, which may run finalizers of objects that do not
+        # belong to the function. The observer uses an existing callback, such as JAX's: a new callback would affect other threads.
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
-        self._collecting = frozenset(map(id, collecting))
+        self._gc_callbacks = frozenset(map(id, collecting))
         self._collects = False
         self._ignored = frozenset(map(id, [*ignore, *collecting]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
-        self._within: dict[int, bool] = {}
-        self._kept: list[Any] = []
-        self._known: dict[Any, str] = {}
+        self._within_torch: dict[int, bool] = {}
+        self._alive: list[Any] = []
+        self._effect_names: dict[Any, str] = {}
         # The frames of imports, and of calls of ignored code: nothing is observed inside them.
-        self._aside: list[types.FrameType] = []
-        self._earlier: Any = None
+        self._ignored_frames: list[types.FrameType] = []
+        self._earlier_profile_function: Any = None
         self._has_refused = False
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a function under observation. The profile function that was set before is called, too, and restored afterwards."""
+        """Calls a function under observation. An earlier profile function is called too, and restored afterwards."""
         with _showing_methods(self._method_call):
             return self._run(function, args, kwargs)
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._earlier = sys.getprofile()
+        self._earlier_profile_function = sys.getprofile()
         mine = self._event
         sys.setprofile(mine)
         try:
             return function(*args, **kwargs)
         finally:
             left = sys.getprofile()
-            # Python removes a profile function that has raised.
+            # Python removes a profile function that raises an exception.
             if left == mine or (left is None and self._has_refused):
                 sys.setprofile(None)
-                if callable(self._earlier):
-                    sys.setprofile(self._earlier)
-                elif self._earlier is not None:
-                    self._earlier.enable()  # a profiler written in C is no function
+                if callable(self._earlier_profile_function):
+                    sys.setprofile(self._earlier_profile_function)
+                elif self._earlier_profile_function is not None:
+                    self._earlier_profile_function.enable()  # a profiler written in C is no function
             else:
                 self._effects[Effect("a call of sys.setprofile that stays in effect", "")] = None
-            self._aside.clear()
+            self._ignored_frames.clear()
 
     def observation(self, changes_settings: bool) -> Observation:
         """Returns the observation so far. `changes_settings`: True if the run has changed a setting of torch."""
         codes = {code: list(places.values()) for code, places in self._codes.values()}
-        effects = [*self._effects, *_unseen(codes)]
+        effects = [*self._effects, *_unreported_effects(codes)]
         return Observation(codes, effects, changes_settings)
 
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if callable(self._earlier):
-            self._earlier(frame, event, argument)
-        if event == "call" and id(frame.f_code) in self._collecting:
+        if callable(self._earlier_profile_function):
+            self._earlier_profile_function(frame, event, argument)
+        if event == "call" and id(frame.f_code) in self._gc_callbacks:
             self._collects = _is_start(frame)
         if self._collects:
             return
         if event == "c_call":
-            if not self._aside:
+            if not self._ignored_frames:
                 self._c_call(frame, argument)
         elif event == "call":
             self._call(frame)
-        elif event == "return" and self._aside and self._aside[-1] is frame:
-            self._aside.pop()
-            if not self._aside and id(frame.f_code) not in self._ignored | self._loggers:
+        elif event == "return" and self._ignored_frames and self._ignored_frames[-1] is frame:
+            self._ignored_frames.pop()
+            if not self._ignored_frames and id(frame.f_code) not in self._ignored | self._logging_codes:
                 self._imported(frame)
 
     def _call(self, frame: types.FrameType) -> None:
         code = frame.f_code
-        asks = id(code) in self._loggers and frame.f_back is not None and frame.f_back.f_globals is not frame.f_globals
+        asks = id(code) in self._logging_codes and frame.f_back is not None and frame.f_back.f_globals is not frame.f_globals
         if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored or asks:
-            self._aside.append(frame)
-        if self._aside or frame.f_globals is _OWN_GLOBALS:
+            self._ignored_frames.append(frame)
+        if self._ignored_frames or frame.f_globals is _OWN_GLOBALS:
             return
         known = self._codes.get(id(code))
         if known is None:
@@ -192,22 +193,22 @@ class _Observer:
             known[1][id(frame.f_globals)] = frame.f_globals
         else:
             return
-        if self._refuse and (unseen := _unseen({code: [frame.f_globals]})):
+        if self._refuse and (unseen := _unreported_effects({code: [frame.f_globals]})):
             self._has_refused = True
             raise Refused(unseen[0])
 
     def _imported(self, frame: types.FrameType) -> None:
-        """Notes the import of an untrusted module as an effect: its code may do anything. Imports of trusted modules are none."""
+        """Adds the import of an untrusted module as an effect, because the module's code may do anything."""
         name = frame.f_locals.get("name")
         module = sys.modules.get(name) if isinstance(name, str) else None
         if isinstance(module, types.ModuleType) and not is_trusted_namespace(vars(module)):
-            self._effects[Effect(f"import {name}", _where(frame))] = None
+            self._effects[Effect(f"import {name}", _user_location(frame))] = None
 
     def _c_call(self, frame: types.FrameType, function: Any) -> None:
-        within = self._within.get(id(frame.f_globals))
+        within = self._within_torch.get(id(frame.f_globals))
         if within is None:
-            within = self._within[id(frame.f_globals)] = frame.f_globals is not _OWN_GLOBALS and _is_torchs(frame.f_globals)
-            self._kept.append(frame.f_globals)
+            within = self._within_torch[id(frame.f_globals)] = frame.f_globals is not _OWN_GLOBALS and _is_torch_namespace(frame.f_globals)
+            self._alive.append(frame.f_globals)
         if frame.f_globals is _OWN_GLOBALS and (function in (sys.setprofile, sys.getprofile) or function.__module__ == "sys.monitoring"):
             return
         owner = getattr(function, "__self__", None)
@@ -215,27 +216,27 @@ class _Observer:
             key: Any = (id(function), within) if isinstance(owner, types.ModuleType) else None
         else:
             key = type(owner), function.__name__, getattr(function, "__module__", None), within
-        what = self._known.get(key) if key is not None else None
+        what = self._effect_names.get(key) if key is not None else None
         if what is None:
             what = acts(function, within)
             if key is not None:
-                self._known[key] = what
-                self._kept.append(function if isinstance(owner, types.ModuleType) else None)
-        if what and not _is_checkpoints(function, frame):
-            effect = Effect(what, _where(frame))
+                self._effect_names[key] = what
+                self._alive.append(function if isinstance(owner, types.ModuleType) else None)
+        if what and not _is_checkpoint_state(function, frame):
+            effect = Effect(what, _user_location(frame))
             self._effects[effect] = None
             if self._refuse:
                 self._has_refused = True
                 raise Refused(effect)
 
     def _method_call(self, frame: types.FrameType, function: Any) -> None:
-        if not self._aside:
+        if not self._ignored_frames:
             self._c_call(frame, function)
 
 
 @contextlib.contextmanager
 def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
-    """Calls look(frame, function) before each call, in this thread, of a method that is a C function, if the profile function misses them.
+    """Calls look(frame, function) before each call of a C method in this thread, in versions of Python whose profile function misses these.
 
     Raises: Refused if other tools use all of Python's monitoring tool ids; any exception of `look`.
     """
@@ -265,7 +266,7 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
 
 
 def _is_start(frame: types.FrameType) -> bool:
-    """True if a callback of gc is called before a collection. `frame` is the callback's, with only its arguments set."""
+    """True if `frame` is a call of a gc callback before a collection. Its local variables are only the arguments."""
     arguments = list(frame.f_locals.values())
     return any(value == "start" or (isinstance(value, tuple) and value[:1] == ("start",)) for value in arguments)
 
@@ -273,12 +274,12 @@ def _is_start(frame: types.FrameType) -> bool:
 _OWN_GLOBALS = globals()
 
 
-def _is_torchs(values: Mapping[str, Any]) -> bool:
-    """True if the globals are those of a module of torch, dynaxla, or functools, whose caches have locks."""
+def _is_torch_namespace(values: Mapping[str, Any]) -> bool:
+    """True if the globals belong to a module of torch or dynaxla, or to functools, whose caches use locks."""
     return str(values.get("__name__")).partition(".")[0] in ("torch", "functorch", "dynaxla", "functools") and is_trusted_namespace(values)
 
 
-def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:
+def _is_checkpoint_state(function: Any, frame: types.FrameType | None) -> bool:
     """True if torch.utils.checkpoint saves or restores the state of a generator."""
     if not isinstance(getattr(function, "__self__", None), torch.Generator) or function.__name__ not in ("get_state", "set_state"):
         return False
@@ -289,8 +290,8 @@ def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:
     return False
 
 
-def _where(frame: types.FrameType | None) -> str:
-    """Returns the innermost line that is not in trusted code."""
+def _user_location(frame: types.FrameType | None) -> str:
+    """Returns file, line and function of the innermost frame that does not run trusted code; "" if there is none."""
     while frame is not None:
         if not is_trusted_namespace(frame.f_globals):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
@@ -298,7 +299,7 @@ def _where(frame: types.FrameType | None) -> str:
     return ""
 
 
-def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
+def _unreported_effects(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
     """Returns effects that Python does not report: untrusted code names NumPy's random functions, or constructors written in C."""
     found = []
     for code, places in codes.items():

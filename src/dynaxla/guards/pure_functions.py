@@ -1,4 +1,4 @@
-"""Allowlist of C functions that only compute, by module and class. Functions that are not on it may have effects, or read outside state."""
+"""Allowlist of C functions that only compute, by module and class. Other functions may have effects, or read outside state."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..runtime import private
 from .fingerprints import is_record
 from .trusted_code import module_of
 
-# All functions of these modules only compute, except for the named ones.
-_MODULES: dict[str, frozenset[str]] = {
+# All functions of these modules only compute, except for the listed functions.
+_PURE_MODULES: dict[str, frozenset[str]] = {
     "builtins": frozenset(("print", "open", "input", "exec", "eval", "__import__", "breakpoint", "exit", "quit")),
     "math": frozenset(),
     "cmath": frozenset(),
@@ -47,22 +47,24 @@ _MODULES: dict[str, frozenset[str]] = {
     "_json": frozenset(),
     "_opcode": frozenset(),
     "_copy": frozenset(),
-    "_warnings": frozenset(),  # a warning that is shown writes to a file, which is reported by itself
+    "_warnings": frozenset(),  # showing a warning writes to a file, and that write is reported separately
 }
-# torch generates functions from source text when some of its own are first used.
-_MAKE_CODE = frozenset(("exec", "eval", "__import__"))
-_SYS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "getrecursionlimit", "is_finalizing"))
+# torch uses these functions to generate Python functions from source text at their first use.
+_CODE_GENERATORS = frozenset(("exec", "eval", "__import__"))
+_PURE_SYS_FUNCTIONS = frozenset(
+    ("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "getrecursionlimit", "is_finalizing")
+)
 # Modules and classes that torch's own code may use without a visible effect: locks, names of threads, clocks for profilers.
 _WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
-_WITHIN_TORCH_KINDS = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
-# torch's C functions with effects outside tensors: files, the state of generators, threads, other processes. Settings are not among them:
-# they are compared before and after.
-_TORCH_ACTS = re.compile(
+_WITHIN_TORCH_CLASSES = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
+# torch's C functions with effects outside tensors: on files, generators, threads, other processes. Functions that change settings are not
+# listed, because torch's settings are compared before and after a run.
+_TORCH_WITH_EFFECTS = re.compile(
     r"seed|rng|random|_file|file_|save|load|import_ir|num_threads|num_interop|distributed|_rpc|profiler|kineto|_jit_|crash|"
     r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr|"
     r"swap_tensor"
 )
-_TORCH_MAY = frozenset(
+_TORCH_EXCEPTIONS = frozenset(
     # These contain one of the words above, but only compute.
     (
         "_is_default_generator",
@@ -81,11 +83,11 @@ _TORCH_MAY = frozenset(
         "_register_post_accumulate_grad_hooks",
     )
 )
-_NUMPY_ACTS = frozenset(
+_NUMPY_WITH_EFFECTS = frozenset(
     ("fromfile", "tofile", "dump", "save", "load", "seterr", "seterrobj", "_seterrobj", "setbufsize", "set_string_function")
 )
-# Methods of these classes compute, or change state that the walk sees.
-_KINDS: tuple[type, ...] = (
+# Methods of these classes only compute, or change state that a walk sees.
+_PURE_CLASSES: tuple[type, ...] = (
     str,
     int,
     float,
@@ -118,7 +120,7 @@ _KINDS: tuple[type, ...] = (
     datetime.time,
     datetime.timedelta,
     decimal.Decimal,
-    contextvars.ContextVar,  # the walk sees its value
+    contextvars.ContextVar,  # a walk sees its value
     contextvars.Token,
     re.Pattern,
     re.Match,
@@ -139,7 +141,7 @@ _KINDS: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
 )
-# Collectives are ops, and a recording sees the ops that they dispatch to.
+# Methods of a process group that call a collective. A recording sees the op of the collective.
 _COLLECTIVES = frozenset(
     (
         *("allgather", "all_gather_single", "_allgather_base", "allreduce", "allreduce_coalesced", "broadcast"),
@@ -147,11 +149,11 @@ _COLLECTIVES = frozenset(
     )
 )
 # Queries of a process group.
-_ASKS_GROUP = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
-_KIND_ACTS = frozenset(
+_GROUP_QUERIES = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
+_METHODS_WITH_EFFECTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
 )
-# Class methods that only compute. Those that read outside state, such as datetime.now and date.today, are not here.
+# Class methods that only compute. datetime.now and date.today are not listed, because they read outside state.
 _CLASS_METHODS = frozenset(
     (
         "__new__",
@@ -189,27 +191,27 @@ def acts(function: Any, within_torch: bool) -> str:
     if owner is None or isinstance(owner, types.ModuleType) or is_record(owner):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
         module = str(module)
-        if _asks_group(module, name, within_torch) or _computes(module, name, within_torch):
+        if _is_group_query(module, name, within_torch) or _computes(module, name, within_torch):
             return ""
         return f"{module}.{name}"
     if isinstance(owner, type):
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
         if name == "apply" and issubclass(owner, torch.autograd.Function):
-            return ""  # its forward and backward functions are observed by themselves
+            return ""  # its forward and backward functions are observed separately
         if module_of(owner).startswith("torch") and _torch_computes(name):
             return ""
         return f"{module_of(owner)}.{owner.__qualname__}.{name}"
     kind = type(owner)
     module = module_of(kind)
     shown = f"{module}.{kind.__qualname__}.{name}"
-    if isinstance(owner, _KINDS) or (module.partition(".")[0] == "numpy" and ".random" not in module):
-        return shown if name in _KIND_ACTS else ""
-    if within_torch and f"{module}.".startswith(_WITHIN_TORCH_KINDS):
+    if isinstance(owner, _PURE_CLASSES) or (module.partition(".")[0] == "numpy" and ".random" not in module):
+        return shown if name in _METHODS_WITH_EFFECTS else ""
+    if within_torch and f"{module}.".startswith(_WITHIN_TORCH_CLASSES):
         return ""
     if isinstance(owner, torch.Generator):
         return shown
-    if _asks_group(module, name, within_torch):
+    if _is_group_query(module, name, within_torch):
         return ""
     if module.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in module:
         return "" if _torch_computes(name) else shown
@@ -220,44 +222,44 @@ _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(obj
 
 
 def constructs(kind: type) -> str:
-    """Returns the name of a C class whose constructor may do more than compute, else "". Python reports no call of a constructor."""
+    """Returns the name of a C class whose constructor may do more than compute; "" for other classes."""
     module = module_of(kind)
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if spec is None or not (spec.loader is BuiltinImporter or isinstance(spec.loader, ExtensionFileLoader)):
         return ""
-    computes = module in _MODULES or module.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
+    computes = module in _PURE_MODULES or module.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
     return "" if computes or issubclass(kind, BaseException) else f"{module}.{kind.__qualname__}()"
 
 
-def _asks_group(module: str, name: str, within_torch: bool) -> bool:
-    """True if a function queries placements of DTensors or a process group, or calls a collective that can be recorded.
+def _is_group_query(module: str, name: str, within_torch: bool) -> bool:
+    """True if a function queries DTensor placements or a process group, or calls a collective that can be recorded.
 
-    Users call the wait for a collective directly, the other functions through torch's own Python code.
+    Users may call `wait` of a collective directly. The other functions count only if torch's own Python code calls them.
     """
     if module == private.PROCESSES:
-        asks = name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")
+        asks = name in _GROUP_QUERIES or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")
         return name == "wait" or (within_torch and asks)
     return within_torch and module == private.PLACEMENTS
 
 
 def _computes(module: str, name: str, within_torch: bool) -> bool:
-    if module in _MODULES:
-        return name not in _MODULES[module] or (within_torch and name in _MAKE_CODE)
+    if module in _PURE_MODULES:
+        return name not in _PURE_MODULES[module] or (within_torch and name in _CODE_GENERATORS)
     if module == "sys":
-        return name in _SYS or within_torch
+        return name in _PURE_SYS_FUNCTIONS or within_torch
     if module == "_thread":
         return name == "get_ident" or within_torch
     if module.partition(".")[0] in ("torch", "functorch") or module in ("", "_VariableFunctions"):
         return "distributed" not in module and _torch_computes(name)
     if module.partition(".")[0] == "numpy":
-        return ".random" not in module and name not in _NUMPY_ACTS
+        return ".random" not in module and name not in _NUMPY_WITH_EFFECTS
     return within_torch and module in _WITHIN_TORCH
 
 
 def _torch_computes(name: str) -> bool:
     return (
-        name in _TORCH_MAY
+        name in _TORCH_EXCEPTIONS
         or "saved_tensor" in name
-        or _TORCH_ACTS.search(name) is None
+        or _TORCH_WITH_EFFECTS.search(name) is None
         or name.startswith(("rand", "_random", "bernoulli", "_fused", "_foreach"))
     )

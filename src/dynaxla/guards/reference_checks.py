@@ -1,7 +1,7 @@
 """Fast checks, within microseconds, that thousands of objects are unchanged: all their references are compared at once.
 
-CPython can list the objects that other objects refer to (`gc.get_referents`), and the pointers in this list are compared as bytes, which
-compares the identity of each entry. If there is a difference, the entries that matter are compared one by one, since it may be in others.
+CPython can list the objects that other objects refer to (`gc.get_referents`). Comparing the pointers in this list as bytes compares the
+identity of each entry. If the bytes differ, the entries that matter are compared one by one, because others may have changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .object_graph import ObjectGraph
 
 _is_leaf = operator.attrgetter("is_leaf")
-# Noting the versions of dicts takes as long as about this many comparisons of their entries.
-_LOOKS = 50
+# Reading the versions of dicts takes as long as about this many comparisons of their entries.
+_MIN_LOOKS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def _pointers(values: list[Any]) -> Any:
-    """Returns the addresses of objects as bytes. Two results are comparable while the objects of the first are alive."""
+    """Returns the addresses of objects as bytes. Two results are comparable while the objects of the first result are alive."""
     return ctypes.string_at(ctypes.c_void_p.from_address(id(values) + _ITEMS).value or 0, 8 * len(values)) if values else b""
 
 
@@ -53,13 +53,13 @@ if not _IS_CPYTHON or b"".join(id(item).to_bytes(8, sys.byteorder) for item in _
 
 
 class Identities:
-    """A snapshot of objects' classes and attribute dicts, and of tensors' hooks, when a walk found them."""
+    """The classes and attribute dicts of objects, and the hooks of tensors, at the time of a walk."""
 
     def __init__(self, walk: ObjectGraph) -> None:
         gradients = {id(walk.tensors[path]) for path in walk.gradients if path in walk.tensors}
-        self._targets = [value for value in walk.objects.values() if _has_class_of_python(value) and not _holds_itself(value)]
+        self._targets = [value for value in walk.objects.values() if _has_class_of_python(value) and not _is_container(value)]
         self._targets += [tensor for tensor in walk.tensors.values() if id(tensor) not in gradients]
-        self._others = [value for value in walk.objects.values() if _has_class_of_python(value) and _holds_itself(value)]
+        self._others = [value for value in walk.objects.values() if _has_class_of_python(value) and _is_container(value)]
         self._empty = walk.empty
         self._found = self._now()
 
@@ -68,20 +68,20 @@ class Identities:
         return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(others)))
 
     def are_unchanged(self) -> bool:
-        """True if nothing has changed."""
+        """True if all classes, attribute dicts and hooks are the same objects as at the walk."""
         return not any(self._empty) and bool(self._found == self._now())
 
 
-def _holds_itself(value: Any) -> bool:
-    """True for a container: it refers directly to entries that may change, not only to its class and its attribute dict."""
+def _is_container(value: Any) -> bool:
+    """True for a container: an object that refers to entries that may change, besides its class and its attribute dict."""
     return isinstance(value, (dict, list, set, deque))
 
 
 class ReferenceChecks:
-    """A snapshot of a walk, in a form that can be compared quickly.
+    """Checks that the objects of a graph are unchanged. The constructor prepares data for fast checks.
 
     Args:
-        walk: the walk.
+        walk: the graph.
         inputs: places whose numbers may change.
         arrays: paths of arrays whose values, but not shapes, may change.
     """
@@ -120,14 +120,14 @@ class ReferenceChecks:
         self._keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, dict) and holder.items]
         self._other_keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, OrderedDict) and holder.items]
         self._note_places()
-        self._fits = all(holder.is_unchanged(free) for holder, free in self._holders)  # True if nothing has changed since the walk
+        self._was_unchanged = all(holder.is_unchanged(free) for holder, free in self._holders)  # since the walk
         self._gather_namespaces([holder for holder in walk.holders.values() if isinstance(holder.target, Namespace)])
         self._gather_tensors()
 
     def is_unchanged(self) -> bool:
-        """True if the program is still valid: nothing that its step can read has changed."""
+        """True if all entries, objects and tensors of the graph are as they were at the walk."""
         return (
-            self._fits
+            self._was_unchanged
             and self._walk.identities.are_unchanged()
             and self._are_places_unchanged()
             and self._are_namespaces_unchanged()
@@ -146,8 +146,8 @@ class ReferenceChecks:
     # Containers and objects.
 
     def _note_places(self) -> None:
-        self._noted = _referents(self._targets, self._keys)
-        self._noted_others = _referents(self._others, self._other_keys)
+        self._referents_at_walk = _referents(self._targets, self._keys)
+        self._other_referents_at_walk = _referents(self._others, self._other_keys)
         self._note_dicts()
 
     def _note_dicts(self) -> None:
@@ -156,10 +156,10 @@ class ReferenceChecks:
 
     def _are_places_unchanged(self) -> bool:
         self._looks += 1
-        if self._check_dicts.are_unchanged() and _referents(self._others, self._other_keys) == self._noted_others:
+        if self._check_dicts.are_unchanged() and _referents(self._others, self._other_keys) == self._other_referents_at_walk:
             return True
-        if _referents(self._targets, self._keys) == self._noted:
-            if self._looks >= _LOOKS:  # an entry has been changed, and changed back
+        if _referents(self._targets, self._keys) == self._referents_at_walk:
+            if self._looks >= _MIN_LOOKS:  # an entry has been changed, and changed back
                 self._note_dicts()
             return True
         if not all(holder.is_unchanged(free) for holder, free in self._holders):
@@ -229,11 +229,11 @@ class ReferenceChecks:
         return places([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
-        """Forgets the gradients that are compared, which have been or will be replaced, after the walk has noted that."""
+        """Forgets the compared gradients. The caller has replaced gradients, or entries for gradients in the graph."""
         self._gradients.renew()
 
     def accept_places(self, replaced: set[str]) -> None:
-        """Notes the memory of the new gradients at these paths. It is shared with no other tensor, as was that of the old ones."""
+        """Accepts the memory of the new gradients at these paths. Neither the old nor the new gradients share memory with other tensors."""
         if self._places is not None:
             are_all = replaced.issuperset(self._replaced)
             self._places = (self._places[0], self._places_of(self._replaced)) if are_all else None
@@ -247,7 +247,7 @@ class _Entries:
         self.renew()
 
     def renew(self) -> None:
-        """Forgets the objects to compare with, since the holders have other ones now. Keeps none alive until the next comparison."""
+        """Forgets the expected objects, because the holders have others now. The next comparison reads them from the holders."""
         self._expected: Any = None
         self._owners: list[torch.Tensor] = []
         self._names: list[str] = []
@@ -265,7 +265,7 @@ def _referents(targets: Sequence[Any], keys: Sequence[Any]) -> Any:
 
 
 def _listed(holder: Holder) -> list[Any]:
-    """Returns the objects that refer to a holder's entries."""
+    """Returns the objects whose `gc.get_referents` contain a holder's entries."""
     target = holder.target
     if isinstance(target, Attributes):
         return [target.owner]

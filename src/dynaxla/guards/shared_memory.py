@@ -1,4 +1,4 @@
-"""Memory that a tensor shares with an object that Python reads and writes without torch: a NumPy array, a bytearray, a memoryview."""
+"""Memory that a tensor shares with an object that Python reads and writes without torch: a NumPy array, bytearray or memoryview."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime import private
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """True if a tensor's memory was not allocated by torch. (This can also be true of weights that were loaded from a file.)"""
+    """True if torch has not allocated a tensor's memory, for instance that of a NumPy array or of a mapped file of weights."""
     with private.without_torch_function():
         return not tensor.untyped_storage().resizable()
 

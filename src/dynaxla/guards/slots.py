@@ -1,4 +1,4 @@
-"""Mutable containers and their entries when a walk met them: dicts, lists, closure cells, attributes, globals."""
+"""Mutable containers, with their entries at the time of a walk: dicts, lists, closure cells, attributes, globals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from .fingerprints import NO_CONTENT, PLAIN, content
 
-# Where a value is: the path of its container, and its key there.
+# A place, which contains a value: the path of a container, and a key of the container.
 Place = tuple[str, Any]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
@@ -27,7 +27,12 @@ class Attributes:
 
 
 class Namespace:
-    """The globals of a module that are read. `names` grows during a walk."""
+    """The globals of a module that code reads.
+
+    Attributes:
+        values: all globals of the module.
+        names: the names of the globals that code reads. A walk adds names.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values: dict[str, Any] = values
@@ -35,7 +40,12 @@ class Namespace:
 
 
 class ClassDict:
-    """A class's own namespace (unbound methods, class attributes) and its bases."""
+    """A class's own namespace (methods, class attributes) and its bases.
+
+    Args:
+        kind: the class.
+        counts: True for the names and values that matter.
+    """
 
     def __init__(self, kind: type, counts: Callable[[str, Any], bool]) -> None:
         self.kind, self.counts = kind, counts
@@ -53,12 +63,12 @@ BASES = "__bases__"
 
 @dataclass
 class Holder:
-    """A mutable container and its entries when a walk met it.
+    """A mutable container, with its entries at the time of a walk.
 
     Attributes:
         target: the container.
-        items: its entries when it was met, by key.
-        counts: True for the keys that matter; None if all do.
+        items: the entries at the time of the walk, by key.
+        counts: True for the keys that matter; None: all keys matter.
     """
 
     target: Any
@@ -66,7 +76,7 @@ class Holder:
     counts: Callable[[Any], bool] | None = None
 
     def is_unchanged(self, free: Collection[Any] = ()) -> bool:
-        """True if the entries are the same objects; those at keys in `free` may be other numbers of the same type."""
+        """True if the entries are the same objects as at the walk. Entries at keys in `free` may be other numbers of the same type."""
         now = self.now()
         return _are_same(now, self.items) and all(
             value is before or (key in free and type(value) is type(before) and isinstance(value, (int, float)))
@@ -74,18 +84,18 @@ class Holder:
         )
 
     def changes(self) -> dict[Any, Any]:
-        """Returns the new values by key; `ABSENT` for removed entries."""
+        """Returns the current values of changed entries by key; `ABSENT` for removed entries."""
         now = self.now()
         changed = {key: ABSENT for key in reversed(self.items) if key not in now}
         return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
 
     def now(self) -> dict[Any, Any]:
         """Returns the current entries whose keys matter."""
-        found = entries(self.target)
-        return found if self.counts is None else {key: value for key, value in found.items() if self.counts(key)}
+        items = entries(self.target)
+        return items if self.counts is None else {key: value for key, value in items.items() if self.counts(key)}
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry; removes it if the value is `ABSENT`."""
+        """Sets an entry. A value of `ABSENT` removes the entry."""
         target = self.target
         if isinstance(target, (Attributes, ClassDict)):
             owner = target.owner if isinstance(target, Attributes) else target.kind
@@ -99,7 +109,7 @@ class Holder:
             else:
                 target.values[key] = value
         elif isinstance(target, contextvars.ContextVar):
-            target.set(None if value is ABSENT else value)  # a ContextVar cannot be unset again
+            target.set(None if value is ABSENT else value)  # Python cannot unset a ContextVar
         elif isinstance(target, types.CellType):
             target.cell_contents = value
         elif isinstance(target, torch.Tensor):
@@ -114,7 +124,7 @@ class Holder:
             target[key] = value
 
     def restore(self) -> None:
-        """Restores the entries that the container had when it was met."""
+        """Restores the entries that the container had at the walk."""
         if self.is_unchanged():
             return
         if isinstance(self.target, (list, deque)):
@@ -133,7 +143,7 @@ class Holder:
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """True if keys are the same objects in the same order. Keys may be tensors, which are not compared by `==`."""
+    """True if two collections of keys have the same objects, or equal plain values, in the same order. `==` of tensor keys is not used."""
     return len(now) == len(before) and all(one is other or _are_equal(one, other) for one, other in zip(now, before, strict=True))
 
 
@@ -165,8 +175,8 @@ def entries(target: Any) -> dict[Any, Any]:
     if isinstance(target, Namespace):
         return {name: target.values[name] for name in target.names if name in target.values}
     if isinstance(target, ClassDict):
-        found = {name: value for name, value in vars(target.kind).items() if target.counts(name, value)}
-        return found | {BASES: target.kind.__bases__}
+        items = {name: value for name, value in vars(target.kind).items() if target.counts(name, value)}
+        return items | {BASES: target.kind.__bases__}
     if isinstance(target, View):
         return dict(target.proxy.items())
     return {name: getattr(target.owner, name) for name in target.names if hasattr(target.owner, name)}

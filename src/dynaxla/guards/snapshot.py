@@ -1,6 +1,6 @@
 """Snapshots of all state that a call of a function can read, and the guards of a function, which take them.
 
-Two snapshots with equal keys are interchangeable for a recording: whatever was recorded from one is right for the other.
+Two snapshots with equal keys are interchangeable for a recording: a program recorded from one state is right for the other state.
 """
 
 from __future__ import annotations
@@ -19,74 +19,74 @@ from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Question
 from .code_names import ExecutedCode
-from .numpy_arrays import could_read_unseen, inputs_of
+from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
 from .slots import ABSENT, Holder, Place
 from .torch_state import global_state
 
-# The most values that a function may reach. To record a step that reaches 150,000 floats takes 9 s, and each later call 2.7 ms (Intel Xeon
-# with AVX-512, not idle otherwise, 2026-11-28).
-_MOST_VALUES = 200_000
+# The maximum number of values that a function may reach. With 150,000 floats, recording a step takes 9 s, and the checks of each later call
+# 2.7 ms (Intel Xeon with AVX-512, not idle otherwise, 2026-11-28).
+_MAX_VALUES = 200_000
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class KnownObject:
-    """An object that each call finds by its path."""
+    """Stands for an object as a key of a dict: each call looks the object up by its path."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state that a call finds. A path leads to an object of the surroundings or of the arguments.
+    """The state at the beginning of a call. A path leads to an object of the surroundings or of the arguments.
 
     Attributes:
-        around: the function's surroundings, that is, all state that it can read besides its arguments.
-        given: the arguments; the base of this graph is `around`.
+        surroundings: the objects that the function can reach besides its arguments.
+        arguments: the objects that can be reached only from the arguments; the base of this graph is `surroundings`.
         key: equal for two snapshots if nothing that a recording depends on differs. Hashable.
     """
 
-    around: ObjectGraph
-    given: ObjectGraph
+    surroundings: ObjectGraph
+    arguments: ObjectGraph
     key: Any = field(repr=False)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors by path."""
-        return self.around.tensors | self.given.tensors
+        return self.surroundings.tensors | self.arguments.tensors
 
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """NumPy arrays by path."""
-        return self.around.arrays | self.given.arrays
+        return self.surroundings.arrays | self.arguments.arrays
 
     @property
     def holders(self) -> dict[str, Holder]:
         """Mutable containers by path."""
-        return self.around.holders | self.given.holders
+        return self.surroundings.holders | self.arguments.holders
 
     @property
     def repeated(self) -> set[int]:
-        """The ids of objects that are in several places."""
-        return self.around.repeated | self.given.repeated
+        """The ids of objects that several places refer to."""
+        return self.surroundings.repeated | self.arguments.repeated
 
     def path_of(self, value: Any) -> str | None:
         """Returns the path of an object; None if the snapshot has no such object."""
-        return self.given.path_of(value)
+        return self.arguments.path_of(value)
 
     def object_at(self, path: str) -> Any:
         """Returns the object at a path. Raises: KeyError for an unknown path."""
-        return self.given.object_at(path)
+        return self.arguments.object_at(path)
 
     def input_at(self, path: str) -> torch.Tensor:
         """Returns the tensor at a path, or a tensor that shares the memory of the array there."""
-        return self.given.input_at(path)
+        return self.arguments.input_at(path)
 
     def number_at(self, place: Place) -> float:
-        """Returns the number that is in a place now."""
-        return self.given.number_at(place)
+        """Returns the number that a place contains now."""
+        return self.arguments.number_at(place)
 
     def put(self, values: Mapping[Place, Any]) -> None:
         """Puts values into places, whose keys may be `KnownObject`s; `ABSENT` removes an entry."""
@@ -95,20 +95,20 @@ class Snapshot:
 
     def holder(self, path: str) -> Holder:
         """Returns the container at a path. Raises: KeyError for an unknown path."""
-        return self.around.holders.get(path) or self.given.holders[path]
+        return self.surroundings.holders.get(path) or self.arguments.holders[path]
 
     def changes(self) -> dict[Place, Any]:
-        """Returns the present values in the places that have changed since the snapshot; `ABSENT` for removed entries."""
+        """Returns the current value of each place that has changed since the snapshot; `ABSENT` for a removed entry."""
         return {(path, key): value for path, holder in self.holders.items() for key, value in holder.changes().items()}
 
     def restore(self) -> None:
         """Gives all containers the entries that they had at the time of the snapshot."""
-        self.around.restore()
-        self.given.restore()
+        self.surroundings.restore()
+        self.arguments.restore()
 
     def restore_values(self, quiet: Collection[str]) -> list[str]:
-        """Restores the values of arrays, except for those at the paths `quiet`. Returns: the paths of the arrays that had changed."""
-        return [path for graph in (self.around, self.given) for path in graph.restore_values(quiet)]
+        """Restores the values of arrays, except for arrays at the paths `quiet`. Returns: the paths of the arrays that had changed."""
+        return [path for graph in (self.surroundings, self.arguments) for path in graph.restore_values(quiet)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Surroundings:
         graph: the objects.
         rates: the places of learning rates, which may change.
         arrays: the paths of arrays whose values may change.
-        number: identifies the facts.
+        number: equal for surroundings with equal facts (`ObjectGraph.facts`).
     """
 
     graph: ObjectGraph
@@ -129,84 +129,89 @@ class _Surroundings:
 
 
 class FunctionGuards:
-    """Guards on all state that one function can read, which widen with the code that it runs.
+    """Guards on all state that one function can read. They widen when the function runs new code.
 
     Learning rates of optimizers, and the values of NumPy arrays that become tensors, may change without a new key, until
     `compare_learning_rates` or `compare_values`: a recording takes them as inputs.
 
     Args:
         function: the function.
-        kept: the number of surroundings that are recognized.
+        capacity: the number of different surroundings to remember.
     """
 
-    def __init__(self, function: Callable[..., Any], kept: int) -> None:
+    def __init__(self, function: Callable[..., Any], capacity: int) -> None:
         self._function = function
-        self._known: _Surroundings | None = None
-        self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(kept)
-        # The code that has run, with the globals that it ran in, and the names that it uses.
+        self._last: _Surroundings | None = None
+        self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(capacity)
+        # The code that has run, with the globals that the code ran in, and the names that the code uses.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
-        self._touched: ExecutedCode | None = None
-        # Further questions whose answers the function depends on, such as the state that a JAX function in it reads.
+        self._executed_names: ExecutedCode | None = None
+        # Questions whose answers the function depends on, such as the state that a JAX function called by it reads.
         self._questions: set[Question] = set()
         self._compared_rates: set[Place] = set()
-        # The paths of arrays whose values Python has read; True if it may read other arrays unnoticed.
+        # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
-        self._reads_unseen = False
+        self._may_read_unnoticed = False
 
     @property
     def have_seen_a_call(self) -> bool:
         """True if the function has run, so that the state that it can read is known."""
-        return self._touched is not None
+        return self._executed_names is not None
 
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        """Returns a snapshot of the state that a call with these arguments finds. Raises: CaptureError for state that cannot be watched."""
-        known = self._surroundings()
-        return self._with_arguments(known.graph, known.number, args, kwargs)
+        """Returns a snapshot of the state before a call with these arguments. Raises: CaptureError for state that cannot be compared."""
+        surroundings = self._surroundings()
+        return self._with_arguments(surroundings.graph, surroundings.number, args, kwargs)
 
     def take_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        """Returns a snapshot like `take`, of state that only lasts until the caller restores another."""
+        """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not compare with it."""
         graph = self._graph({"step": self._function})
         return self._with_arguments(graph, self._number_of(graph, self.learning_rates(graph), self.arrays(graph)), args, kwargs)
 
     def take_everything(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
-        """Returns all objects that a call could reach, whatever code it runs."""
-        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MOST_VALUES)
+        """Returns all objects that a call could reach with any code."""
+        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MAX_VALUES)
 
     def take_reached(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
         """Returns all objects that the code which has run so far can reach."""
-        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
+        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._executed_names)
 
-    def why_not(self, found: Snapshot) -> str:
-        """Returns the path of the first fact of the surroundings that differs now; "" if none does."""
-        return _difference(*(self._facts(graph) for graph in (found.around, self._graph({"step": self._function}))))
+    def why_not(self, snapshot: Snapshot) -> str:
+        """Returns the path of the first fact about the surroundings that differs now; "" if there is none."""
+        return _first_difference(*(self._facts(graph) for graph in (snapshot.surroundings, self._graph({"step": self._function}))))
 
     def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Question]) -> bool:
-        """Notes executed code and questions. Returns: True if any is new, so that earlier snapshots may have missed state."""
-        is_new = self._touched is None or not questions <= self._questions
+        """Adds executed code and questions. Returns True if any is new, so that earlier snapshots may have missed state.
+
+        Args:
+            codes: code objects, each with the globals that the code ran in.
+            questions: questions whose answers the function depends on.
+        """
+        is_new = self._executed_names is None or not questions <= self._questions
         self._questions |= questions
-        for code, places in codes.items():
-            known = self._executed.setdefault(code, [])
-            added = [place for place in places if all(place is not other for other in known)]
-            known += added
+        for code, namespaces in codes.items():
+            earlier = self._executed.setdefault(code, [])
+            added = [namespace for namespace in namespaces if all(namespace is not other for other in earlier)]
+            earlier += added
             is_new = is_new or bool(added)
         if is_new:
-            self._touched = ExecutedCode.of(self._executed)
-            self._reads_unseen = could_read_unseen(self._executed)
-            self._known = None
+            self._executed_names = ExecutedCode.of(self._executed)
+            self._may_read_unnoticed = could_read_unnoticed(self._executed)
+            self._last = None
         return is_new
 
-    def check_reached(self, found: Snapshot) -> None:
-        """Checks that a snapshot has the functions of all code that has run; otherwise the function cannot be watched.
+    def check_reached(self, snapshot: Snapshot) -> None:
+        """Checks that a snapshot has the functions of all code that has run.
 
-        Raises: CaptureError; the executed code is forgotten then, since another function may be in that place by now.
+        Raises: CaptureError if not. The executed code is forgotten then, because the place of that function may have another function now.
         """
-        if self._touched is None:
+        if self._executed_names is None:
             return
-        unreached = set(found.around.unreached(self._touched)) & set(found.given.unreached(self._touched))
+        unreached = set(snapshot.surroundings.unreached(self._executed_names)) & set(snapshot.arguments.unreached(self._executed_names))
         if unreached:
             code = unreached.pop()
             self._executed.clear()
-            self._touched = None
+            self._executed_names = None
             raise CaptureError(
                 f"the step runs {code.co_qualname}, a function that dynaxla cannot find from the step, so that its state cannot be watched",
                 where=f"{code.co_filename}:{code.co_firstlineno}",
@@ -214,13 +219,13 @@ class FunctionGuards:
             )
 
     def forget_surroundings(self) -> None:
-        """Makes the next snapshot look at all surroundings, e.g. because learning rates may have changed."""
-        self._known = None
+        """Makes the next snapshot walk the surroundings again, e.g. because learning rates may have changed."""
+        self._last = None
 
-    def compare_learning_rates(self, found: Snapshot) -> None:
-        """Compares the values of these learning rates from now on."""
-        self._compared_rates.update(self.learning_rates(found.around))
-        self._known = None
+    def compare_learning_rates(self, snapshot: Snapshot) -> None:
+        """Compares the values of the snapshot's learning rates from now on."""
+        self._compared_rates.update(self.learning_rates(snapshot.surroundings))
+        self._last = None
 
     def compare_values(self, paths: Collection[str]) -> None:
         """Compares the values of the arrays at these paths from now on."""
@@ -239,44 +244,45 @@ class FunctionGuards:
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
         """Returns the paths of arrays whose values may change."""
-        return frozenset() if self._reads_unseen or not graph.values else inputs_of(graph.arrays, self._compared_values)
+        return frozenset() if self._may_read_unnoticed or not graph.values else inputs_of(graph.arrays, self._compared_values)
 
     def _graph(self, roots: Mapping[str, Any], base: ObjectGraph | None = None) -> ObjectGraph:
-        """Returns the objects that can be reached. Raises: CaptureError for objects that were read, but that cannot be compared."""
-        found = walk(roots, base, self._touched, _MOST_VALUES)
-        if self._touched is not None and found.incomparable:
-            path, kind = next(iter(found.incomparable.items()))
+        """Returns the objects that the roots reach. Raises: CaptureError for an object that was read and cannot be compared."""
+        graph = walk(roots, base, self._executed_names, _MAX_VALUES)
+        if self._executed_names is not None and graph.incomparable:
+            path, kind = next(iter(graph.incomparable.items()))
             hint = "pass the values that the step needs from it as arguments"
             raise CaptureError(
                 f"the step reads {path}, a {kind}, and dynaxla cannot check whether it has changed since the last call", hint=hint
             )
-        if self._touched is not None and found.values:
-            inputs = self.arrays(found)
-            if large := [path for path, (_, values) in found.values.items() if values.data is None and path not in inputs]:
+        if self._executed_names is not None and graph.values:
+            inputs = self.arrays(graph)
+            if large := [path for path, (_, values) in graph.values.items() if values.data is None and path not in inputs]:
                 hint = "pass the part that the step needs as an argument"
                 raise CaptureError(f"the step reads {large[0]}, an array that is too large to compare at every call", hint=hint)
-        return found
+        return graph
 
     def _surroundings(self) -> _Surroundings:
-        """Returns the current surroundings: those of the last call, if nothing has changed."""
-        known = self._known
-        if known is None or not known.graph.is_unchanged(known.rates, known.arrays):
+        """Returns the current surroundings: the same object as for the last call, if nothing has changed."""
+        last = self._last
+        if last is None or not last.graph.is_unchanged(last.rates, last.arrays):
             graph = self._graph({"step": self._function})
             rates, arrays = self.learning_rates(graph), self.arrays(graph)
-            known = self._known = _Surroundings(graph, frozenset(rates), arrays, self._number_of(graph, rates, arrays))
-        return known
+            last = self._last = _Surroundings(graph, frozenset(rates), arrays, self._number_of(graph, rates, arrays))
+        return last
 
-    def _with_arguments(self, around: ObjectGraph, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        given = self._graph({"args": args, "kwargs": kwargs}, around)
+    def _with_arguments(self, surroundings: ObjectGraph, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
+        arguments = self._graph({"args": args, "kwargs": kwargs}, surroundings)
         answers = tuple(map(guards.answer, sorted(self._questions)))
-        return Snapshot(around, given, (number, _hashable(_frozen(given.facts(arrays=self.arrays(given)))), global_state(), answers))
+        facts = _hashable(_as_tuples(arguments.facts(arrays=self.arrays(arguments))))
+        return Snapshot(surroundings, arguments, (number, facts, global_state(), answers))
 
     def _facts(self, graph: ObjectGraph) -> dict[str, Any]:
         return graph.facts(self.learning_rates(graph), self.arrays(graph))
 
-    def _number_of(self, around: ObjectGraph, rates: Collection[Place], arrays: Collection[str]) -> int:
-        """Returns a number that is equal for surroundings with equal facts; it is faster to compare."""
-        facts = _hashable(_frozen(around.facts(rates, arrays)))
+    def _number_of(self, surroundings: ObjectGraph, rates: Collection[Place], arrays: Collection[str]) -> int:
+        """Returns a number that is equal for surroundings with equal facts. Numbers are compared faster than facts."""
+        facts = _hashable(_as_tuples(surroundings.facts(rates, arrays)))
         number = self._numbers.get(facts)
         if number is None:
             number = next(_numbers)
@@ -285,7 +291,7 @@ class FunctionGuards:
 
 
 def _hashable(facts: Any) -> Any:
-    """Returns the facts. Raises: CaptureError if they are not hashable, such as a fake tensor's symbolic sizes."""
+    """Returns the facts. Raises: CaptureError for facts that are not hashable, such as symbolic sizes of a fake tensor."""
     try:
         hash(facts)
     except TypeError as error:
@@ -293,17 +299,18 @@ def _hashable(facts: Any) -> Any:
     return facts
 
 
-def _frozen(facts: Mapping[str, Any]) -> Any:
+def _as_tuples(facts: Mapping[str, Any]) -> Any:
     return tuple((path, tuple(value) if isinstance(value, list) else value) for path, value in facts.items())
 
 
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Returns the path of the first difference between two mappings of facts; "" if there is none."""
     for path in [*before, *after]:
         old, new = before.get(path), after.get(path)
         if old != new:
             if isinstance(old, list) and isinstance(new, list):
-                known = dict(old)
-                keys = [key for key, value in new if known.get(key, ABSENT) != value]
+                old_values = dict(old)
+                keys = [key for key, value in new if old_values.get(key, ABSENT) != value]
                 return f"{path}[{keys[0]!r}]" if keys else path
             return path
     return ""

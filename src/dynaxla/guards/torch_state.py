@@ -15,16 +15,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ..runtime import devices, private
 from .fingerprints import same
 
-_AUTOCAST = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 
 
 def global_state() -> tuple[Any, ...]:
-    """Returns torch's settings in this thread, comparable with those of another time in the same thread."""
+    """Returns torch's settings in this thread, comparable with earlier or later results in the same thread."""
     return (
-        *_asked(_ALWAYS),
-        tuple(map(_autocast, _AUTOCAST)),
+        *_answers(_MODE_QUERIES),
+        tuple(map(_autocast, _AUTOCAST_DEVICES)),
         torch.is_autocast_cache_enabled(),
-        _asked(_BACKENDS),
+        _answers(_BACKEND_QUERIES),
         tuple(mode.device if type(mode) is DeviceContext else same(mode) for mode in _get_current_function_mode_stack()),
         tuple(same(mode) for mode in _get_current_dispatch_mode_stack()),
         _saved_tensor_hooks(),
@@ -32,19 +32,19 @@ def global_state() -> tuple[Any, ...]:
     )
 
 
-def _asked(questions: Any) -> tuple[Any, ...]:
+def _answers(questions: Any) -> tuple[Any, ...]:
     return tuple(question() for question in questions)
 
 
 def _matmul_precision() -> str | None:
-    """Returns the float32 matmul precision; None if torch raises because its newer settings contradict this older one."""
+    """Returns the float32 matmul precision; None if torch raises because its newer precision settings contradict this older setting."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return None
 
 
-_ALWAYS = (
+_MODE_QUERIES = (
     torch.is_grad_enabled,
     torch.is_inference_mode_enabled,
     torch.get_default_dtype,
@@ -58,7 +58,7 @@ _ALWAYS = (
 )
 
 
-_BACKENDS = (
+_BACKEND_QUERIES = (
     devices.current_gpu,  # the device that a plain "cuda" means
     *private.BACKEND_SETTINGS,
     *(functools.partial(private.float32_precision, *place) for place in private.FLOAT32_PRECISIONS),
@@ -73,22 +73,22 @@ def _autocast(device: str) -> Any:
     try:
         return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     except RuntimeError:
-        return None  # a device that this build does not know
+        return None  # this build of torch does not have the device
 
 
 def _saved_tensor_hooks() -> Any:
-    found = private.saved_tensor_hooks()
-    return None if found is None else tuple(map(same, found))
+    hooks = private.saved_tensor_hooks()
+    return None if hooks is None else tuple(map(same, hooks))
 
 
 @contextlib.contextmanager
 def without_cached_casts() -> Iterator[None]:
     """Disables autocast's cache of cast parameters inside the context, if an autocast block is open around the step.
 
-    The tensors of a recording stand for values of one call, and a cast that was cached before the step may be older than its parameter,
-    which an optimizer has written to since. If no block is open around the step, the step's own blocks use the cache as in eager mode.
+    A cast that was cached before the step may be older than its parameter, because an optimizer may have written to the parameter since. A
+    recording must not use such a cast. If no block is open around the step, the step's own blocks use the cache as in eager mode.
     """
-    if not any(found[0] for device in _AUTOCAST if (found := _autocast(device))):
+    if not any(state[0] for device in _AUTOCAST_DEVICES if (state := _autocast(device))):
         yield
         return
     before = torch.is_autocast_cache_enabled()

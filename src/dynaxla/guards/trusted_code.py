@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch", "functorch", "torchgen", "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum")
-_OWN = str(Path(__file__).parents[1])
-_STANDARD = tuple({sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")})
+_OWN_FOLDER = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = tuple({sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as all classes of Python code are
 
 
-# The number of globals of a named tuple's constructor: its name, the builtins, and the constructor of tuples.
-_OF_NAMEDTUPLE = 3
+# The number of globals of a named tuple's constructor: `__name__`, `__builtins__`, and the constructor of tuples.
+_NAMEDTUPLE_GLOBALS = 3
 
 
 @functools.cache
 def _folders() -> tuple[str, ...]:
     """Returns the folders of the trusted packages."""
-    found = [_OWN]
+    found = [_OWN_FOLDER]
     for name in _PACKAGES:
         module = sys.modules.get(name)
         spec = None if module is not None else importlib.util.find_spec(name)
@@ -45,20 +45,20 @@ def is_trusted_file(file: str) -> bool:
     """True if a source file belongs to the standard library or to a trusted package."""
     if file.startswith(_folders()) or file.startswith("<frozen "):
         return True
-    return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
+    return file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED)
 
 
 def is_installed_file(file: str) -> bool:
-    """True if code comes from an installed package: perhaps not trusted, but no code that a user edits in a notebook either."""
+    """True if a source file belongs to an installed package, trusted or not. Users do not edit such a file in a notebook."""
     return any(part in file for part in _INSTALLED)
 
 
 def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
-    """True if a module's globals are those of a trusted module. A module without a file has to be built in, or of a trusted package."""
+    """True if globals belong to a trusted module. A module without a file must be built in, or belong to a trusted package."""
     name, file = values.get("__name__"), values.get("__file__")
     if not isinstance(name, str):
         return False
-    if name.startswith("namedtuple_") and values.get("_tuple_new") is tuple.__new__ and len(values) <= _OF_NAMEDTUPLE:
+    if name.startswith("namedtuple_") and values.get("_tuple_new") is tuple.__new__ and len(values) <= _NAMEDTUPLE_GLOBALS:
         return True  # the constructor that `collections.namedtuple` writes
     if isinstance(file, str):
         return is_trusted_file(file)
@@ -79,7 +79,7 @@ def module_of(kind: type) -> str:
 
 
 def is_trusted_module(module: types.ModuleType) -> bool:
-    """True if a module is trusted, also if it is an instance of a subclass of ModuleType."""
+    """True if a module is trusted. The module may be an instance of a subclass of ModuleType."""
     kind = type(module)
     if kind is not types.ModuleType and module_of(kind).partition(".")[0] in _PACKAGES and is_trusted_class(kind):
         return True  # such as torch.ops.aten
@@ -87,7 +87,7 @@ def is_trusted_module(module: types.ModuleType) -> bool:
 
 
 def is_trusted_function(function: types.FunctionType) -> bool:
-    """True if a function's globals are trusted. Names and files say little: `functools.wraps` copies names, generated code has no file."""
+    """True if a function's globals are trusted. Its name and file do not count: `functools.wraps` copies names, code may have no file."""
     return is_trusted_namespace(function.__globals__)
 
 
@@ -97,10 +97,10 @@ def is_trusted_class(kind: type) -> bool:
         return True
     module = sys.modules.get(module_of(kind))
     if module is None or module is builtins or not isinstance(module, types.ModuleType):
-        return False  # classes of code that runs without a `__name__` claim to be of `builtins`
+        return False  # a class of code that runs without a `__name__` has the module `builtins`
     return is_trusted_namespace(vars(module))
 
 
 def is_own(value: Any) -> bool:
-    """True for objects of this package, such as the compiled step, which the function can find under its own name."""
+    """True for an object of guards/ or training/, such as the compiled step, which the function can reach by its own name."""
     return module_of(type(value)).startswith(("dynaxla.guards", "dynaxla.training"))

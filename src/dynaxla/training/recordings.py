@@ -1,8 +1,8 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
-Results and changes are kept as *templates*: an item that only a call has (an output of the program, an object found by its path, a number
-computed from learning rates) is replaced by an `Output`, `KnownObject` or `ComputedNumber`, which `build` fills in after the program has
-run.
+Results and changes are stored as *templates*. In a template, an `Output`, `KnownObject` or `ComputedNumber` stands for an item that differs
+between calls: an output of the program, an object with a path, a number computed from learning rates. `build` replaces these after the
+program has run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ComputedNumber:
 
 
 def _shown(key: Any) -> str:
-    """Returns a place's key as text; for a tensor, its dtype and shape, not its values."""
+    """Returns a place's key as text: dtype and shape of a tensor, the `repr` of other keys."""
     return f"{key.dtype}{list(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
 
 
@@ -55,18 +55,18 @@ class Recording:
     """The result of recording a function: its graph, its return value, and its changes to Python state.
 
     Attributes:
-        recorder: has the graph.
+        recorder: the recorder, which has the graph.
         outputs: fake tensors that are the program's outputs.
         result: templates of the leaves of the return value.
         spec: the pytree of the return value.
-        changes: template of the new value, for each changed place.
+        changes: the template of the new value of each changed place.
     """
 
-    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], found: Snapshot) -> None:
+    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], snapshot: Snapshot) -> None:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
-        self._state = found
+        self._state = snapshot
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "the step's result") for leaf in leaves]
         self.changes = {
@@ -74,9 +74,9 @@ class Recording:
         }
 
     def _key(self, key: Any, where: str) -> Any:
-        """Returns a place's key, as `KnownObject` if it is an object that each call finds by its path.
+        """Returns a place's key: a `KnownObject` for an object with a path, the key itself for a plain value.
 
-        For example, the keys of an optimizer's state are parameters, and the next call may be given another model.
+        For example, the keys of an optimizer's state are parameters, and the next call may have another model as argument.
 
         Raises: CaptureError for an object without a path.
         """
@@ -101,8 +101,8 @@ class Recording:
         if value is ABSENT or isinstance(value, PLAIN):
             return value
         if isinstance(value, torch.Tensor):
-            known = self.recorder.original(value)
-            value = value if known is None else known
+            original = self.recorder.original(value)
+            value = value if original is None else original
         path = self._state.path_of(value)
         if path is not None:
             return KnownObject(path)
@@ -115,12 +115,12 @@ class Recording:
             return Output(self._indices[id(value)])
         if isinstance(value, dict):
             items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
-            like = value.copy()
-            like.clear()
-            return ContainerTemplate(lambda made: _filled(like, dict(made)), items)
+            empty = value.copy()
+            empty.clear()
+            return ContainerTemplate(lambda pairs: _with_items(empty, dict(pairs)), items)
         if type(value) in (list, tuple, set, frozenset, deque):
             kind = type(value)
-            return ContainerTemplate(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
+            return ContainerTemplate(lambda pairs: kind(item for _, item in pairs), [(None, self._template(item, where)) for item in value])
         if content(value) is not NO_CONTENT or _is_shareable(value):
             return value
         raise CaptureError(
@@ -128,55 +128,55 @@ class Recording:
         )
 
     def _wrapper(self, value: Any, where: str) -> ContainerTemplate:
-        """Returns the template of a tensor subclass, rebuilt from the program's outputs for its inner tensors."""
+        """Returns the template of a tensor of a wrapper class, which each call builds from the program's outputs for the inner tensors."""
         kind = type(value)
         names, context = value.__tensor_flatten__()
         size, stride = value.size(), value.stride()
-        held = {name: getattr(value, name) for name in names}
-        kept = {name: part for name, part in held.items() if not isinstance(part, torch.Tensor)}  # for example a mesh
-        parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
-        return ContainerTemplate(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
+        inner = {name: getattr(value, name) for name in names}
+        constants = {name: part for name, part in inner.items() if not isinstance(part, torch.Tensor)}  # for example a mesh
+        parts = [(name, self._template(part, f"{where}.{name}")) for name, part in inner.items() if isinstance(part, torch.Tensor)]
+        return ContainerTemplate(lambda pairs: kind.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
 
     def initial_values(self, state: Snapshot) -> dict[Place, Any]:
-        """Returns new state that depends on nothing but tensors of the surroundings, computed before the step changes these tensors."""
-        made = self._evaluate([self.recorder.node(output) for output in self.outputs], state.around)
-        found: dict[Place, Any] = {}
+        """Returns the new values of places that depend only on tensors of the surroundings, before the step changes these tensors."""
+        computed = self._evaluate([self.recorder.node(output) for output in self.outputs], state.surroundings)
+        initial: dict[Place, Any] = {}
         for place, template in self.changes.items():
-            values = {output: made.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
+            values = {output: computed.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                found[place] = build(template, values.__getitem__, state)
-        return found
+                initial[place] = build(template, values.__getitem__, state)
+        return initial
 
-    def _evaluate(self, outputs: Sequence[Node], around: ObjectGraph) -> dict[Node, torch.Tensor]:
-        """Computes the nodes that depend on nothing but tensors of the surroundings, as these were before the step changed them."""
-        wanted = set(outputs)
+    def _evaluate(self, outputs: Sequence[Node], surroundings: ObjectGraph) -> dict[Node, torch.Tensor]:
+        """Computes the nodes of `outputs` that depend only on tensors of the surroundings, before the step changes these tensors."""
+        needed = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
-            if node in wanted:
-                wanted.update(node.all_input_nodes)
-        known: dict[Node, Any] = {}
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        values: dict[Node, Any] = {}
         overwritten: set[Node] = set()
         paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
         for node in self.recorder.graph.nodes:
-            if node.op == "placeholder" and paths.get(node) in around.tensors:
-                known[node] = around.tensors[paths[node]]
+            if node.op == "placeholder" and paths.get(node) in surroundings.tensors:
+                values[node] = surroundings.tensors[paths[node]]
             elif node.op == "get_attr":
-                known[node] = self.recorder.constants[node.target]
+                values[node] = self.recorder.constants[node.target]
             elif (
                 node.op == "call_function"
-                and node in wanted
+                and node in needed
                 and _is_pure(node)
-                and all(source in known and source not in overwritten for source in node.all_input_nodes)
+                and all(source in values and source not in overwritten for source in node.all_input_nodes)
             ):
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 with torch.no_grad():
-                    known[node] = node.target(*args, **kwargs)
+                    values[node] = node.target(*args, **kwargs)
             overwritten.update(written(node))
-        taken = {storage_id(tensor) for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
-        found = {node: known[node] for node in outputs if node in known}
-        return {node: value.clone() if storage_id(value) in taken else value for node, value in found.items()}
+        used = {storage_id(tensor) for tensor in [*surroundings.tensors.values(), *self.recorder.constants.values()]}
+        results = {node: values[node] for node in outputs if node in values}
+        return {node: value.clone() if storage_id(value) in used else value for node, value in results.items()}
 
     def left(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
-        """Returns the contents of the changed places after a step from this state; new tensors that are not in `initial` have no values."""
+        """Returns the values of the changed places after a step from this state. New tensors that are not in `initial` are empty."""
 
         @functools.cache
         def empty(output: Output) -> torch.Tensor:
@@ -186,14 +186,17 @@ class Recording:
         return {place: initial[place] if place in initial else build(template, empty, state) for place, template in self.changes.items()}
 
     def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
-        """True if the other recording has the same program, where this one's new state in `initial` matches inputs of the other."""
+        """True if the other recording has the same program, apart from the nodes that compute the values in `initial`.
+
+        These values must be inputs of the other recording.
+        """
         made = {}
         for place in initial:
             for output in outputs_of(self.changes[place]):
                 made[self.recorder.node(self.outputs[output.index])] = output
         skipped = set(made)
         users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
-        for node in users:  # nodes that are used only to make new state
+        for node in users:  # nodes that only compute values in `initial`
             if node not in skipped and node.users and all(user in skipped for user in node.users) and not written(node):
                 skipped.add(node)
         mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
@@ -230,34 +233,36 @@ class Recording:
                 return False
             pairs[one] = two
         for place, template in self.changes.items():
-            found = other.changes.get(place)
-            if place not in initial and outputs_of(template) and not self._gives(template, other, found, pairs):
+            snapshot = other.changes.get(place)
+            if place not in initial and outputs_of(template) and not self._gives_equal_results(template, other, snapshot, pairs):
                 return False
         return len(self.result) == len(other.result) and all(
-            self._gives(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
+            self._gives_equal_results(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
         )
 
-    def _gives(self, template: Any, other: Recording, found: Any, pairs: Mapping[Node, Node]) -> bool:
-        """True if two templates give equal results. Python values in them are compared, too: a program returns them at every call."""
-        if type(template) is not type(found):
+    def _gives_equal_results(self, template: Any, other: Recording, snapshot: Any, pairs: Mapping[Node, Node]) -> bool:
+        """True if two templates give equal results. Python values in them have to be equal, because a program repeats them."""
+        if type(template) is not type(snapshot):
             return False
         if isinstance(template, Output):
-            return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[found.index])
+            return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[snapshot.index])
         if isinstance(template, ContainerTemplate):
-            one, two = ([item for pair in built.items for item in pair] for built in (template, found))
-            return len(one) == len(two) and all(self._gives(mine, other, its, pairs) for mine, its in zip(one, two, strict=True))
-        return content(template) == content(found) and (not isinstance(template, KnownObject) or template == found)
+            one, two = ([item for pair in built.items for item in pair] for built in (template, snapshot))
+            return len(one) == len(two) and all(
+                self._gives_equal_results(mine, other, its, pairs) for mine, its in zip(one, two, strict=True)
+            )
+        return content(template) == content(snapshot) and (not isinstance(template, KnownObject) or template == snapshot)
 
 
 def _is_shareable(value: Any) -> bool:
-    """True for a class or function that does not depend on a call, so that every replay may store it as it is."""
+    """True for a class, a module, or a function without state. Every replay may store the same object."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__
     return isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
 def _is_pure(node: Node) -> bool:
-    """True if a node is deterministic and has no effects. A collective has: other processes may not be recording now, and would wait."""
+    """True if a node is deterministic and has no effects. A collective has effects: other processes may not call it now."""
     op = node.target
     if written(node) or is_collective(node):
         return False
@@ -272,11 +277,11 @@ class ContainerTemplate:
     items: Sequence[tuple[Any, Any]]
 
 
-def _filled(empty: Any, items: dict[Any, Any]) -> Any:
+def _with_items(empty: Any, items: dict[Any, Any]) -> Any:
     """Returns a copy of `empty`, a dict such as an OrderedDict or defaultdict, with these items."""
-    made = empty.copy()
-    made.update(items)
-    return made
+    filled = empty.copy()
+    filled.update(items)
+    return filled
 
 
 def outputs_of(template: Any) -> list[Output]:
@@ -289,7 +294,7 @@ def outputs_of(template: Any) -> list[Output]:
 
 
 def known_of(template: Any) -> list[str]:
-    """Returns the paths of the objects that a template finds by path."""
+    """Returns the paths of the `KnownObject`s in a template."""
     if isinstance(template, KnownObject):
         return [template.path]
     if isinstance(template, ContainerTemplate):
@@ -297,19 +302,20 @@ def known_of(template: Any) -> list[str]:
     return []
 
 
-def build(template: Any, output: Callable[[Output], torch.Tensor], found: Snapshot) -> Any:
+def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot) -> Any:
     """Returns the value of a template.
 
     Args:
-        output: returns the tensor for one of the program's outputs.
-        found: the state that the call finds.
+        template: the template.
+        output: returns the tensor of an output of the program.
+        snapshot: the state before the call.
     """
     if isinstance(template, Output):
         return output(template)
     if isinstance(template, KnownObject):
-        return found.object_at(template.path)
+        return snapshot.object_at(template.path)
     if isinstance(template, ComputedNumber):
-        return template.number.compute(found.number_at)
+        return template.number.compute(snapshot.number_at)
     if isinstance(template, ContainerTemplate):
-        return template.make([(build(key, output, found), build(item, output, found)) for key, item in template.items])
+        return template.make([(build(key, output, snapshot), build(item, output, snapshot)) for key, item in template.items])
     return template

@@ -1,7 +1,7 @@
 """The programs of a step: a program is replayed, without running the step's Python code, while nothing that the step can read has changed.
 
-The function is recorded on fake tensors (recorder.py), once in the state that it finds and once in the state that it would leave behind. If
-both recordings have the same program, as for most optimizers once their state exists, that one program serves all calls.
+The function is recorded on fake tensors (recorder.py), once in the current state and once in the state after that call. If both recordings
+have the same program, as for most optimizers once their state exists, that program serves all calls.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_s
 from .value_reads import HANDLERS as looks_handlers
 from .value_reads import Looks
 
-# How many times a step is recorded, because each recording ran code that the earlier ones did not run, or looked at an input's value.
-_MOST_ATTEMPTS = 6
+# The maximum number of recordings of a step, if each one runs code that the earlier ones did not run, or reads the value of an input.
+_MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
 T = TypeVar("T")
 
@@ -59,11 +59,11 @@ class StepPrograms:
         self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # The recording of the last capture, if its program is only for a first call.
         self._first: Recording | None = None
-        # The modules that the last recording has found.
+        # The modules of torch.distributed that the last recording could reach.
         self._modules = ParallelModules()
 
     def situation(self, args: Any, kwargs: Any) -> Snapshot:
-        """Returns the state that a call finds. Raises: CaptureError for state that cannot be watched."""
+        """Returns a snapshot of the state before a call. Raises: CaptureError for state that cannot be compared."""
         self._modules.prepare()
         self._modules.refuse()
         return self._guards.take(args, kwargs)
@@ -73,19 +73,19 @@ class StepPrograms:
         """True if the function has run, so that the state that it can read is known."""
         return self._guards.have_seen_a_call
 
-    def has_seen(self, found: Snapshot) -> bool:
+    def has_seen(self, snapshot: Snapshot) -> bool:
         """True if a call in this situation has run in eager mode, and has done nothing that a program would not do."""
-        return self._seen.get(found.key) is not None
+        return self._seen.get(snapshot.key) is not None
 
-    def observe(self, found: Snapshot | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
-        """Runs the function in eager mode, and watches it.
+    def observe(self, snapshot: Snapshot | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
+        """Runs the function in eager mode under observation.
 
         Args:
-            found: the situation, if it is known.
+            snapshot: the situation, if it is known.
 
         Returns:
-            The function's result; a message with its first effect that a program would not repeat, or ""; True if it ran code, or asked a
-            question, that no earlier call has: then all situations have to be seen once more.
+            The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
+            code ran, or a new question was asked: then each situation needs another call in eager mode.
         """
         ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_lookups())
         with as_written(), self._in_eager_mode(args, kwargs), guards.questions() as questions, Looks() as looks:
@@ -96,48 +96,48 @@ class StepPrograms:
         reason = looks.first or (
             f"the step does something that a program cannot repeat: {effect or settings}" if effect or settings else ""
         )
-        if found is not None and not reason and not is_new:
-            self._seen.put(found.key, True)
+        if snapshot is not None and not reason and not is_new:
+            self._seen.put(snapshot.key, True)
         return result, reason, is_new
 
     def run_eagerly(self, args: Any, kwargs: Any) -> Any:
-        """Runs the function in eager mode, without watching it."""
+        """Runs the function in eager mode, without observation."""
         with self._in_eager_mode(args, kwargs):
             return self._function(*args, **kwargs)
 
     @contextlib.contextmanager
     def _in_eager_mode(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Inside the context, the function calls the same collectives in eager mode as the programs of other processes, if any."""
+        """Inside the context, the function in eager mode calls the same collectives as a program of the step does in other processes."""
         if parallel_modules.may_be_there():
             with as_in_programs(self._parallel_modules(args, kwargs)):
                 yield
         else:
             yield
 
-    def run(self, found: Snapshot) -> tuple[bool, Any]:
-        """Runs the program for the situation. Returns: True and its result; False and None if there is no program."""
-        program = self._programs.get(found.key)
-        return (False, None) if program is None else (True, program.run(found))
+    def run(self, snapshot: Snapshot) -> tuple[bool, Any]:
+        """Runs the program for the situation. Returns True and the result; False and None if there is no program."""
+        program = self._programs.get(snapshot.key)
+        return (False, None) if program is None else (True, program.run(snapshot))
 
     def capture(self, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Records and compiles the step for the current situation.
 
         Returns:
-            The program, and the state that must be put in place before it runs (see `run_first`).
+            The program, and the values that `run_first` must put into places before the program runs.
 
         Raises:
             CaptureError: the step cannot be recorded. After this or any exception of the function, all state is as before.
         """
         with capture_lock.one_at_a_time(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
-            for _ in range(_MOST_ATTEMPTS):
-                self._guards.forget_surroundings()  # learning rates may have changed since
-                found = self._guards.take(args, kwargs)
-                self._guards.check_reached(found)
+            for _ in range(_MAX_RECORDINGS):
+                self._guards.forget_surroundings()  # learning rates may have changed since the last snapshot
+                snapshot = self._guards.take(args, kwargs)
+                self._guards.check_reached(snapshot)
                 try:
-                    return self._settled(found, args, kwargs)
+                    return self._settled(snapshot, args, kwargs)
                 except TracedNumberInspected:
-                    self._guards.compare_learning_rates(found)
+                    self._guards.compare_learning_rates(snapshot)
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
                 except _NewCode:
@@ -151,45 +151,45 @@ class StepPrograms:
         return ParallelModules.among(self._guards.take_reached(args, kwargs).objects.values())
 
     def run_first(self, program: _RecordedProgram, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
-        """Runs a program from `capture`, after putting its initial state in place."""
-        found = self._guards.take(args, kwargs)
+        """Puts the initial values of a program from `capture` into their places, and runs the program."""
+        snapshot = self._guards.take(args, kwargs)
         if not initial:
-            return program.run(found)
+            return program.run(snapshot)
         try:
-            found.put(initial)
+            snapshot.put(initial)
             return program.run(self._guards.take(args, kwargs))
         except BaseException:
-            found.restore()
+            snapshot.restore()
             raise
 
     def dry_run(self, args: Any, kwargs: Any, look: Callable[[ObjectGraph], T]) -> tuple[DryRun | None, T]:
         """Prepares the program that calls will run after a first call, without running it. All state is as before afterwards.
 
-        Returns: the program, held back, and the result of `look` for the surroundings after a first call.
+        Returns: the prepared program (None if there is no XLA program), and the result of `look` for the surroundings after a first call.
         Raises: the same exceptions as `capture`.
         """
         program, initial = self.capture(args, kwargs)
-        found = self._guards.take(args, kwargs)
+        snapshot = self._guards.take(args, kwargs)
         try:
             if self._first is None:
-                found.put(initial)
+                snapshot.put(initial)
             else:  # the first call has a program of its own, so look at the state after it
-                found.put(self._first.left(found, initial))
+                snapshot.put(self._first.left(snapshot, initial))
                 return self.dry_run(args, kwargs, look)
             later = self._guards.take(args, kwargs)
-            return program.dry_run(later), look(later.around)
+            return program.dry_run(later), look(later.surroundings)
         finally:
-            found.restore()
+            snapshot.restore()
 
     # The following functions run once per situation.
 
-    def _settled(self, found: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
-        """Returns the program for this state, and the state that must be put in place before it runs."""
+    def _settled(self, snapshot: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
+        """Returns the program for this state, and the values that must be put into places before the program runs."""
         self._first = None
-        first = self._record(found, args, kwargs)
-        initial = first.initial_values(found)
+        first = self._record(snapshot, args, kwargs)
+        initial = first.initial_values(snapshot)
         try:
-            found.put(first.left(found, initial))  # new tensors have the right shapes, but no values
+            snapshot.put(first.left(snapshot, initial))  # new tensors have the right shapes, but no values
             later = self._guards.take_anew(args, kwargs)
             second = self._record(later, args, kwargs)
             self._check_settled(later, second)
@@ -198,66 +198,70 @@ class StepPrograms:
                 program.compile(self._options, later)
                 self._programs.put(later.key, program)
                 if not first.changes.keys() - second.changes.keys():
-                    self._programs.put(found.key, program)
+                    self._programs.put(snapshot.key, program)
                     return program, {}
-                return program, {place: value for place, value in first.left(found, initial).items() if place not in second.changes}
+                return program, {place: value for place, value in first.left(snapshot, initial).items() if place not in second.changes}
             following = _RecordedProgram(second)
             following.describe(later)
         finally:
-            found.restore()
-        again = self._record(found, args, kwargs)
+            snapshot.restore()
+        again = self._record(snapshot, args, kwargs)
         if not first.is_like(again, {}):
-            if self._guards.learning_rates(found.around):
+            if self._guards.learning_rates(snapshot.surroundings):
                 raise TracedNumberInspected
             hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
                 "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
         program, self._first = _RecordedProgram(again), again
-        program.compile(self._options, found)
-        self._programs.put(found.key, program)
+        program.compile(self._options, snapshot)
+        self._programs.put(snapshot.key, program)
         if following.share(program):
             self._programs.put(later.key, following)
         return program, {}
 
-    def _check_settled(self, found: Snapshot, recording: Recording) -> None:
+    def _check_settled(self, snapshot: Snapshot, recording: Recording) -> None:
         """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
         try:
-            found.put(recording.left(found, {}))
-            differing = self._guards.why_not(found)
+            snapshot.put(recording.left(snapshot, {}))
+            differing = self._guards.why_not(snapshot)
         finally:
-            found.restore()
+            snapshot.restore()
         if differing:
-            hint = "change it outside the step, or keep the number in a tensor"
+            hint = "change this value outside the step, or keep the number in a tensor"
             raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
 
-    def _record(self, found: Snapshot, args: Any, kwargs: Any) -> Recording:
+    def _record(self, snapshot: Snapshot, args: Any, kwargs: Any) -> Recording:
         """Records the function on fake tensors; all state that it changes is restored."""
         # The recording may run code that earlier ones did not run, and change state that the snapshot does not include.
         everything = self._guards.take_everything(args, kwargs)
         refuse_sources(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()
-        stand_ins = TrackedArrays(self._guards.arrays(found.around) | self._guards.arrays(found.given), found)
-        recorder = Recorder(found.tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
+        stand_ins = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
+        recorder = Recorder(snapshot.tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
         untouched = MetadataSnapshot(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
-        groups = _ParamGroups(found.around, {place: recorder.table.at(place) for place in self._guards.learning_rates(found.around)})
+        groups = _ParamGroups(
+            snapshot.surroundings, {place: recorder.table.at(place) for place in self._guards.learning_rates(snapshot.surroundings)}
+        )
         try:
             with compiling(), other_groups(groups.shadows), modules.in_a_step():
                 result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
             if written := stand_ins.restore_values(all_of_them=not self._guards.have_seen_a_call):
-                hint = "write it outside the step, or keep the numbers in a tensor"
+                hint = "write to the array outside the step, or keep the numbers in a tensor"
                 raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
             stand_ins.check(recorder.written_arrays())
-            refuse_shared_memory(recorder, found)
-            changes = {place: value for place, value in found.changes().items() if not stand_ins.is_one(place, value)} | groups.changes()
+            refuse_shared_memory(recorder, snapshot)
+            changes = {place: value for place, value in snapshot.changes().items() if not stand_ins.is_one(place, value)} | groups.changes()
             untouched.check()
-            return Recording(recorder, result, {place: value for place, value in changes.items() if place[1] != _CHECKED}, found)
+            return Recording(
+                recorder, result, {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}, snapshot
+            )
         finally:
             stand_ins.restore_values(all_of_them=not self._guards.have_seen_a_call)
             stand_ins.leave()
-            found.restore()
+            snapshot.restore()
             everything.restore()
             untouched.restore()
 
@@ -266,7 +270,7 @@ class StepPrograms:
 
         Raises:
             Refused: the function was stopped before an effect that a program would not repeat.
-            _NewCode: it has run code that no earlier call has run.
+            _NewCode: the function has run code that no earlier call has run.
         """
         with guards.questions() as questions:
             result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))
@@ -280,7 +284,10 @@ class StepPrograms:
         return result
 
     def _widen(self, observation: Observation, questions: Set[Question]) -> bool:
-        """Notes executed code and questions. Returns: True if any is new; programs are dropped then: their guards may have missed state."""
+        """Adds executed code and questions to the guards. Returns True if any is new.
+
+        Then all programs are dropped, because their guards may have missed state.
+        """
         is_new = self._guards.widen(observation.codes, questions)
         if is_new:
             self._programs = LeastRecentlyUsed(self._options.executables)
@@ -293,61 +300,64 @@ class _NewCode(Exception):
 
 
 class _ParamGroups:
-    """Optimizers' parameter groups as a recording sees them.
+    """Copies of optimizers' parameter groups for a recording.
 
     Attributes:
         shadows: each optimizer with its groups during the recording.
     """
 
-    def __init__(self, around: ObjectGraph, numbers: Mapping[Place, TracedFloat]) -> None:
+    def __init__(self, surroundings: ObjectGraph, numbers: Mapping[Place, TracedFloat]) -> None:
         self.shadows: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
-        self._given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        # For each group: its path, the group during the recording, and a copy of that group before the recording.
+        self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._counts: list[tuple[list[Any], int]] = []
-        for path, optimizer in around.optimizers.items():
-            made = []
+        for path, optimizer in surroundings.optimizers.items():
+            shadows = []
             for index, group in enumerate(optimizer.param_groups):
-                place = f"{path}.param_groups[{index}]"
+                group_path = f"{path}.param_groups[{index}]"
                 shadow = dict(group) | _switches(group, optimizer.state)
-                if (place, "lr") in numbers:
-                    shadow["lr"] = numbers[place, "lr"]
-                self._given.append((place, shadow, dict(shadow)))
-                made.append(shadow)
-            self.shadows.append((optimizer, made))
-            self._counts.append((made, len(made)))
+                if (group_path, "lr") in numbers:
+                    shadow["lr"] = numbers[group_path, "lr"]
+                self._groups.append((group_path, shadow, dict(shadow)))
+                shadows.append(shadow)
+            self.shadows.append((optimizer, shadows))
+            self._counts.append((shadows, len(shadows)))
 
     def changes(self) -> dict[Place, Any]:
         """Returns the entries of groups that the step has changed, by place.
 
         Raises: CaptureError for a new group.
         """
-        if any(len(made) != count for made, count in self._counts):
-            raise CaptureError("the step adds a parameter group to an optimizer", hint="add it outside the step")
-        found: dict[Place, Any] = {}
-        for place, shadow, before in self._given:
-            found |= {(place, key): value for key, value in shadow.items() if before.get(key, ABSENT) is not value}
-            found |= {(place, key): ABSENT for key in before if key not in shadow}
-        return found
+        if any(len(shadows) != count for shadows, count in self._counts):
+            raise CaptureError("the step adds a parameter group to an optimizer", hint="add the group outside the step")
+        changes: dict[Place, Any] = {}
+        for path, shadow, before in self._groups:
+            changes |= {(path, key): value for key, value in shadow.items() if before.get(key, ABSENT) is not value}
+            changes |= {(path, key): ABSENT for key in before if key not in shadow}
+        return changes
 
 
-# An optimizer's flag that its parameters support fused steps. The recording does not keep it: the user did not request fused steps.
-_CHECKED = "_need_device_dtype_check_for_fused"
+# The key with which an optimizer notes that its parameters support fused steps. Its changes are ignored: the user has not requested these.
+_FUSED_SUPPORT_KEY = "_need_device_dtype_check_for_fused"
 
 
 def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
-    """Returns the settings of a parameter group during the recording. `state` is the optimizer's.
+    """Returns the settings of a parameter group that differ during the recording. `state`: the state of the optimizer.
 
     Adam's capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0 it gives
     NaN. Its fused step does not. Fused steps can run in torch's own memory (see updates.py).
     """
-    found = {"capturable": True} if "capturable" in group else {}
+    settings = {"capturable": True} if "capturable" in group else {}
     if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
         if "capturable" in group:
-            found["fused"] = True
+            settings["fused"] = True
         elif "nesterov" in group:
             learning = [parameter for parameter in group["params"] if parameter.requires_grad or parameter.grad is not None]
-            if len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1:  # SGD's needs all of them, or none
-                found |= {"fused": True, "foreach": False}
-    return found
+            if (
+                len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1
+            ):  # fused SGD needs a momentum of each parameter, or of none
+                settings |= {"fused": True, "foreach": False}
+    return settings
 
 
 class _RecordedProgram:
@@ -371,43 +381,43 @@ class _RecordedProgram:
             *(path for template in templates for path in known_of(template)),
         }
 
-    def compile(self, options: Options, found: Snapshot) -> None:
+    def compile(self, options: Options, snapshot: Snapshot) -> None:
         """Compiles the program for the values of a call."""
-        self._graph.compile(options, self._values(found))
+        self._graph.compile(options, self._values(snapshot))
 
-    def describe(self, found: Snapshot) -> None:
-        """Notes metadata and aliasing of the program's inputs, for `share`."""
-        self._graph.describe(self._values(found))
+    def describe(self, snapshot: Snapshot) -> None:
+        """Stores metadata and aliasing of the program's inputs, for `share`."""
+        self._graph.describe(self._values(snapshot))
 
     def share(self, other: _RecordedProgram) -> bool:
-        """Uses the other program's executable if the XLA programs are equal. Returns: True if they are."""
+        """Uses the other program's executable if the XLA programs are equal. Returns True if they are equal."""
         return self._graph.share(other._graph)
 
-    def _values(self, found: Snapshot) -> list[Any]:
+    def _values(self, snapshot: Snapshot) -> list[Any]:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.read:
             item = self._inputs[position]
-            values[position] = item.compute(found.number_at) if isinstance(item, TracedFloat) else found.input_at(item)
+            values[position] = item.compute(snapshot.number_at) if isinstance(item, TracedFloat) else snapshot.input_at(item)
         return values
 
-    def dry_run(self, found: Snapshot) -> DryRun | None:
-        """Returns the XLA program that a call would run, without running it; None if there is none."""
-        return first_program(lambda: self._graph.run(self._values(found)))
+    def dry_run(self, snapshot: Snapshot) -> DryRun | None:
+        """Returns the XLA program that a call would run, without running the program; None if there is none."""
+        return first_program(lambda: self._graph.run(self._values(snapshot)))
 
-    def run(self, found: Snapshot) -> Any:
+    def run(self, snapshot: Snapshot) -> Any:
         """Runs the program, applies the step's changes to Python state, and returns the step's result."""
-        values = self._values(found)
-        before = found.around.gradients_at(self._new_gradients) if self._may_be_left else {}
-        released = found.around.release_gradients(self._new_gradients, self._used)
+        values = self._values(snapshot)
+        before = snapshot.surroundings.gradients_at(self._new_gradients) if self._may_be_left else {}
+        released = snapshot.surroundings.release_gradients(self._new_gradients, self._used)
         try:
             outputs = self._graph.run(values)
         except BaseException:
-            found.put(before)
+            snapshot.put(before)
             raise
         metrics.add("steps")
         # All values are built before anything is changed: a new number may depend on a place that changes, too.
-        changes = {place: build(template, lambda output: outputs[output.index], found) for place, template in self._changes.items()}
-        leaves = [build(template, lambda output: outputs[output.index], found) for template in self._result]
-        found.put(changes)
-        found.around.accept_gradients(released)
+        changes = {place: build(template, lambda output: outputs[output.index], snapshot) for place, template in self._changes.items()}
+        leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in self._result]
+        snapshot.put(changes)
+        snapshot.surroundings.accept_gradients(released)
         return tree_unflatten(leaves, self._spec)

@@ -1,7 +1,7 @@
 """Python numbers that a recorded program takes as inputs: a learning rate may change without a new program.
 
-While a step is recorded, such a number is a `TracedFloat`: a float with a random value that occurs nowhere else. Python arithmetic on it
-gives further traced floats; where one arrives at an ATen op as a plain number, it is identified by its value.
+During a recording, such a number is a `TracedFloat`: a float with a random value that no other number has. Python arithmetic on a traced
+float gives another traced float. If an ATen op gets a traced float as a plain number, the value identifies the traced float.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..guards.slots import Place
 
 
 class TracedNumberInspected(Exception):
-    """Raised when Python looks at a traced number's value, as in `if lr > 0`."""
+    """Raised when Python reads the value of a traced number, as in `if lr > 0`."""
 
 
 Read = Callable[[Place], float]
@@ -78,33 +78,33 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
 
 
 class Numbers:
-    """The traced numbers of one recording, keyed by their stand-in values.
+    """The traced numbers of one recording.
 
     Attributes:
-        is_compared: True if Python has looked at the value of one of them.
-        known: the traced numbers by value.
+        is_compared: True if Python has read the value of a traced number.
+        known: the traced numbers by their random values.
     """
 
     def __init__(self, seed: int) -> None:
         self.is_compared = False
         self._random = random.Random(seed)
         self.known: dict[float, TracedFloat] = {}
-        self._made: dict[Any, TracedFloat] = {}
+        self._by_key: dict[Any, TracedFloat] = {}
 
     def at(self, place: Place) -> TracedFloat:
         """Returns the traced number of a place."""
         return self.add(place, lambda read: read(place))
 
     def add(self, key: Any, compute: Callable[[Read], float]) -> TracedFloat:
-        """Returns the traced number with this key, which is made at the first call."""
-        if key not in self._made:
+        """Returns the traced number with this key. The first call creates the number."""
+        if key not in self._by_key:
             number = TracedFloat(self._random.uniform(0.1, 0.9))
             number.key, number.compute, number.table = key, compute, self
-            self._made[key] = self.known[float.__float__(number)] = number
-        return self._made[key]
+            self._by_key[key] = self.known[float.__float__(number)] = number
+        return self._by_key[key]
 
     def find(self, value: Any) -> TracedFloat | None:
-        """Returns the traced number with the value of a plain float, as C++ passes it on; None if there is none."""
+        """Returns the traced number that has the value of a plain float, which C++ code passes on; None if there is none."""
         return self.known.get(float.__float__(value)) if isinstance(value, float) else None
 
 
@@ -121,11 +121,11 @@ def is_number(placeholder: Node) -> bool:
 _MARK = "traced number"
 
 
-def _times(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    return x * _like(number, x)
+def _multiply(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    return x * _in_dtype_of(number, x)
 
 
-def _like(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _in_dtype_of(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Returns a scalar that does not change x's dtype in arithmetic, and is at least as precise as the op's accumulation dtype."""
     if x.dtype in (torch.float16, torch.bfloat16) and x.dim():
         return number.to(torch.float32)
@@ -133,24 +133,24 @@ def _like(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
-    return _times(x, factor) if isinstance(factor, torch.Tensor) else x * factor
+    return _multiply(x, factor) if isinstance(factor, torch.Tensor) else x * factor
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """Returns alpha * other, where both may be traced."""
+    """Returns alpha * other. Both may be traced numbers. The result does not change the dtype of `x` in arithmetic."""
     if isinstance(alpha, torch.Tensor):
-        return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _like(alpha, x) * other
+        return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
     if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:
-        other = _like(other, x)
+        other = _in_dtype_of(other, x)
     return other if alpha == 1 else other * alpha
 
 
 def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x + _times(end - x, weight)
+    return x + _multiply(end - x, weight)
 
 
-# name of an op -> a function of the same arguments, where traced numbers are float64 tensors of rank 0.
-_RULES: dict[str, Callable[..., torch.Tensor]] = {
+# By the name of an op: a function with the same arguments. Traced numbers among these are float64 tensors of rank 0.
+_TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
     "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
     "rsub": lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha),
@@ -159,18 +159,18 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
     "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
     "lerp": _lerp,
-    "fill": lambda x, value: _like(value, x).expand(x.shape),
+    "fill": lambda x, value: _in_dtype_of(value, x).expand(x.shape),
     "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings).fill_(value),
 }
 
 
 def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """Returns a function that computes an op with traced numbers among its arguments, in place if the op is; None if there is no rule."""
+    """Returns a function that computes an op with traced numbers among its arguments, in place for an in-place op; None without a rule."""
     name = op._schema.name.partition("::")[2]
     each = name.startswith("_foreach_")
     name = name.removeprefix("_foreach_")
     inplace = name.endswith("_")
-    function = _RULES.get(name.removesuffix("_"))
+    function = _TRACED_OPS.get(name.removesuffix("_"))
     if function is None or op.namespace != "aten" or "out" in op._overloadname or "mode" in op._overloadname:
         return None
     if not inplace:
@@ -180,12 +180,12 @@ def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
         def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return x.copy_(function(x, *args, **kwargs))
 
-    found: Any = _for_each(written) if each else _of_its_own(written)
-    found.stands_for = op
-    return found
+    traced_op: Any = _for_each(written) if each else _copy_of(written)
+    traced_op.stands_for = op
+    return traced_op
 
 
-def _of_its_own(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 

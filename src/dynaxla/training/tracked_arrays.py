@@ -1,6 +1,6 @@
-"""NumPy arrays during the recording of a step: each array that is an input of the program is replaced by a view that notes its reads.
+"""NumPy arrays during the recording of a step: each array that is an input of the program is replaced by a view that records its reads.
 
-An array that Python reads is not an input: its contents are compared at every call.
+An array that Python reads cannot be an input. Its contents are compared at every call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _METADATA = frozenset(("shape", "dtype", "ndim", "size", "strides", "itemsize", 
 
 
 class TrackedArray(np.ndarray[Any, Any]):
-    """A view of an array that notes when its values are read.
+    """A view of an array that records reads of its values.
 
     Attributes:
         dynaxla_path: the array's path.
         dynaxla_read: the set to which the path is added when the values are read.
-        dynaxla_thread: the id of the only thread whose reads are noted.
+        dynaxla_thread: the id of the thread whose reads are recorded.
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, TrackedArray):  # a view of a view, whose reads would not be noted
+        if isinstance(source, TrackedArray):  # a view of this view, whose reads would not be recorded
             _note(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -44,7 +44,7 @@ class TrackedArray(np.ndarray[Any, Any]):
         return np.ndarray.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _METADATA:  # it would be set on this view, not on the array
+        if name in _METADATA:  # the assignment would change this view, not the array
             _refuse(self, f"{name} of")
         setattr(_plain(self), name, _plain(value))
 
@@ -61,9 +61,9 @@ TrackedArray.__module__, TrackedArray.__qualname__, TrackedArray.__name__ = "num
 
 
 def _note(array: TrackedArray) -> None:
-    """Notes that the recording thread reads an array.
+    """Records that the current thread reads an array, if it is the recording thread.
 
-    Raises: Refused for a large array, before it is read or written to.
+    Raises: Refused for a large array, before the read or write.
     """
     state = np.ndarray.__getattribute__(array, "__dict__")
     if state.get("dynaxla_thread") == threading.get_ident():
@@ -77,7 +77,7 @@ def _refuse(array: TrackedArray, what: str, kind: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns nested containers with the arrays themselves in place of tracked ones, and notes that they are read."""
+    """Returns nested containers with plain arrays in place of tracked arrays, and records that these are read."""
     if isinstance(value, TrackedArray):
         _note(value)
         return untracked(value)
@@ -103,19 +103,19 @@ for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__",
 
 
 def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> TrackedArray:
-    """Returns a view that adds `path` to `read` when this thread reads its values."""
+    """Returns a view that adds `path` to `read` when this thread reads the array's values."""
     tracked = array.view(TrackedArray)
     np.ndarray.__getattribute__(tracked, "__dict__").update(dynaxla_path=path, dynaxla_read=read, dynaxla_thread=threading.get_ident())
     return tracked
 
 
 def untracked(array: TrackedArray) -> np.ndarray[Any, Any]:
-    """Returns the same memory as an ordinary array."""
+    """Returns a plain array on the same memory."""
     return np.ndarray.view(array, np.ndarray)
 
 
 def mark_read(values: Any) -> None:
-    """Notes that arrays in nested containers are read, by a function that does not call their methods."""
+    """Records reads of all tracked arrays in nested containers, for a function that does not call the arrays' methods."""
     _plain(values)
 
 
@@ -132,26 +132,26 @@ class TrackedArrays:
 
     Args:
         paths: the paths of the arrays whose values must not be read.
-        found: the state that the recording starts from.
+        snapshot: the state before the recording.
 
     Attributes:
         tensors: tensors in arrays' memory, by path.
         read: the paths of arrays whose values have been read.
     """
 
-    def __init__(self, paths: Collection[str], found: Snapshot) -> None:
+    def __init__(self, paths: Collection[str], snapshot: Snapshot) -> None:
         self.read: set[str] = set()
-        self._state = found
-        arrays = found.arrays
+        self._state = snapshot
+        arrays = snapshot.arrays
         self.tensors = {path: tensor_of(arrays[path]) for path in inputs_of(arrays)}
-        wanted = [path for path, array in arrays.items() if path in self.tensors.keys() & paths or size_of(array) > LARGE]
-        self._tracked = {id(arrays[path]): track(arrays[path], path, self.read) for path in wanted}
+        tracked_paths = [path for path, array in arrays.items() if path in self.tensors.keys() & paths or size_of(array) > LARGE]
+        self._tracked = {id(arrays[path]): track(arrays[path], path, self.read) for path in tracked_paths}
         self._paths = frozenset(map(path_of, self._tracked.values()))
-        self._put: dict[tuple[str, Any], Any] = {}
-        self._found: set[str] = set()
+        self._tracked_entries: dict[tuple[str, Any], Any] = {}
+        self._replaced_paths: set[str] = set()
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Puts the tracked views into the arrays' places. Returns: the arguments with tracked views."""
+        """Puts the tracked views into the places of the arrays. Returns the arguments with tracked views."""
         if not self._tracked:
             return (args, kwargs)
         for path, holder in self._state.holders.items():
@@ -159,18 +159,18 @@ class TrackedArrays:
                 other = self._replaced(value)
                 if other is not value:
                     holder.put(key, other)
-                    self._put[path, key] = other
-        self._state.given.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
+                    self._tracked_entries[path, key] = other
+        self._state.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
         return self._replaced(args), {key: self._replaced(value) for key, value in kwargs.items()}
 
     def leave(self) -> None:
         """Forgets the tracked views. `Snapshot.restore` puts the arrays back into the containers."""
         for tracked in self._tracked.values():
-            self._state.given.paths.pop(id(tracked), None)
+            self._state.arguments.paths.pop(id(tracked), None)
 
     def is_one(self, place: tuple[str, Any], value: Any) -> bool:
         """True if `enter` put the value into this place."""
-        return value is not None and self._put.get(place) is value
+        return value is not None and self._tracked_entries.get(place) is value
 
     def check(self, written: Collection[str]) -> None:
         """Checks the reads of a recording.
@@ -179,11 +179,11 @@ class TrackedArrays:
             written: the paths of arrays that the graph writes to, after Python has run.
 
         Raises:
-            ValuesRead: arrays were read, or could have been read because some reference to them was not replaced by a tracked view.
+            ValuesRead: Python has read arrays, or could have read arrays through a reference that no tracked view replaced.
             CaptureError: Python reads an array that the graph writes to.
         """
         repeated = self._state.repeated
-        lost = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (self._paths - self._found)
+        lost = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (self._paths - self._replaced_paths)
         if paths := frozenset((self.read | lost) & self._paths):
             raise ValuesRead(paths)
         if unsafe := frozenset(written) - self._paths:
@@ -191,7 +191,7 @@ class TrackedArrays:
             raise CaptureError(f"the step writes to {min(unsafe)} through a tensor, and its Python code reads that array", hint=hint)
 
     def restore_values(self, all_of_them: bool) -> list[str]:
-        """Restores the arrays' values, unless `all_of_them` is False and only other threads can have written to an array.
+        """Restores the values of arrays. Without `all_of_them`, tracked arrays that this thread has not read keep their values.
 
         Returns: the paths of the arrays whose values had changed.
         """
@@ -200,7 +200,7 @@ class TrackedArrays:
 
     def _replaced(self, value: Any) -> Any:
         if (tracked := self._tracked.get(id(value))) is not None:
-            self._found.add(path_of(tracked))
+            self._replaced_paths.add(path_of(tracked))
             return tracked
         if not isinstance(value, tuple) or (type(value).__new__ is not tuple.__new__ and not hasattr(value, "_fields")):
             return value
@@ -209,7 +209,7 @@ class TrackedArrays:
 
 
 def path_of(array: TrackedArray) -> str:
-    """Returns the path at which the walk found the array."""
+    """Returns the path of a tracked array."""
     return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
 
 

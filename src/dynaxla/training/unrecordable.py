@@ -68,7 +68,7 @@ def refuse_shared_memory(recorder: Recorder, found: Snapshot) -> None:
 
     Raises: CaptureError.
     """
-    holders = found.around.holders_of_values | found.given.holders_of_values
+    holders = found.surroundings.holders_of_values | found.arguments.holders_of_values
     tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
     if pairs := shared(holders, tensors):
         path, other = pairs[0]

@@ -233,25 +233,25 @@ class Recording:
                 return False
             pairs[one] = two
         for place, template in self.changes.items():
-            snapshot = other.changes.get(place)
-            if place not in initial and outputs_of(template) and not self._gives_equal_results(template, other, snapshot, pairs):
+            other_template = other.changes.get(place)
+            if place not in initial and outputs_of(template) and not self._gives_equal_results(template, other, other_template, pairs):
                 return False
         return len(self.result) == len(other.result) and all(
             self._gives_equal_results(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
         )
 
-    def _gives_equal_results(self, template: Any, other: Recording, snapshot: Any, pairs: Mapping[Node, Node]) -> bool:
+    def _gives_equal_results(self, template: Any, other: Recording, other_template: Any, pairs: Mapping[Node, Node]) -> bool:
         """True if two templates give equal results. Python values in them have to be equal, because a program repeats them."""
-        if type(template) is not type(snapshot):
+        if type(template) is not type(other_template):
             return False
         if isinstance(template, Output):
-            return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[snapshot.index])
+            return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[other_template.index])
         if isinstance(template, ContainerTemplate):
-            one, two = ([item for pair in built.items for item in pair] for built in (template, snapshot))
+            one, two = ([item for pair in built.items for item in pair] for built in (template, other_template))
             return len(one) == len(two) and all(
                 self._gives_equal_results(mine, other, its, pairs) for mine, its in zip(one, two, strict=True)
             )
-        return content(template) == content(snapshot) and (not isinstance(template, KnownObject) or template == snapshot)
+        return content(template) == content(other_template) and (not isinstance(template, KnownObject) or template == other_template)
 
 
 def _is_shareable(value: Any) -> bool:

@@ -124,7 +124,7 @@ def test_memory_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     device = torch.device("cuda:0")
     monkeypatch.setitem(gpu_model.engine_table.ENGINES, "eager", Engine())
-    monkeypatch.setattr(gpu_model, "Placement", Placed)
+    monkeypatch.setattr(gpu_model, "ModelSetup", Placed)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append("wait"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: told.append("anew"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 def test_an_op_is_lowered_or_taken_apart() -> None:
     # What torch has registered since they were collected, as it does when an op is first used, is taken apart without them.
     decompositions_module._core_decompositions.cache_clear()
-    decompositions_module._without_lowering.cache_clear()
+    decompositions_module._cached_decompositions.cache_clear()
     table = decompositions("cpu")
     core = {op for op in core_aten_decompositions() if isinstance(op, torch._ops.OpOverload)}
     lowered = {op for op in core if registry.find(op, "cpu") is not None}

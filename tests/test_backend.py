@@ -77,8 +77,8 @@ def test_a_torch_that_pickles_inductors_results_alone(monkeypatch: pytest.Monkey
 
 
 def test_an_error_shows_where_in_dynaxla_it_arose() -> None:
-    """torch.compile cuts its own frames from the traceback, and would cut these with them."""
-    with pytest.raises(UnsupportedTensor) as raised:
+    """With torch's setting for full tracebacks; without it, the frames of users and the innermost one are left."""
+    with torch._dynamo.config.patch(verbose=True), pytest.raises(UnsupportedTensor) as raised:
         torch.compile(torch.exp, backend="dynaxla")(torch.ones(3, device="meta"))
     files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
     assert {"backend.py", "inputs.py"} <= files

@@ -68,6 +68,8 @@ _RENAMED = {
 def __getattr__(name: str) -> object:
     """Imports a public name at its first use, after which it is an ordinary attribute; or warns of an old name, and returns the new one."""
     if name in _PUBLIC:
+        if name not in _ALONE:
+            importlib.import_module(".runtime.quiet_jax", __name__)  # before anything else imports JAX
         for each in (name,) if name in _ALONE else _PUBLIC:
             globals()[each] = _imported(_PUBLIC[each], each)
         return globals()[name]

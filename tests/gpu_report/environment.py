@@ -69,9 +69,11 @@ def caches(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _write_metadata(directory: Path) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    folder = directory / f"{project['name']}-{project['version']}.dist-info"
+    source = (PROJECT / "src" / "dynaxla" / "__init__.py").read_text()
+    version = next(line.split('"')[1] for line in source.splitlines() if line.startswith("__version__ ="))
+    folder = directory / f"{project['name']}-{version}.dist-info"
     folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n")
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *[f"{name} = {target}" for name, target in points.items()]]

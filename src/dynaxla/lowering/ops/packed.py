@@ -33,7 +33,7 @@ def _require_length(packed: Array, numbers: int) -> None:
             read behind them.
     """
     if not onednn_support.takes_packed():
-        raise ValueError("the weights are packed in an order that the oneDNN of this jaxlib does not read: compile the model again here")
+        raise ValueError("the weights were packed for another version of jaxlib: compile the model again here")
     if packed.size < numbers + weight_orders.SLACK:
         raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")
 

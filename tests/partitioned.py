@@ -1,4 +1,4 @@
-"""What the processes of `test_partitioning.py` run: graphs with DTensors whose collectives XLA's partitioner chooses (distributed="spmd").
+"""The programs of the processes of `test_partitioning.py`: graphs with DTensors whose collectives XLA chooses (distributed="spmd").
 
 The reference is one device that has the whole model and batch, in float64, and for placements what eager mode's DTensors have.
 """

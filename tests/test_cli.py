@@ -41,7 +41,7 @@ from dynaxla import cli
 for arguments, code in [
     (["--help"], 0), (["--version"], 0), ([], 2), (["nothing"], 2), (["explain", "/nowhere/at/all.py"], 2),
     *[([command.name, "--help"], 0) for command in cli.app.registered_commands],
-    # What cannot be is refused, and what is not there is told, at once.
+    # Wrong arguments are refused, and missing files are reported, before torch and JAX are imported.
     (["bench", "--engines", "foo"], 2), (["bench", "--only", "foo"], 2), (["bench", "--suite", "foo"], 2), (["bench", "--dtype", "foo"], 2),
     (["bench", "--device", "foo"], 2), (["bench", "--optimizer", "foo"], 2), (["tune"], 0), (["tune", "foo"], 2),
     (["ops", "no_such_op"], 2), (["ops", "--platform", "foo"], 2), (["export", "foo", "--output", "here"], 2),

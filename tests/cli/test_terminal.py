@@ -1,4 +1,4 @@
-"""What the commands have in common."""
+"""The help, the flags and the width that all commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled step watches: every change that eager mode would notice makes another program."""
+"""The state that a compiled step watches: every change that eager mode would notice makes another program."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_reflection_touches_everything() -> None:
 
 
 def test_cached_functions() -> None:
-    """What a cache holds cannot be seen; those of torch are trusted."""
+    """The entries of an lru_cache cannot be read; torch's own caches are trusted."""
     cached = functools.lru_cache(lambda x: x + 1)
 
     def function() -> int:
@@ -412,7 +412,7 @@ def test_cells_of_a_notebook(name: str | None) -> None:
 
 
 def test_identities_do_not_come_again() -> None:
-    """What is compared by its identity is held: another thing in the same memory is not taken for it."""
+    """An object that is compared by identity is kept alive, so that no other object in its memory is taken for it."""
     found: set[Any] = set()
     for _ in range(50):
         thing = {"lock": threading.Lock()}

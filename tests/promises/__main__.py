@@ -31,7 +31,7 @@ ALLOWED = {
     "the_device": {"logger torch._subclasses.fake_tensor"},
     "meshes": {"logger torch._subclasses.fake_tensor"},
 }
-# What `dynaxla.device.enable` is there to change, for the life of the process: a device of torch's, on JAX's own client.
+# The changes that `dynaxla.device.enable` is meant to make, for the life of the process: a device of torch's, on JAX's own client.
 LASTING = {
     "the_device": {
         "torch accelerator", "names of Tensor", "names of Module", "kernels for CPU", "jax's clients", "jax's handler of forks", "atexit",

@@ -21,5 +21,5 @@ OPTIMIZERS = ("sgd", "adamw", "none")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-# Those for which `dynaxla export` makes programs, under JAX's names: interop.export.PLATFORMS.
+# The platforms for which `dynaxla export` makes programs, under JAX's names. Equal to interop.export.PLATFORMS, which needs JAX.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from compare import check
 from gradients import check_gradients
 from newer import cases
 from single_op import run_op
@@ -185,3 +186,12 @@ def test_dropout_is_the_same_in_the_backward(kernel: str) -> None:
     torch.testing.assert_close(grad_value[0, 0, :8, 0], kept[0, 0].sum(0) / 32)
     again = run_op(op, q, k, v, *extra, 0.5, False)
     assert not torch.equal(again[0], results[0])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_row_whose_scores_overflow_is_zero(is_causal: bool) -> None:
+    """All scores of the first row are -inf, without a mask."""
+    q, k, v = torch.zeros(1, 1, 4, 8), torch.full((1, 1, 4, 8), 1e20), torch.randn(1, 1, 4, 8)
+    q[0, 0, 0] = -1e20
+    check(lambda q, k, v: ATTENTION(q, k, v, is_causal=is_causal), q, k, v)

@@ -105,6 +105,16 @@ def test_a_matrix_that_a_batch_repeats_is_not_copied(dtype: torch.dtype, tmp_pat
     assert not re.search(r"\[33,(96,48|48,96)\]", program.read_text())
 
 
+@pytest.mark.quick
+def test_expanded_operands_that_are_no_repeated_matrix() -> None:
+    """A matrix that is expanded itself, and a batch of matrices whose rows or columns are."""
+    x, batch = torch.randn(3, 5), torch.randn(4, 3, 5)
+    for v in (torch.randn(1, 6), torch.randn(5, 1)):
+        check(lambda x, v: torch.mm(x, v.expand(5, 6)), x, v)
+        check(lambda x, v: torch.bmm(x, v.expand(4, 5, 6)), batch, v)
+        check(lambda y, x, v: torch.baddbmm(y, x, v.expand(4, 5, 6)), torch.randn(4, 3, 6), batch, v)
+
+
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 def test_many_tiny_products(dtype: torch.dtype) -> None:

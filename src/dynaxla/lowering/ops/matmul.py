@@ -369,7 +369,8 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
     if not isinstance(node, Node) or node.target is not aten.expand.default or node.args[0] not in ctx.values:
         return None
     source = ctx.values[node.args[0]]
-    if source.ndim != 2 or not all_known(ctx.input(index - 1).shape):
+    # Also a matrix, or only some of its elements, may be expanded.
+    if source.ndim != 2 or ctx.values[node].shape[1:] != source.shape or not all_known(ctx.input(index - 1).shape):
         return None
     return untransposed_node(ctx, node.args[0], source)
 

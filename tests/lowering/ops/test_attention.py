@@ -195,3 +195,10 @@ def test_a_row_whose_scores_overflow_is_zero(is_causal: bool) -> None:
     q, k, v = torch.zeros(1, 1, 4, 8), torch.full((1, 1, 4, 8), 1e20), torch.randn(1, 1, 4, 8)
     q[0, 0, 0] = -1e20
     check(lambda q, k, v: ATTENTION(q, k, v, is_causal=is_causal), q, k, v)
+
+
+@pytest.mark.quick
+def test_large_scores_are_subtracted_as_they_were_rounded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 16, 8, generator=generator) * scale for scale in (1e5, 1e5, 1))
+    check(lambda q, k, v: ATTENTION(q, k, v), q, k, v)

@@ -175,7 +175,12 @@ def test_other_platforms_have_other_forms(platform: str, names: list[str]) -> No
     problem = AttentionProblem(x, x, x, None, True, 0.125, False, False, "cuda")
     for forms in (ATTENTION, ATTENTION_GRADIENT):
         assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "blocks", "xla"]
-        assert [form.name for form in forms.fitting(replace(problem, platform=platform), {})] == names
+        found = [form.name for form in forms.fitting(replace(problem, platform=platform), {})]
+        assert [name for name in found if name != "fused_softmax"] == names
+    fused = [form.name for form in ATTENTION.fitting(replace(problem, platform=platform), {}) if form.name == "fused_softmax"]
+    assert fused == (["fused_softmax"] if platform == "tpu" else [])
+    masked = replace(problem, platform=platform, mask=Operand((1, 1, 16, 16), np.dtype(bool)))
+    assert "fused_softmax" not in [form.name for form in ATTENTION.fitting(masked, {})]
 
 
 def test_an_unknown_jaxlib_has_one_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,3 +59,12 @@ def test_long_rows(rows: int, count: int) -> None:
 
     check(function, x)
     check_gradients(lambda x: (F.softmax(x, 1), F.log_softmax(x, 1)), x[7:])
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_scaled_scores(name: str, dtype: torch.dtype) -> None:
+    """A multiply-add contracted from the scale and the subtraction of the maximum would give infinite or no weights: NaN."""
+    scores = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0), dtype=dtype) * (1e10 if dtype == torch.float32 else 1e19)
+    check(lambda x: getattr(x * 0.3535, name)(-1), scores)

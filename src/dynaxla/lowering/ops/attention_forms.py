@@ -22,6 +22,7 @@ from ..tpu import pallas_attention
 from .attention_dropout import kept, kept_rows
 from .matmul import Order, contract
 from .products_of_updates import product_of_update
+from .softmax import minus_largest
 
 Gradients = tuple[Array, Array, Array, Array | None]
 
@@ -333,6 +334,8 @@ _MANY_BYTES = 64 << 20
 # Bytes of the scores of a block. A block has no fewer than _FEWEST_ROWS rows, which a matrix product needs to be fast.
 _BLOCK_BYTES = 16 << 20
 _FEWEST_ROWS = 16
+# The forms that compute one block.
+_IN_MEMORY = "fused_softmax", "xla"
 
 
 def _fits_blocks(problem: AttentionProblem) -> bool:
@@ -377,9 +380,10 @@ def _in_blocks(problem: AttentionProblem, step: Callable[[Results, Array, int], 
 @ATTENTION.form("row_blocks", platforms=["tpu"], fits=_fits_blocks, suits=_is_large)
 def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     attention = replace(attention, mask=attention.distinct_mask(4))
+    in_memory = next(form for form in map(ATTENTION.forms.__getitem__, _IN_MEMORY) if form.solves(problem))
 
     def step(results: Results, first: Array, count: int) -> Results:
-        found = _by_xla(problem, attention.block(first, count), dropout_p, key)
+        found = in_memory.run(problem, attention.block(first, count), dropout_p, key)
         return tuple(lax.dynamic_update_slice_in_dim(whole, part, first, 2) for whole, part in zip(results, found, strict=True))
 
     dtype = attention.query.dtype
@@ -433,24 +437,39 @@ def _normalized(weights: Array, total: Array) -> tuple[Array, Array]:
     return found
 
 
-@ATTENTION.form("xla")
-def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _attend(attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array, Array]:
+    """Returns the output, the log-sum-exp and the largest score of each row. The first two are NaN for a row whose scores are all -inf."""
     scores = attention.scores()
     largest = reduce_max(scores, (3,))
-    weights = lax.exp(lax.sub(scores, _spread(largest, scores.shape)))
+    weights = lax.exp(minus_largest(scores, _spread(largest, scores.shape)))
     total = reduce_sum(weights, (3,))
     weights, divisor = _normalized(weights, total)
     weights = attention.dropped(weights, key, dropout_p)
     out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
-    out = lax.div(out, _spread(divisor, out.shape))
-    logsumexp = lax.add(lax.log(total), largest)
-    # A row whose scores are all -inf, by a mask or by overflow, has NaN here, and zeros in eager mode. A select between the maximum and the
-    # exponential would keep XLA:TPU from fusing them. Without a mask even this one costs half as many cycles again there (a block of GPT-2:
-    # 5.48 and 3.72 million, v5e, libtpu 0.0.42), so that a TPU has NaN in a row that overflows.
-    if problem.platform != "tpu" or attention.mask is not None or not attention.key.shape[2]:
-        nothing = lax.eq(largest, lax.full_like(largest, -math.inf))
-        out = lax.select(_spread(nothing, out.shape), lax.full_like(out, 0), out)
-        logsumexp = lax.select(nothing, lax.full_like(logsumexp, 0), logsumexp)
+    return lax.div(out, _spread(divisor, out.shape)), lax.add(lax.log(total), largest), largest
+
+
+def _fits_fused_softmax(problem: AttentionProblem) -> bool:
+    return problem.mask is None and 0 not in problem.key.shape
+
+
+@ATTENTION.form("fused_softmax", platforms=["tpu"], fits=_fits_fused_softmax)
+def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+    """Without zeros for rows whose scores are all -inf, which have NaN instead. Without a mask these are scores that overflow.
+
+    The zeros cost half as many cycles again (a block of GPT-2: 5.48 and 3.72 million, v5e, libtpu 0.0.42).
+    """
+    out, logsumexp, _ = _attend(attention, dropout_p, key)
+    return convert(out, attention.query.dtype), logsumexp
+
+
+@ATTENTION.form("xla")
+def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+    out, logsumexp, largest = _attend(attention, dropout_p, key)
+    # A select between the maximum and the exponential would keep XLA:TPU from fusing them.
+    nothing = lax.eq(largest, lax.full_like(largest, -math.inf))
+    out = lax.select(_spread(nothing, out.shape), lax.full_like(out, 0), out)
+    logsumexp = lax.select(nothing, lax.full_like(logsumexp, 0), logsumexp)
     return convert(out, attention.query.dtype), logsumexp
 
 
@@ -527,7 +546,7 @@ def _wide_gradients(
     query, keys, value = attention.query, attention.key, attention.value
     scores = attention.scores()
     dtype = scores.dtype
-    weights = lax.exp(lax.sub(scores, _spread(convert(logsumexp, dtype), scores.shape)))
+    weights = lax.exp(minus_largest(scores, _spread(convert(logsumexp, dtype), scores.shape)))
     applied = convert(attention.dropped(weights, key, dropout_p), value.dtype)
     grad_value = attention.times(applied, attention.by_key_head(grad), (2, 2))
     grad_weights = attention.dropped(attention.times(grad, value, (3, 3)), key, dropout_p)

@@ -17,6 +17,7 @@ from ..registry import lowers
 from .activations import gelu
 from .elementwise import add
 from .matmul import addmm
+from .softmax import minus_largest
 
 
 def _relu(x: Array) -> Array:
@@ -93,7 +94,7 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     hidden = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
     wide = convert(x, dtypes.accumulator(x.dtype))
     wide = lax.select(hidden, full_like(wide, -math.inf), wide)
-    weights = lax.exp(lax.sub(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept)))
+    weights = lax.exp(minus_largest(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept)))
     return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept)), x.dtype)
 
 

@@ -19,6 +19,7 @@ from ..dtypes import DType
 from ..memory_order import in_memory_order
 from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
+from .softmax import minus_largest
 
 Dims = int | Sequence[int] | None
 
@@ -449,7 +450,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     # Subtracting an infinite maximum would compute inf - inf.
     top = lax.select(lax.is_finite(top), top, _number(0, top))
     shift = convert(top, x.dtype)
-    total = lax.log(sum_neighbours(lax.exp(lax.sub(x, spread(shift, x.shape, dims))), dims))
+    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, spread(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
 
 

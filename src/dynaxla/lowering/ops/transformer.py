@@ -14,6 +14,7 @@ from ..promotion import convert
 from ..registry import lowers
 from .matmul import contract
 from .normalization import normalize_last
+from .softmax import minus_largest
 
 # Values of the argument `mask_type`.
 _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN, _FULL = 0, 1, 2
@@ -63,7 +64,7 @@ def _attend(
     scores = contract(query, key, ((3,), (3,)), ctx, batch=((0, 2), (0, 2)))
     scores = _masked(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)
     rows = (0, 1, 2)
-    weights = lax.exp(lax.sub(scores, lax.broadcast_in_dim(lax.reduce_max(scores, (3,)), scores.shape, rows)))
+    weights = lax.exp(minus_largest(scores, lax.broadcast_in_dim(lax.reduce_max(scores, (3,)), scores.shape, rows)))
     weights = lax.div(weights, lax.broadcast_in_dim(lax.reduce_sum(weights, (3,)), scores.shape, rows))
     out = contract(convert(weights, value.dtype), value, ((3,), (1,)), ctx, batch=((0, 1), (0, 2)))
     out = lax.reshape(lax.transpose(convert(out, value.dtype), (0, 2, 1, 3)), inputs[0].shape)

@@ -59,11 +59,13 @@ def test_quantized_tensor_at_the_backend() -> None:
         backend.dynaxla(module, [quantized])
 
 
-@pytest.mark.parametrize(("forms", "options"), [("convolution=nothing", {}), ("", {"cache": "/dev/null/here"})], ids=["form", "directory"])
+@pytest.mark.parametrize(
+    ("implementations", "options"), [("convolution=nothing", {}), ("", {"cache": "/dev/null/here"})], ids=["implementation", "directory"]
+)
 def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(
-    forms: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    implementations: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DYNAXLA_FORMS", forms)
+    monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", implementations)
     graphs = metrics.snapshot().get("graphs", 0)
     with pytest.raises(OptionError):
         backend.dynaxla(torch.fx.symbolic_trace(lambda x: x.exp()), [torch.ones(3)], options=options)

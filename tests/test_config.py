@@ -37,7 +37,7 @@ def test_wrong_option_value(options: dict[str, Any]) -> None:
 
 
 def test_every_option_is_taken_and_refused_somewhere() -> None:
-    names = {field.name for field in dataclasses.fields(Options)}
+    names = {"forms" if field.name == "implementations" else field.name for field in dataclasses.fields(Options)}
     assert names == RIGHT.keys() | RIGHT_ELSEWHERE.keys() == {name for options in WRONG for name in options}
     parsed = Options.parse(RIGHT, None)
     assert {name: getattr(parsed, name) for name in RIGHT} == RIGHT
@@ -48,14 +48,15 @@ def test_every_option_is_taken_and_refused_somewhere() -> None:
     ("option", "value", "new"),
     [
         ("engines", ["dynaxla", "eager"], 'an option of backend="dynaxla_auto"'),
-        ("forms", {"convolution": "xla"}, "the environment variable DYNAXLA_FORMS"),
+        ("forms", {"convolution": "xla"}, "the environment variable DYNAXLA_IMPLEMENTATIONS"),
         ("heap", "leave", "the environment variable DYNAXLA_HEAP"),
     ],
 )
 def test_what_is_no_option_any_more(option: str, value: Any, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"the option {option} is now {new}; dynaxla 0.2 refuses it here") as raised:
         parsed = Options.parse({option: value}, None)
-    assert getattr(parsed, option) == (tuple(value) if option == "engines" else value)
+    attribute = "implementations" if option == "forms" else option
+    assert getattr(parsed, attribute) == (tuple(value) if option == "engines" else value)
     assert [warning.filename for warning in raised] == [__file__]
 
 
@@ -140,23 +141,31 @@ def test_presets_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_environment_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DUMP", "FORMS", "CACHE", "COMPILE", "HEAP"):
+    for name in ("DUMP", "IMPLEMENTATIONS", "CACHE", "COMPILE", "HEAP"):
         monkeypatch.delenv(f"DYNAXLA_{name}", raising=False)
-    assert (Options().dump, Options().forms, Options().cache, Options().compile, Options().heap) == (None, {}, None, "auto", "keep")
+    assert (Options().dump, Options().implementations, Options().cache, Options().compile, Options().heap) == (
+        None,
+        {},
+        None,
+        "auto",
+        "keep",
+    )
     monkeypatch.setenv("DYNAXLA_DUMP", "a")
-    monkeypatch.setenv("DYNAXLA_FORMS", " convolution = xla,, contraction=onednn ")
+    monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", " convolution = xla,, contraction=onednn ")
     monkeypatch.setenv("DYNAXLA_CACHE", "b")
     monkeypatch.setenv("DYNAXLA_COMPILE", "now")
     monkeypatch.setenv("DYNAXLA_HEAP", "leave")
     found = Options()
     assert (found.dump, found.cache, found.compile, found.heap) == ("a", "b", "now", "leave")
-    assert found.forms == {"convolution": "xla", "contraction": "onednn"}
+    assert found.implementations == {"convolution": "xla", "contraction": "onednn"}
     assert found.dump_directory == Path("a")
     given = Options.parse({"dump": None, "cache": ""}, None)
     assert (given.dump_directory, given.cache) == (None, "")
 
 
-@pytest.mark.parametrize(("name", "value"), [("DYNAXLA_FORMS", "convolution"), ("DYNAXLA_COMPILE", "later"), ("DYNAXLA_HEAP", "drop")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("DYNAXLA_IMPLEMENTATIONS", "convolution"), ("DYNAXLA_COMPILE", "later"), ("DYNAXLA_HEAP", "drop")]
+)
 def test_a_wrong_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match=f"{name}='{value}'"):

@@ -23,7 +23,7 @@ ELSEWHERE = {
     "engine/test_eager_executable.py": "engine/build",
     # What they find and serve shows in the contests that they are parts of.
     "autoselect/test_contest.py": "autoselect/verification autoselect/competing_engines",
-    "lowering/test_forms.py": "lowering/ops/weight_gradients",
+    "lowering/test_implementations.py": "lowering/ops/weight_gradients",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",
     # What several lowerings are made of is tested with them.

@@ -52,7 +52,13 @@ def test_the_page_of_options_is_made_of_the_fields() -> None:
     assert options_page.PAGE.read_text() == options_page.page(options_page.PAGE.read_text())
     options, variables, _, _, auto = tables_of("options.md")
     assert [code(row[0])[0] for row in (*options, *auto)] == [item.name for item in dataclasses.fields(Options)][:-2]
-    assert [code(row[0])[0] for row in variables] == ["DYNAXLA_DUMP", "DYNAXLA_COMPILE", "DYNAXLA_CACHE", "DYNAXLA_FORMS", "DYNAXLA_HEAP"]
+    assert [code(row[0])[0] for row in variables] == [
+        "DYNAXLA_DUMP",
+        "DYNAXLA_COMPILE",
+        "DYNAXLA_CACHE",
+        "DYNAXLA_IMPLEMENTATIONS",
+        "DYNAXLA_HEAP",
+    ]
 
 
 def test_the_defaults_on_the_page_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

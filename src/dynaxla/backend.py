@@ -28,7 +28,7 @@ from .engine import artifact
 from .engine.scheduler import engine_for
 from .errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
-from .lowering.forms import check_forced
+from .lowering.implementations import check_forced
 from .observe import coverage, dump, events, metrics, rewrites
 from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
 from .passes import pipeline
@@ -143,7 +143,7 @@ def _compile_unguarded(
     """
     private.warn_of_newer_releases()
     is_pickled = _is_pickled(module, options, retrace)
-    check_forced(options.forms)
+    check_forced(options.implementations)
     options.store("programs")  # raises now if the directory cannot be used
     if options.dump is not None:
         dump.prepare(options.dump)

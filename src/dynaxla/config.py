@@ -78,7 +78,7 @@ _FLAG = _words(True, False)
 _DIRECTORY = AllowedValues("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
 _COUNT = AllowedValues("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 _XLA = AllowedValues("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
-_FORMS = AllowedValues("a dict of op names and names of forms", lambda value: _is_dict(value, str))
+_IMPLEMENTATIONS = AllowedValues("a dict of op names and names of their implementations", lambda value: _is_dict(value, str))
 # The engines of the backend dynaxla_auto, unless its option says otherwise.
 _USUAL_ENGINES = ("dynaxla", "inductor", "eager")
 _ENGINES = AllowedValues(
@@ -213,13 +213,13 @@ class Options:
         backend="dynaxla_auto",
         backends_default=_USUAL_ENGINES,
     )
-    forms: Mapping[str, str] = _field(
+    implementations: Mapping[str, str] = _field(
         {},
-        _FORMS,
+        _IMPLEMENTATIONS,
         """The implementations of ops to use wherever they support the arguments, instead of those expected to be the fastest; see
-        `dynaxla.lowering.forms`""",
-        variable="DYNAXLA_FORMS",
-        example='DYNAXLA_FORMS="convolution=xla,contraction=onednn"',
+        `dynaxla.lowering.implementations`""",
+        variable="DYNAXLA_IMPLEMENTATIONS",
+        example='DYNAXLA_IMPLEMENTATIONS="convolution=xla,contraction=onednn"',
         backend="",
         read=lambda text: _pairs(text),
     )
@@ -246,7 +246,7 @@ class Options:
         Raises: OptionError for an unknown option or mode, or for a wrong value.
         """
         given = _renamed({**_preset(mode), **(options or {})})
-        known = documentation()
+        known = {_OPTION_OF_FIELD.get(name, name): about for name, about in documentation().items()}
         for name, value in given.items():
             if name not in known:
                 names = [name for name, about in known.items() if about.backend in ("dynaxla", backend)]
@@ -265,7 +265,8 @@ class Options:
                     raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r} is not supported", hint=reason)
         if "engines" in given or backend == "dynaxla_auto":
             given["engines"] = tuple(given.get("engines", _USUAL_ENGINES))
-        return Options(**given)
+        fields_of_options = {option: name for name, option in _OPTION_OF_FIELD.items()}
+        return Options(**{fields_of_options.get(name, name): value for name, value in given.items()})
 
     def store(self, folder: str) -> Store | None:
         """Returns the store in the folder of the cache directory with this name.
@@ -321,6 +322,9 @@ def documentation() -> dict[str, Documentation]:
     """Returns the documentation of each field of `Options`, by name."""
     return {item.name: item.metadata["documentation"] for item in fields(Options)}
 
+
+# The fields of `Options` whose option has another name.
+_OPTION_OF_FIELD = {"implementations": "forms"}
 
 # By setting: the options that it excludes when they are on, and the reason.
 _EXCLUSIVE = {
@@ -387,7 +391,7 @@ def _pairs(text: str) -> dict[str, str]:
     pairs = [item.partition("=") for item in text.split(",") if item.strip()]
     if not all(equals for _, equals, _ in pairs):
         raise OptionError(
-            f"the environment variable DYNAXLA_FORMS={text!r} is not valid",
-            hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"',
+            f"the environment variable DYNAXLA_IMPLEMENTATIONS={text!r} is not valid",
+            hint='write "op=implementation,op=implementation", e.g. DYNAXLA_IMPLEMENTATIONS="convolution=xla"',
         )
-    return {op.strip(): form.strip() for op, _, form in pairs}
+    return {op.strip(): implementation.strip() for op, _, implementation in pairs}

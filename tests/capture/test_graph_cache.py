@@ -99,8 +99,8 @@ def test_other_options(plain: str, options: dict[str, Any]) -> None:
     assert key(options=options) not in (plain, None)
 
 
-def test_other_forms(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAXLA_FORMS", "contraction=xla")
+def test_other_implementations(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", "contraction=xla")
     assert key() not in (plain, None)
 
 

@@ -344,7 +344,7 @@ def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> No
     def run(function: Callable[..., Any], **options: Any) -> tuple[int, ...]:
         stored._still_there.clear()  # as in another process
         graph = AtenGraph("graph", make_fx(function, tracing_mode="fake")(x), ())
-        runners.append(Xla(Options(cache=str(tmp_path), forms={"convolution": "onednn"}, **options)).runner(graph))
+        runners.append(Xla(Options(cache=str(tmp_path), implementations={"convolution": "onednn"}, **options)).runner(graph))
         torch.testing.assert_close(runners[-1]([x]), function(x))
         return counts("meanwhile", "recalls", "trace")
 

@@ -20,7 +20,7 @@ from dynaxla.config import Options
 from dynaxla.engine import stored
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.lowering import registry
-from dynaxla.lowering.forms import FORMS, Form
+from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementation
 from dynaxla.observe import coverage, dump, metrics
 from dynaxla.runtime import affinity, machine
 
@@ -181,7 +181,7 @@ def test_other_graphs_and_options(options: Options) -> None:
     keys = [
         plain,
         key(options, torch.cos),
-        key(options, forms={"contraction": "xla"}),
+        key(options, implementations={"contraction": "xla"}),
         key(options, fallback="error"),
         key(options, xla={"a": 1}),
         key(options, phase="backward"),
@@ -226,10 +226,10 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(registry, "places", lambda: None)
         assert key(options) is None
-    usual = FORMS["contraction"].forms
-    form = Form("mine", lambda: None, (), lambda problem: True, lambda problem: False)
-    monkeypatch.setattr(FORMS["contraction"], "forms", {**usual, "mine": form})
-    assert key(options) is None, "a form of the user's"
+    usual = IMPLEMENTATIONS["contraction"].by_name
+    implementation = Implementation("mine", lambda: None, (), lambda problem: True, lambda problem: False)
+    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {**usual, "mine": implementation})
+    assert key(options) is None, "an implementation of the user's"
     last = list(usual.values())[-1]
-    monkeypatch.setattr(FORMS["contraction"], "forms", {"mine": dataclasses.replace(last, by="theirs"), **usual})
+    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {"mine": dataclasses.replace(last, by="theirs"), **usual})
     assert key(options) not in (plain, None), "one of dynaxla's that a user has put in front"

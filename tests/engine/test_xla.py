@@ -25,7 +25,7 @@ from dynaxla.engine.unit import CompilationUnit
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, ForkError, OutOfMemory
 from dynaxla.lowering import Interpreter, Settings
-from dynaxla.lowering.forms import Form
+from dynaxla.lowering.implementations import Implementation
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime import eager_fallback, programs, streams, transfer
@@ -123,8 +123,8 @@ def test_other_settings_are_another_program(engine: type[Xla | Retrace]) -> None
 
 
 def missing(problem: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """A form that calls what this machine does not have."""
-    result: jax.Array = CONTRACTION.forms["xla"].run(problem, x, y)
+    """An implementation that calls what this machine does not have."""
+    result: jax.Array = CONTRACTION.by_name["xla"].run(problem, x, y)
     return jax.ffi.ffi_call("there is no such call", result)(result)
 
 
@@ -132,9 +132,9 @@ def missing(problem: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 def test_what_a_machine_lacks_is_done_without(
     engine: type[Xla | Retrace], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once one form is refused, later sizes do without it at once. With an error of another kind there is nothing to do without."""
-    form = Form("missing", missing, (), lambda problem: True, lambda problem: True, is_refusable=True)
-    monkeypatch.setattr(CONTRACTION, "forms", {"missing": form, **CONTRACTION.forms})
+    """Once one implementation is refused, later sizes do without it at once. With another kind of error there is nothing to do without."""
+    implementation = Implementation("missing", missing, (), lambda problem: True, lambda problem: True, is_refusable=True)
+    monkeypatch.setattr(CONTRACTION, "by_name", {"missing": implementation, **CONTRACTION.by_name})
     graph = AtenGraph("graph", make_fx(lambda x: [x @ x], tracing_mode="symbolic")(torch.ones(4, 4)))
     runner = engine(Options()).runner(graph)
     for size in (4, 5):

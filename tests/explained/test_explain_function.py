@@ -67,7 +67,7 @@ def test_a_module_is_told_of_and_as_before() -> None:
     assert program.memory is not None
     assert program.memory.arguments == 2 * x.nbytes + 4
     assert program.seconds.keys() >= {"trace", "lower", "compile"}
-    assert any(form.op == "contraction" and form.others for form in graph.forms)
+    assert any(implementation.op == "contraction" and implementation.others for implementation in graph.implementations)
     assert not graph.copies
     costliest = found.costs[0]
     assert (costliest.line.number, costliest.line.function) == (line_of("# the costliest"), "forward")
@@ -109,7 +109,10 @@ def test_a_graph_that_torch_runs_has_times_and_lines() -> None:
     assert f"on {formatting.BY_TORCH}" in " ".join(str(found).split())
     assert dict(formatting.summary(found))["run by torch, with nothing to fuse"] == "1 graph"
     assert dict(formatting.summary(found))["compiled"] == "0 programs"
-    assert [(form.op, form.form, form.others, form.is_measurable) for form in graph.forms] == [("graph", "torch", ("xla",), False)]
+    assert [
+        (implementation.op, implementation.implementation, implementation.others, implementation.is_measurable)
+        for implementation in graph.implementations
+    ] == [("graph", "torch", ("xla",), False)]
 
 
 def test_what_torch_raises_in_such_a_graph_is_eager_modes() -> None:
@@ -120,13 +123,18 @@ def test_what_torch_raises_in_such_a_graph_is_eager_modes() -> None:
     assert found.error == f"IndexError: {expected.value}"
 
 
-def test_forms_that_are_wanted_are_not_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implementations_that_are_wanted_are_not_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 64)
     for forced, is_measurable in ("", True), ("contraction=xla", False):
-        monkeypatch.setenv("DYNAXLA_FORMS", forced)
+        monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", forced)
         compiled = torch.compile(lambda x: (x @ x).sin(), backend="dynaxla")
-        forms = [form for graph in dynaxla.explain(compiled, x).graphs for form in graph.forms if form.op == "contraction"]
-        assert [form.is_measurable for form in forms] == [is_measurable]
+        implementations = [
+            implementation
+            for graph in dynaxla.explain(compiled, x).graphs
+            for implementation in graph.implementations
+            if implementation.op == "contraction"
+        ]
+        assert [implementation.is_measurable for implementation in implementations] == [is_measurable]
 
 
 def test_engines_that_were_decided_before_are_told() -> None:
@@ -200,7 +208,7 @@ def test_what_is_compiled_stays_as_it_is(way: str) -> None:
     assert graph.ops == again.graphs[0].ops
     assert len(again.graphs) == 1
     if way != "itself":
-        assert {form.form for form in graph.forms if form.op == "contraction"} == {"xla"}
+        assert {implementation.implementation for implementation in graph.implementations if implementation.op == "contraction"} == {"xla"}
 
 
 def test_a_step_is_told_of_and_its_state_is_as_before() -> None:

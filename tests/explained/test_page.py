@@ -15,7 +15,7 @@ from dynaxla.explained.advice import advise
 from dynaxla.explained.explanation import (
     Break,
     CapturedGraph,
-    ChosenForm,
+    ChosenImplementation,
     CompiledProgram,
     Copy,
     Cost,
@@ -72,9 +72,9 @@ def example(name: str = "model") -> Explanation:
         name="dynaxla_0_forward", phase="forward", ops={"aten.mm.default": 2, f"{name}::op": 1}, kinds={"matmul": 2}, parameters=(3, 4096),
         inputs=(Tensor(name, "f32[8]", 32),), outputs=(Tensor("out", "f32[8]", 32),),
         programs=(CompiledProgram("dynaxla_0_forward", "s0 = 8", {"compile": 1.5}, MemoryUse(10, 2048, 3 << 20), 4, 0.5, 0.25),),
-        forms=(
-            ChosenForm("convolution", name, "onednn", ("xla",)),
-            ChosenForm("contraction", name, "xla", (), {"xla": 1e-3, "onednn": None}),
+        implementations=(
+            ChosenImplementation("convolution", name, "onednn", ("xla",)),
+            ChosenImplementation("contraction", name, "xla", (), {"xla": 1e-3, "onednn": None}),
         ),
         fallbacks=(Fallback("lib.op", "it has no lowering", "model.py:3", 2),),
         copies=(Copy(name, "its memory is not aligned to 64 bytes", 1 << 20, 1, 3), Copy("w", "strides (1,) leave gaps", 4, 1, 0)),
@@ -156,13 +156,13 @@ def test_what_cannot_be_measured_is_not_advised_to_be() -> None:
     found = replace(example(), error="", xla_seconds=1.0, later_seconds=1.0)
     (captured,) = found.captured
     (graph,) = captured.graphs
-    forms = [ChosenForm(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
-    for several in forms, [*forms, ChosenForm("convolution", "another", "onednn", ("xla",))]:
-        changed = replace(found, captured=(replace(captured, graphs=(replace(graph, forms=tuple(several)),)),))
+    implementations = [ChosenImplementation(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
+    for several in implementations, [*implementations, ChosenImplementation("convolution", "another", "onednn", ("xla",))]:
+        changed = replace(found, captured=(replace(captured, graphs=(replace(graph, implementations=tuple(several)),)),))
         advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
         assert len(advised) == len(several) - 2
         assert all(why.startswith("1 problem (convolution)") for why in advised)
-        assert formatting.form_row(forms[0])[-1] == "xla"
+        assert formatting.implementation_row(implementations[0])[-1] == "xla"
 
 
 def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:

@@ -44,7 +44,9 @@ def _device(value: Any, device: torch.device) -> Any:
 def stablehlo(module: GraphModule, platform: str) -> str:
     """The program's text. Raises: UnsupportedOp, LoweringError; what JAX raises for what it cannot lower for the platform."""
     interpreter = Interpreter(moved(module, DEVICES[platform]), platform, kernels=False)
-    function = Function(interpreter, settings=Settings.current(platform), choose=lambda forms, problem: forms.choose(problem, {}))
+    function = Function(
+        interpreter, settings=Settings.current(platform), choose=lambda implementations, problem: implementations.choose(problem, {})
+    )
 
     def program(key: jax.Array, arrays: list[jax.Array]) -> Results:
         return function(arrays, jax.random.wrap_key_data(key, impl="threefry2x32"))

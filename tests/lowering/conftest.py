@@ -11,7 +11,7 @@ from dynaxla.lowering.cpu import torch_kernels
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each form that is a call of torch's kernels, as they are traced."""
+    """One for each implementation that is a call of torch's kernels, as they are traced."""
     found: list[int] = []
 
     def counted(write: torch_kernels.Write, *rest: Any) -> Any:

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.eager import PORTABLE, eager_on
-from dynaxla.lowering.forms import Choice, expected, generic
 from dynaxla.lowering.function import Function
+from dynaxla.lowering.implementations import Choice, expected, generic
 
 aten = torch.ops.aten
 X86 = machine().lower() in ("x86_64", "amd64")

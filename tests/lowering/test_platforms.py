@@ -1,7 +1,7 @@
 """Lowerings do not ask for which platform a program is.
 
-Forms and registered lowerings declare where they exist, what only XLA:CPU needs lies in lowering/cpu/, and what eager mode does on one
-platform alone has names in lowering/eager.py.
+Implementations and registered lowerings declare where they exist, what only XLA:CPU needs lies in lowering/cpu/, and what eager mode does
+on one platform alone has names in lowering/eager.py.
 """
 
 from __future__ import annotations

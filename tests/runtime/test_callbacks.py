@@ -146,20 +146,20 @@ def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> N
         assert not callbacks._failures._kept
 
 
-def test_a_kernel_of_a_form_raises_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_an_implementation_raises_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynaxla.lowering.ops import matmul
 
     def by_failing(problem: Any, x: Any, y: Any, *rest: Any) -> Any:
         def write(outputs: Any, operands: Any) -> None:
-            raise KeyError("a form's own")
+            raise KeyError("an implementation's own")
 
         return lowering_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
-    form = next(iter(matmul.CONTRACTION.forms.values()))
-    failing = dataclasses.replace(form, run=by_failing, fits=lambda _: True, suits=lambda _: True)
-    monkeypatch.setattr(matmul.CONTRACTION, "forms", {form.name: failing})
+    implementation = next(iter(matmul.CONTRACTION.by_name.values()))
+    failing = dataclasses.replace(implementation, run=by_failing, supports=lambda _: True, preferred=lambda _: True)
+    monkeypatch.setattr(matmul.CONTRACTION, "by_name", {implementation.name: failing})
     compiled = compile_whole(lambda x: x @ x)
-    with pytest.raises(KeyError, match="a form's own"):
+    with pytest.raises(KeyError, match="an implementation's own"):
         compiled(torch.ones(4, 4))
     assert not callbacks._failures._kept
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from jax import numpy as jnp
 from scripts import run_script
 from torch import nn

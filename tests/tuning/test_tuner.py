@@ -1,4 +1,4 @@
-"""Measured forms: all that fit are tried, the fastest is taken and remembered, and results stay right."""
+"""Measured implementations: all that fit are tried, the fastest is taken and remembered, and results stay right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 import torch
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from jax import Array
 from torch import nn
 from typer.testing import CliRunner
@@ -19,13 +19,13 @@ import dynaxla
 from dynaxla import tuning
 from dynaxla.cli import app
 from dynaxla.lowering import registry
-from dynaxla.lowering.forms import FORMS, Forms
+from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementations
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
 from dynaxla.tuning import tuner
 
-registry.fill()  # FORMS has all of them now
+registry.fill()  # IMPLEMENTATIONS has all of them now
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +45,12 @@ class Net(nn.Module):
         return torch.nn.functional.gelu(self.linear(x.mean((2, 3))))
 
 
-def run(cache: Path, forms: Mapping[str, str] | None = None, **options: Any) -> None:
+def run(cache: Path, implementations: Mapping[str, str] | None = None, **options: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     net, x = Net(), torch.randn(2, 3, 10, 12)
     with torch.no_grad():
-        compiled = torch.compile(net, backend=backend_with(forms or {}), options={"tune": True, "cache": str(cache), **options})
+        compiled = torch.compile(net, backend=backend_with(implementations or {}), options={"tune": True, "cache": str(cache), **options})
         torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
 
 
@@ -60,7 +60,7 @@ def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.op for item in tried} == {"convolution", "contraction"}
     assert len(tried) == 3
     for item in tried:
-        assert set(item.seconds) <= set(FORMS[item.op].forms)
+        assert set(item.seconds) <= set(IMPLEMENTATIONS[item.op].by_name)
         assert len(item.seconds) > 1
         assert all(value is not None and value > 0 for value in item.seconds.values())
         assert item.chosen in item.seconds
@@ -74,7 +74,7 @@ def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("package", [torch, jax, dynaxla], ids=lambda package: package.__name__)
 def test_another_version_measures_again(package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms are dynaxla's, may call torch's kernels, and are compiled by way of jax."""
+    """Implementations are dynaxla's, may call torch's kernels, and are compiled by way of jax."""
     run(tmp_path)
     measured = metrics.snapshot()["tune"]
     monkeypatch.setattr(package, "__version__", "0.0.1")
@@ -83,21 +83,21 @@ def test_another_version_measures_again(package: Any, tmp_path: Path, monkeypatc
     assert metrics.snapshot()["tune"] == measured + 3
 
 
-def test_forced_form_is_not_measured(tmp_path: Path) -> None:
-    run(tmp_path, forms={"convolution": "xla", "contraction": "xla"})
+def test_forced_implementation_is_not_measured(tmp_path: Path) -> None:
+    run(tmp_path, implementations={"convolution": "xla", "contraction": "xla"})
     assert tuning.tried() == []
 
 
 def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is expected. One that XLA refuses is out. The clock goes by what a form is said to cost."""
-    monkeypatch.setattr(CONTRACTION, "forms", dict(CONTRACTION.forms))
+    """Whatever is expected. One that XLA refuses is out. The clock goes by what an implementation is said to cost."""
+    monkeypatch.setattr(CONTRACTION, "by_name", dict(CONTRACTION.by_name))
     now, compiled = [0.0], tuner.Tuner._compiled
 
-    def costing(self: tuner.Tuner, form: Any, problem: Any, arrays: Any) -> Callable[[], object]:
-        call = compiled(self, form, problem, arrays)
+    def costing(self: tuner.Tuner, implementation: Any, problem: Any, arrays: Any) -> Callable[[], object]:
+        call = compiled(self, implementation, problem, arrays)
 
         def run() -> object:
-            now[0] += {"quick": 0.001, "slow": 0.004}.get(form.name, 0.002)
+            now[0] += {"quick": 0.001, "slow": 0.004}.get(implementation.name, 0.002)
             return call()
 
         return run
@@ -105,17 +105,17 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tuner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(tuner.Tuner, "_compiled", costing)
 
-    @CONTRACTION.form("quick", suits=lambda _: False)
+    @CONTRACTION.implementation("quick", preferred=lambda _: False)
     def _quick(problem: Any, x: Array, y: Array) -> Array:
-        return CONTRACTION.forms["xla"].run(problem, x, y)
+        return CONTRACTION.by_name["xla"].run(problem, x, y)
 
-    @CONTRACTION.form("slow", suits=lambda _: False)
+    @CONTRACTION.implementation("slow", preferred=lambda _: False)
     def _slow(problem: Any, x: Array, y: Array) -> Array:
-        return CONTRACTION.forms["xla"].run(problem, x, y)
+        return CONTRACTION.by_name["xla"].run(problem, x, y)
 
-    @CONTRACTION.form("refused", suits=lambda _: False)
+    @CONTRACTION.implementation("refused", preferred=lambda _: False)
     def _refused(problem: Any, x: Array, y: Array) -> Array:
-        result = CONTRACTION.forms["xla"].run(problem, x, y)
+        result = CONTRACTION.by_name["xla"].run(problem, x, y)
         return jax.ffi.ffi_call("there is no such call", result)(result)
 
     run(tmp_path)
@@ -127,18 +127,18 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.chosen == "quick" != found.expected
 
 
-def test_what_cannot_be_measured_keeps_the_expected_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_keeps_the_expected_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem that does not say what its operands are."""
-    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
-    forms: Forms[Any] = Forms("test_unmeasured")
-    for name, suits in (("unsuited", False), ("suited", True), ("any", True)):
-        forms.form(name, suits=lambda _, suits=suits: suits)(lambda problem: None)
+    monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
+    implementations: Implementations[Any] = Implementations("test_unmeasured")
+    for name, preferred in (("slow", False), ("preferred", True), ("any", True)):
+        implementations.implementation(name, preferred=lambda _, preferred=preferred: preferred)(lambda problem: None)
     choice = tuner.Tuner(jax.devices("cpu")[0], {}, {}, None)
-    assert choice.choose(forms, SimpleNamespace(platform="cpu")).name == "suited"
+    assert choice.choose(implementations, SimpleNamespace(platform="cpu")).name == "preferred"
     assert tuning.tried() == []
 
 
-def test_expected_form_wins_a_draw() -> None:
+def test_expected_implementation_wins_a_draw() -> None:
     assert tuner._fastest({"a": 1.0, "b": 0.97, "c": None}, "a") == "a"
     assert tuner._fastest({"a": 1.0, "b": 0.9, "c": None}, "a") == "b"
     assert tuner._fastest({"a": None, "b": 0.9}, "a") == "b"

@@ -70,7 +70,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
     seconds: Annotated[float | None, _SECONDS] = None,
     memory: Annotated[bool, _MEMORY] = False,
-    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured forms, and a table of the measured forms.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured implementations, and a table of them.")] = False,
     output: Annotated[Path | None, typer.Option(help="A directory for JSON, Markdown and a plot.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print failures in full.")] = False,

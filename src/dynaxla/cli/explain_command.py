@@ -37,8 +37,9 @@ def explain(
 ) -> None:
     """Run a script, explain everything that it compiles with dynaxla, and write the explanation as an HTML page.
 
-    It has graphs and their breaks, programs, forms, fallbacks, copies, memory, times, the costliest lines, and advice. If the script fails,
-    its exception is printed as Python prints it, and the page covers what was compiled before. The exit code is that of the script.
+    It has graphs and their breaks, programs, implementations, fallbacks, copies, memory, times, the costliest lines, and advice. If the
+    script fails, its exception is printed as Python prints it, and the page covers what was compiled before. The exit code is that of the
+    script.
     """
     if not script.is_file():
         raise typer.BadParameter(f"{script} is not a file")

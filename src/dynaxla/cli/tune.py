@@ -1,4 +1,4 @@
-"""`dynaxla tune`: measures the forms (implementations) of a model's ops, and shows the measurements."""
+"""`dynaxla tune`: measures the implementations of a model's ops, and shows the measurements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tune(
     threads: Threads = 1,
     clear: Annotated[bool, typer.Option("--clear", help="Delete the measurements in the cache first.")] = False,
 ) -> None:
-    """Measure the forms (implementations) in which a model's ops can be computed, and mark the fastest with *.
+    """Measure the implementations of a model's ops, and mark the fastest with *.
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """

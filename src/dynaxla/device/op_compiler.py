@@ -30,8 +30,8 @@ from ..errors import UnsupportedOp
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.checks import Check
 from ..lowering.dynamic_scalars import NumberTrace, Variant
-from ..lowering.forms import certain, generic
 from ..lowering.function import Function
+from ..lowering.implementations import generic, without_refusable
 from ..lowering.interpreter import Interpreter
 from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
@@ -509,8 +509,8 @@ def _trace(
     operands = _operands((problem.args, problem.functional_kwargs))
     open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
-    # On the CPU, forms call torch's kernels and oneDNN, which pays off in larger programs only; on a mesh, XLA cannot partition calls.
-    choose = generic if platform == "cpu" or problem.where is not None else certain
+    # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. XLA cannot partition such calls.
+    choose = generic if platform == "cpu" or problem.where is not None else without_refusable
     outputs = [node for node in nodes if node is not None]
     function = Function(interpreter, numbers=open_numbers, outputs=outputs, settings=settings, choose=choose)
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)

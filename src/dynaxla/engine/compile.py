@@ -109,7 +109,7 @@ def trace_graph(
 
 
 def lower(unit: CompilationUnit, traced: jax.stages.Traced) -> jax.stages.Lowered:
-    """Lowers the traced program to StableHLO. Raises: CompilationError if a form that a machine may refuse cannot be lowered."""
+    """Lowers the traced program to StableHLO. Raises: CompilationError if an implementation that a machine may refuse cannot be lowered."""
     with metrics.timed("lower", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device):
         try:
             return private.lower(traced)

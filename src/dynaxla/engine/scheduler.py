@@ -96,10 +96,10 @@ class Scheduler:
 
     def _frozen(self, graph: AtenGraph) -> Runner:
         device = devices.main_device(graph_devices(graph.module, unsupported_nodes(graph.module)))
-        forms = self._options.forms
+        implementations = self._options.implementations
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
-            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
+            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), implementations)
 
         def plain() -> Runner:
             frozen = pipeline.FREEZE(graph.module, graph.static)

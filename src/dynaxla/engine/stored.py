@@ -58,7 +58,7 @@ def record_key(
     if unit.platform != "cpu" or unit.groups or not unit.sizes.is_static or seen or unit.options.tune or unit.store("records") is None:
         return None
     taken = [(aval.shape, str(aval.dtype)) for aval in avals]
-    known = unit.options.facts, unit.phase, unit.choose.is_certain, *settings, function.default_dtype, taken, *facts
+    known = unit.options.facts, unit.phase, unit.choose.avoids_refusable, *settings, function.default_dtype, taken, *facts
     return records.key_of(fingerprint(module), unit.jax_device, known)
 
 

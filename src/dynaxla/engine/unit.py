@@ -23,8 +23,8 @@ from ..config import Options
 from ..errors import CompilationError, OptionError, UnsupportedTensor
 from ..lowering import Interpreter, Settings, SymbolValues
 from ..lowering.asynchronous import groups_in
-from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
+from ..lowering.implementations import Choices, generic
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
@@ -122,12 +122,12 @@ class CompilationUnit:
 
     @functools.cached_property
     def choose(self) -> Choices:
-        """Chooses a form for each problem: by measurement with the option `tune`, otherwise by rules."""
+        """Chooses an implementation for each problem: by measurement with the option `tune`, otherwise by rules."""
         if self.options.tune:
             options = {**default_options(self.platform), **self.options.xla}
             heap_is_kept = self.options.heap == "keep"
-            return Choices(Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), heap_is_kept).choose)
-        return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
+            return Choices(Tuner(self.jax_device, self.options.implementations, options, self.options.store("tuning"), heap_is_kept).choose)
+        return Choices(lambda implementations, problem: implementations.choose(problem, self.options.implementations))
 
     def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
         """Returns the graph with the concrete sizes of these inputs.
@@ -205,13 +205,13 @@ class CompilationUnit:
         return (AWAITED if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 
     def do_without_refusable(self, error: CompilationError) -> None:
-        """Avoids, from now on, forms that this machine may not support.
+        """Avoids, from now on, implementations that this machine may not support.
 
-        Raises: the given error if no such form was in use, or they are avoided already.
+        Raises: the given error if no such implementation was in use, or they are avoided already.
         """
-        if self.choose.is_certain or not self.choose.refusable:
+        if self.choose.avoids_refusable or not self.choose.refusable:
             raise error
-        self.choose.is_certain = True
+        self.choose.avoids_refusable = True
         dump.log.warning("%s is compiled again without %s: %s", self.name, ", ".join(sorted(self.choose.refusable)), error)
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:

@@ -162,11 +162,12 @@ def _lines(found: Explanation) -> Iterator[Advice]:
 
 
 def _tuning(found: Explanation) -> Iterator[Advice]:
-    several = [form for graph in found.graphs for form in graph.forms if form.others and form.is_measurable and not form.seconds]
+    chosen = [item for graph in found.graphs for item in graph.implementations]
+    several = [item for item in chosen if item.others and item.is_measurable and not item.seconds]
     if several and found.xla_seconds and found.xla_seconds > 0.01 and not found.is_script:
-        ops = ", ".join(sorted({form.op for form in several}))
+        ops = ", ".join(sorted({item.op for item in several}))
         why = f"{formatting.number(len(several), 'problem')} ({ops}) can be computed in other ways than the expected one."
-        yield Advice('Measure the forms on this machine: options={"tune": True}', why)
+        yield Advice('Measure the implementations on this machine: options={"tune": True}', why)
 
 
 def _first_call(found: Explanation) -> Iterator[Advice]:

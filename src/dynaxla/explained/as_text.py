@@ -91,7 +91,7 @@ def _graph(graph: Graph, console: Console, say: Callable[..., None]) -> None:
     console.print(_table((), formatting.facts(graph), indent=4))
     for columns, rows in (
         (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
-        (formatting.FORM, [formatting.form_row(form) for form in graph.forms]),
+        (formatting.IMPLEMENTATION, [formatting.implementation_row(item) for item in graph.implementations]),
         (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
         (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(f.op, str(f.count), f.reason, f.where) for f in graph.fallbacks]),

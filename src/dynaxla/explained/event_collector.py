@@ -19,7 +19,19 @@ from ..lowering.registry import registry
 from ..observe import engine_decisions, events
 from ..tuning import tried
 from . import formatting
-from .explanation import Break, CapturedGraph, ChosenForm, CompiledProgram, Copy, Fallback, Graph, Line, MemoryUse, Rewrite, Tensor
+from .explanation import (
+    Break,
+    CapturedGraph,
+    ChosenImplementation,
+    CompiledProgram,
+    Copy,
+    Fallback,
+    Graph,
+    Line,
+    MemoryUse,
+    Rewrite,
+    Tensor,
+)
 from .graph_breaks import break_of, first_line
 from .line_costs import Profiler
 
@@ -69,7 +81,7 @@ class _Graph:
             if isinstance(node.target, torch._ops.OpOverload):
                 self.kinds[_kind(node)] += 1
         self.programs: list[_ProgramEvents] = []
-        self.forms: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
+        self.implementations: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
         self.fallbacks: Ways = Counter()
         self.rewrites: list[Rewrite] = []
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -80,16 +92,19 @@ class _Graph:
             self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
             tuple(self.inputs), tuple(self.outputs),
             tuple(map(_told, self.programs)),
-            tuple(ChosenForm(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
+            tuple(
+                ChosenImplementation(*key, measured.get((key[0], key[1]), {}), is_measurable)
+                for key, is_measurable in self.implementations.items()
+            ),
             tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
             tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
             *self._engine(), tuple(self.rewrites),
         )  # fmt: skip
 
-    def took(self, event: events.FormChosen) -> None:
-        """Records a chosen form. A form that the user has forced does not count as measurable."""
-        is_measurable = event.is_measurable and self._forced.get(event.op) != event.form
-        self.forms[event.op, event.problem, event.form, tuple(event.others)] = is_measurable
+    def took(self, event: events.ImplementationChosen) -> None:
+        """Records a chosen implementation. One that the user has forced does not count as measurable."""
+        is_measurable = event.is_measurable and self._forced.get(event.op) != event.implementation
+        self.implementations[event.op, event.problem, event.implementation, tuple(event.others)] = is_measurable
 
     def _engine(self) -> tuple[str, str]:
         """Returns the engine that runs the graph, and the reason."""
@@ -150,9 +165,9 @@ class Collector:
         self._lock = threading.RLock()
         self._hear: dict[type, Callable[[Any, _Thread], None]] = {
             events.Captured: self._on_captured, events.Functional: self._on_functional, events.Building: self._on_building,
-            events.Built: self._on_built, events.FormChosen: self._on_form_chosen, events.PhaseEnded: self._on_phase_ended,
-            events.FellBack: self._on_fell_back, events.Copied: self._on_copied, events.Ran: self._on_ran,
-            events.StepFellBack: self._on_step_fell_back, events.Rewritten: self._on_rewritten,
+            events.Built: self._on_built, events.ImplementationChosen: self._on_implementation_chosen,
+            events.PhaseEnded: self._on_phase_ended, events.FellBack: self._on_fell_back, events.Copied: self._on_copied,
+            events.Ran: self._on_ran, events.StepFellBack: self._on_step_fell_back, events.Rewritten: self._on_rewritten,
         }  # fmt: skip
 
     def counts(self) -> bool:
@@ -200,7 +215,13 @@ class Collector:
     def _on_captured(self, event: events.Captured, thread: _Thread) -> None:
         names = [_source(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
         thread.captured = _Captured(
-            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
+            event.number,
+            first_line(event.module),
+            event.is_step,
+            break_of(event.module),
+            names,
+            event.competes,
+            event.options.implementations,
         )
         self._all.append(thread.captured)
 
@@ -225,7 +246,7 @@ class Collector:
             if graph is not None and (event.executable.program is not None or program.is_by_torch):
                 graph.programs.append(program)
 
-    def _on_form_chosen(self, event: events.FormChosen, thread: _Thread) -> None:
+    def _on_implementation_chosen(self, event: events.ImplementationChosen, thread: _Thread) -> None:
         if thread.building and (graph := thread.building[-1][0]) is not None:
             graph.took(event)
 

@@ -36,7 +36,7 @@ _PART = 0.5
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Compiles a function with dynaxla as if for the first time, calls it, and explains the result.
 
-    The explanation has graphs and their breaks, programs, chosen implementations (forms), fallbacks, copies, memory, times, the costliest
+    The explanation has graphs and their breaks, programs, chosen implementations, fallbacks, copies, memory, times, the costliest
     lines of the user's code, and advice.
 
     The function is called two to seven times, as a loop would call it. Afterwards everything that it can reach is restored: tensors and
@@ -158,7 +158,7 @@ _PHASES = {
     "capture": "AOTAutograd, recording, imports",
     "trace": "tracing to JAX",
     "lower": "lowering to StableHLO",
-    "tune": "measuring forms",
+    "tune": "measuring implementations",
     "compile": "XLA's compiler",
     "first run": "first runs of programs",
     "later runs": "later runs of programs",

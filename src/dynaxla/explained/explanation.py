@@ -105,21 +105,21 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class ChosenForm:
-    """The form (implementation) that was chosen for an op.
+class ChosenImplementation:
+    """The implementation that was chosen for an op.
 
     Attributes:
         op: its name.
         problem: its shapes and arguments, as text.
-        form: the chosen form.
-        others: other forms that support the problem.
-        seconds: by form, if measured; None for a form that XLA rejected.
-        is_measurable: the option `tune` measures the forms of this problem.
+        implementation: the chosen implementation.
+        others: other implementations that support the problem.
+        seconds: by implementation, if measured; None for an implementation that XLA rejected.
+        is_measurable: the option `tune` measures the implementations of this problem.
     """
 
     op: str
     problem: str
-    form: str
+    implementation: str
     others: tuple[str, ...]
     seconds: Mapping[str, float | None] = field(default_factory=dict)
     is_measurable: bool = True
@@ -225,7 +225,7 @@ class Graph:
         inputs: all other inputs.
         outputs: the outputs.
         programs: the programs that were compiled for it.
-        forms: the chosen implementations of its ops.
+        implementations: the chosen implementations of its ops.
         fallbacks: its ops that torch's kernels compute.
         copies: its arguments that are copied.
         engine: the engine that runs it.
@@ -241,7 +241,7 @@ class Graph:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     programs: tuple[CompiledProgram, ...]
-    forms: tuple[ChosenForm, ...]
+    implementations: tuple[ChosenImplementation, ...]
     fallbacks: tuple[Fallback, ...]
     copies: tuple[Copy, ...]
     engine: str = "dynaxla"

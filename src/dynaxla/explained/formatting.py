@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .explanation import CapturedGraph, ChosenForm, CompiledProgram, Copy, Explanation, Fallback, Graph, Rewrite, Tensor
+from .explanation import CapturedGraph, ChosenImplementation, CompiledProgram, Copy, Explanation, Fallback, Graph, Rewrite, Tensor
 
 # The name for torch's kernels that run a graph in which XLA has nothing to fuse.
 BY_TORCH = "torch's kernels, without a program"
@@ -134,21 +134,22 @@ def program_row(program: CompiledProgram) -> tuple[str, ...]:
     return name, program.sizes or "-", *phases, *held, str(program.runs), *times
 
 
-FORM = ("op", "problem", "computed by", "also possible")
+IMPLEMENTATION = ("op", "problem", "computed by", "also possible")
 
 
-def form_row(form: ChosenForm) -> tuple[str, ...]:
-    """Returns a row with the columns of `FORM`."""
-    if form.seconds:
-        others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in form.seconds.items())
+def implementation_row(chosen: ChosenImplementation) -> tuple[str, ...]:
+    """Returns a row with the columns of `IMPLEMENTATION`."""
+    if chosen.seconds:
+        others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in chosen.seconds.items())
         others = f"measured: {others}"
     else:
-        others = ", ".join(form.others) + (" (not measured)" if form.others and form.is_measurable else "")
-    name = NAMES.get(form.form, form.form) if (form.op, form.form) != ("graph", "torch") else BY_TORCH
-    return form.op, form.problem, name, others or "-"
+        others = ", ".join(chosen.others) + (" (not measured)" if chosen.others and chosen.is_measurable else "")
+    is_graph_by_torch = (chosen.op, chosen.implementation) == ("graph", "torch")
+    name = BY_TORCH if is_graph_by_torch else NAMES.get(chosen.implementation, chosen.implementation)
+    return chosen.op, chosen.problem, name, others or "-"
 
 
-# Readable names of forms.
+# Readable names of implementations.
 NAMES = {"onednn": "oneDNN, called by XLA's program", "torch": "torch's kernel, called by XLA's program", "xla": "XLA"}
 
 REWRITE = ("pass", "graph", "nodes before", "after")

@@ -123,7 +123,7 @@ def _captured(captured: CapturedGraph) -> str:
 def _graph(graph: Graph) -> str:
     tables = (
         (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),
-        (formatting.FORM, [formatting.form_row(form) for form in graph.forms]),
+        (formatting.IMPLEMENTATION, [formatting.implementation_row(item) for item in graph.implementations]),
         (formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in graph.rewrites]),
         (formatting.COPY, [formatting.copy_row(copy) for copy in graph.copies]),
         (("op", "count", "by torch, because", "line"), [(item.op, str(item.count), item.reason, item.where) for item in graph.fallbacks]),

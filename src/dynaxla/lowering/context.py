@@ -16,7 +16,7 @@ from .checks import Checks
 from .cpu.vectorized_reductions import extrema, summing
 from .eager import eager_on
 from .epilogue import Claims
-from .forms import Choice, expected
+from .implementations import Choice, expected
 from .metadata import SymbolValues
 from .random_keys import RandomKeys
 from .settings import EXACT, Settings
@@ -29,7 +29,7 @@ class Context:
         platform: "cpu", "cuda", "rocm", "tpu", or PORTABLE (see eager.py).
         eager: The behaviour of eager mode on that platform.
         settings: The numerical settings of this trace.
-        choose: Chooses the form (implementation) for a problem; see forms.py.
+        choose: Chooses the implementation for a problem; see implementations.py.
         sum, max, min: Reductions over dimensions, which disappear from the result.
         node: The FX node that is being lowered.
         values: The values of the nodes so far.

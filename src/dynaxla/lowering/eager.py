@@ -6,7 +6,7 @@ import platform as machine
 from dataclasses import dataclass, replace
 
 # Used in place of a platform's name for a function that runs on every platform, and that JAX may differentiate, batch and shard. Such a
-# function consists of JAX's own operations only, without any form, lowering or dimension order that is specific to one platform.
+# function consists of JAX's own operations only, without any implementation, lowering or dimension order that is specific to one platform.
 PORTABLE = "portable"
 
 

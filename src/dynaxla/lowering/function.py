@@ -17,7 +17,7 @@ from . import dtypes, xla_collectives
 from .checks import Check
 from .context import Context
 from .eager import PORTABLE
-from .forms import Choice, generic
+from .implementations import Choice, generic
 from .interpreter import Interpreter
 from .metadata import SymbolValues, TensorSpec
 from .settings import Settings
@@ -61,8 +61,8 @@ class Function:
         read: The positions of the tensor inputs that have users.
         reorders: See `Context`.
 
-    Without `choose` it uses the generic forms, so that JAX can batch the function. JAX's derivative of the function is not always torch's
-    (`detach`, ties in a maximum): torch's backward pass is a graph of its own.
+    Without `choose` it uses the generic implementations, so that JAX can batch the function. JAX's derivative of the function is not always
+    torch's (`detach`, ties in a maximum): torch's backward pass is a graph of its own.
     """
 
     @staticmethod

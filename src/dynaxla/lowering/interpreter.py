@@ -273,8 +273,10 @@ class Interpreter:
             if problem is None:
                 value = step.function(*args, **kwargs)
             else:
-                form = ctx.choose(faster_kernels.KERNEL, problem)
-                value = form.run(problem, lambda: _call_kernel(node, values, ctx, into=True), lambda: step.function(*args, **kwargs))
+                implementation = ctx.choose(faster_kernels.KERNEL, problem)
+                value = implementation.run(
+                    problem, lambda: _call_kernel(node, values, ctx, into=True), lambda: step.function(*args, **kwargs)
+                )
         except UnsupportedOp as error:
             if not self.kernels or not fallback.can_stand_in(node.target):
                 raise _located(error, node) from None

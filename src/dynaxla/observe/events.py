@@ -85,20 +85,20 @@ class Built(NamedTuple):
     executable: Any
 
 
-class FormChosen(NamedTuple):
-    """A form has been chosen for an op.
+class ImplementationChosen(NamedTuple):
+    """An implementation has been chosen for an op.
 
     Attributes:
         op: The op.
         problem: A description of the problem, for people.
-        form: The name of the chosen form.
-        others: The names of the other forms that fit.
-        is_measurable: Whether the option `tune` measures these forms.
+        implementation: The name of the chosen implementation.
+        others: The names of the other implementations that support the problem.
+        is_measurable: Whether the option `tune` measures these implementations.
     """
 
     op: str
     problem: str
-    form: str
+    implementation: str
     others: Sequence[str]
     is_measurable: bool
 

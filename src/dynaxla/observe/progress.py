@@ -35,7 +35,7 @@ _PHASES = {
     "trace": "JAX traces it",
     "lower": "JAX lowers it",
     "compile": "XLA compiles it",
-    "tune": "its forms are measured",
+    "tune": "its implementations are measured",
 }
 
 

@@ -1,4 +1,4 @@
-"""Files that outlive the process, such as executables, records of traces, and measurements of forms.
+"""Files that outlive the process, such as executables, records of traces, and measurements of implementations.
 
 Each entry is one file. It is written under a temporary name and then renamed, so that readers (in other threads and processes, too) see it
 complete or not at all. A file begins with a hash of its key and its data; a file with a wrong hash is treated as missing. Executables are

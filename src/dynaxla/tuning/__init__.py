@@ -1,4 +1,4 @@
-"""Measures, once for each problem, which form (implementation) of an op is the fastest on this machine for the given shapes."""
+"""Measures, once for each problem, which implementation of an op is the fastest on this machine for the given shapes."""
 
 from .tuner import Measurement, Tuner, kept, tried
 

@@ -12,7 +12,7 @@ from .tuner import Measurement
 
 
 def show(measurements: Iterable[Measurement], console: Console) -> None:
-    """Prints a table for each op and machine, with a row for each problem: the times of its forms, the chosen one marked."""
+    """Prints a table for each op and machine, with a row for each problem: the times of its implementations, the chosen one marked."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for item in measurements:
         groups.setdefault((item.op, item.machine), []).append(item)
@@ -29,7 +29,7 @@ def show(measurements: Iterable[Measurement], console: Console) -> None:
         console.print(table)
     total = sum(map(len, groups.values()))
     unexpected = sum(item.chosen != item.expected for found in groups.values() for item in found)
-    console.print(f"{total} problems; for {unexpected} of them another form than the expected one is the fastest.")
+    console.print(f"{total} problems; for {unexpected} of them another implementation than the expected one is the fastest.")
 
 
 def _microseconds(item: Measurement, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Measures the forms (implementations) of an op on a problem, and stores the fastest for this process and later ones."""
+"""Measures the implementations of an op on a problem, and stores the fastest for this process and later ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from jax import Array, lax
 
 from .. import forks
 from ..errors import CompilationError
-from ..lowering.forms import Form, Forms, Measurable, Operand
+from ..lowering.implementations import Implementation, Implementations, Measurable, Operand
 from ..observe import metrics
 from ..runtime import machine, private, programs
 from ..runtime.store import Store
 
-# The seconds for all forms of a problem together, after at least the minimum number of calls of each form.
+# The seconds for all implementations of a problem together, after at least the minimum number of calls of each.
 _SECONDS = 0.3
 _MINIMUM_ROUNDS = 3
 _MAXIMUM_ROUNDS = 50
-# A form is chosen only if it takes less than this fraction of the expected form's time: a smaller gain is noise, or is lost among the other
-# parts of the program.
+# An implementation is chosen only if it takes less than this fraction of the expected one's time: a smaller gain is noise, or is lost among
+# the other parts of the program.
 _WORTHWHILE = 0.95
 
 
@@ -38,9 +38,9 @@ class Measurement:
         op: its name.
         problem: readable text.
         machine: the name of the machine.
-        seconds: of the median call of each form; None if XLA rejected the form.
-        expected: the form that would be chosen without measuring.
-        chosen: the form to use.
+        seconds: of the median call of each implementation; None if XLA rejected the implementation.
+        expected: the implementation that would be chosen without measuring.
+        chosen: the implementation to use.
     """
 
     op: str
@@ -68,14 +68,14 @@ _lock = forks.lock()
 
 
 class Tuner:
-    """Chooses forms by measurement on a device.
+    """Chooses implementations by measurement on a device.
 
     Args:
         device: the device to measure on.
-        forced: by op, the form to use wherever it supports the problem.
+        forced: by op, the implementation to use wherever it supports the problem.
         options: XLA's options.
         store: the measurements of earlier processes, or None.
-        keep_heap: as for the programs that will use the forms.
+        keep_heap: as for the programs that will use the implementations.
     """
 
     def __init__(
@@ -88,49 +88,50 @@ class Tuner:
         self.keep_heap = keep_heap
         self.machine = machine.machine_name(device)
 
-    def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
-        """Returns the fastest form that supports a problem, or the expected form for a problem that cannot be measured.
+    def choose(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+        """Returns the fastest implementation that supports a problem, or the expected one for a problem that cannot be measured.
 
-        Raises: CompilationError if XLA rejects all forms.
+        Raises: CompilationError if XLA rejects all implementations.
         """
-        fitting = forms.fitting(problem, self.forced)
-        if len(fitting) == 1:
-            return fitting[0]
+        available = implementations.available(problem, self.forced)
+        if len(available) == 1:
+            return available[0]
         if not isinstance(problem, Measurable):
-            return forms.choose(problem, self.forced)
+            return implementations.choose(problem, self.forced)
         with _lock:
-            return forms.forms[self._measurement(forms, problem, fitting).chosen]
+            return implementations.by_name[self._measurement(implementations, problem, available).chosen]
 
-    def _measurement(self, forms: Forms[Any], problem: Any, fitting: Sequence[Form[Any]]) -> Measurement:
-        names = [form.name for form in fitting]
-        facts = (forms.op, repr(problem), names, self.machine, machine.versions(), sorted(self.options.items()))
+    def _measurement(self, implementations: Implementations[Any], problem: Any, available: Sequence[Implementation[Any]]) -> Measurement:
+        names = [implementation.name for implementation in available]
+        facts = (implementations.op, repr(problem), names, self.machine, machine.versions(), sorted(self.options.items()))
         key = hashlib.blake2b(repr(facts).encode(), digest_size=32).hexdigest()
         found = _known.get(key)
         if found is None and self.store is not None and (data := self.store.get(key)) is not None:
             found = Measurement.decode(data)
         if found is None or found.chosen not in names:
             with metrics.timed("tune"):
-                seconds = self._time(problem, fitting)
-            expected = forms.choose(problem, self.forced).name
-            found = Measurement(forms.op, str(problem), self.machine, seconds, expected, _fastest(seconds, expected))
+                seconds = self._time(problem, available)
+            expected = implementations.choose(problem, self.forced).name
+            found = Measurement(implementations.op, str(problem), self.machine, seconds, expected, _fastest(seconds, expected))
             if self.store is not None:
                 self.store.put(key, found.encode())
         _known[key] = found
         return found
 
-    def _time(self, problem: Measurable, fitting: Sequence[Form[Any]]) -> dict[str, float | None]:
-        """Returns the median seconds per call of each form. The forms are called in turn."""
+    def _time(self, problem: Measurable, available: Sequence[Implementation[Any]]) -> dict[str, float | None]:
+        """Returns the median seconds per call of each implementation. The implementations are called in turn."""
         arrays = [self._random(operand) for operand in problem.operands]
         calls: dict[str, Callable[[], object]] = {}
         refusals: dict[str, Exception] = {}
-        for form in fitting:
+        for implementation in available:
             try:
-                calls[form.name] = self._compiled(form, problem, arrays)
+                calls[implementation.name] = self._compiled(implementation, problem, arrays)
             except jax.errors.JaxRuntimeError as error:
-                refusals[form.name] = error
+                refusals[implementation.name] = error
         if not calls:
             raise CompilationError(
-                f"XLA could not compile any form of {problem}: {refusals}", hint="options={'tune': False} does not try all forms"
+                f"XLA could not compile any implementation of {problem}: {refusals}",
+                hint="options={'tune': False} does not try all implementations",
             )
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
@@ -143,7 +144,8 @@ class Tuner:
                 before = time.perf_counter()
                 call()
                 samples[name].append(time.perf_counter() - before)
-        return {form.name: statistics.median(samples[form.name]) if form.name in samples else None for form in fitting}
+        names = [implementation.name for implementation in available]
+        return {name: statistics.median(samples[name]) if name in samples else None for name in names}
 
     def _random(self, operand: Operand) -> Array:
         """Returns normally distributed numbers in the operand's memory order."""
@@ -152,14 +154,14 @@ class Tuner:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return jax.device_put(generator.standard_normal(shape, np.float32).astype(operand.dtype), self.device)
 
-    def _compiled(self, form: Form[Any], problem: Measurable, arrays: Sequence[Array]) -> Callable[[], object]:
+    def _compiled(self, implementation: Implementation[Any], problem: Measurable, arrays: Sequence[Array]) -> Callable[[], object]:
         orders = [operand.order for operand in problem.operands]
 
         def program(*packed: Array) -> Array:
             operands = [
                 array if order is None else lax.transpose(array, np.argsort(order)) for array, order in zip(packed, orders, strict=True)
             ]
-            result = form.run(problem, *operands)
+            result = implementation.run(problem, *operands)
             return result if problem.result_order is None else lax.transpose(result, problem.result_order)
 
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]

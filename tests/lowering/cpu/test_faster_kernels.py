@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from lowering.table import ROWS
 from lowering.table.rows import Op
 from lowering.test_every_op import calls
@@ -43,7 +43,7 @@ def test_values_and_strides(first: int) -> None:
         for row in rows
         for item in calls(row, [dtype for dtype in row.dtypes if dtype in _SAVINGS[row.op]], ["dense", "transposed", "with gaps", "empty"])
     ]
-    options = Options(forms={"kernel": "torch", **PROGRAMS})
+    options = Options(implementations={"kernel": "torch", **PROGRAMS})
     results = []
     assert kernels(lambda: results.extend(run_ops([call for _, _, _, call, _ in wanted], options))) > len(wanted) // 2
     for (row, form, dtype, call, expected), result in zip(wanted, results, strict=True):
@@ -86,8 +86,8 @@ def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tenso
     compiled = torch.compile(function, backend=backend_with(PROGRAMS), fullgraph=True)
     assert_equal(compiled(x), function(x), tolerance=(1e-2, 1e-2) if x.dtype == torch.bfloat16 else None)
     assert kernels(lambda: compiled(x)) == expected
-    for forms, options in (({"kernel": "xla", **PROGRAMS}, {}), ({}, {"fallback": "error"})):
-        compiled = torch.compile(function, backend=backend_with(forms), fullgraph=True, options=options)
+    for implementations, options in (({"kernel": "xla", **PROGRAMS}, {}), ({}, {"fallback": "error"})):
+        compiled = torch.compile(function, backend=backend_with(implementations), fullgraph=True, options=options)
         assert kernels(lambda compiled=compiled: compiled(x)) == 0
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from newer import IS_OLDEST
 from single_op import Call, run_ops
 from torch.nn import functional as F
 
 from dynaxla.config import Options
-from dynaxla.lowering.forms import Operand
-from dynaxla.lowering.ops import attention_forms
-from dynaxla.lowering.ops.attention_forms import AttentionProblem
+from dynaxla.lowering.implementations import Operand
+from dynaxla.lowering.ops import attention_implementations
+from dynaxla.lowering.ops.attention_implementations import AttentionProblem
 
 ATTENTION = F.scaled_dot_product_attention
 FORCED = {"attention": "torch", "attention_gradient": "torch"}
@@ -106,13 +106,13 @@ def test_numbers_of_a_row_that_are_no_neighbours(kernels: list[int]) -> None:
     strided = [torch.randn(2, 8, 9, 3).permute(0, 3, 2, 1) for _ in range(3)]
     plain = [x.contiguous() for x in strided]
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    (mine,) = run_ops([Call(op.default, strided)], Options(forms=FORCED, fallback="error"))
+    (mine,) = run_ops([Call(op.default, strided)], Options(implementations=FORCED, fallback="error"))
     results = op(*plain)
     for found, expected in zip(mine, results, strict=True):
         torch.testing.assert_close(found, expected)
     grad = torch.randn(2, 3, 9, 8)
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    (mine,) = run_ops([Call(backward.default, (grad, *strided, *results, 0.0, False))], Options(forms=FORCED, fallback="error"))
+    (mine,) = run_ops([Call(backward.default, (grad, *strided, *results, 0.0, False))], Options(implementations=FORCED, fallback="error"))
     for found, expected in zip(mine, backward(grad, *plain, *results, 0.0, False), strict=True):
         torch.testing.assert_close(found, expected)
     assert len(kernels) == 2
@@ -158,6 +158,6 @@ PLAIN = AttentionProblem(WHOLE, WHOLE, WHOLE, None, False, 0.125, False, False, 
     ids=str,
 )
 def test_what_they_do_not_compute(change: dict[str, Any]) -> None:
-    for forms in (attention_forms.ATTENTION, attention_forms.ATTENTION_GRADIENT):
-        assert forms.choose(PLAIN, FORCED).name == "torch"
-        assert forms.choose(replace(PLAIN, **change), FORCED).name == "xla"
+    for implementations in (attention_implementations.ATTENTION, attention_implementations.ATTENTION_GRADIENT):
+        assert implementations.choose(PLAIN, FORCED).name == "torch"
+        assert implementations.choose(replace(PLAIN, **change), FORCED).name == "xla"

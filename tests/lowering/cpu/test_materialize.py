@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch import nn
 from torch.nn import functional as F
 

@@ -55,7 +55,7 @@ def test_blocks_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert analysis.temp_size_in_bytes < y.size * 4 // 8
 
 
-SUITED = [
+PREFERRED = [
     ("float32", 3, 64, True), ("float32", 4, 64, True), ("float32", 5, 64, False), ("float32", 5, 80, True),
     ("float32", 1, 64, False), ("float32", 2, 36, False), ("float64", 3, 64, False), ("float32", 9, 768, False),
     ("bfloat16", 1, 768, True), ("float16", 1, 256, True), ("bfloat16", 2, 768, False), ("bfloat16", 1, 248, False),
@@ -65,9 +65,9 @@ SUITED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "rows", "count", "suited"), SUITED)
-def test_what_suits(dtype: str, rows: int, count: int, suited: bool) -> None:
-    assert split_k_gemv.suits(rows, count, jax.numpy.dtype(dtype)) == suited
+@pytest.mark.parametrize(("dtype", "rows", "count", "preferred"), PREFERRED)
+def test_preferred(dtype: str, rows: int, count: int, preferred: bool) -> None:
+    assert split_k_gemv.is_preferred(rows, count, jax.numpy.dtype(dtype)) == preferred
 
 
 @pytest.mark.parametrize("is_over_last", [True, False])

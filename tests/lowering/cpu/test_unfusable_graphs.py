@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch.nn import functional as F
 
 from dynaxla import metrics
@@ -17,10 +17,10 @@ SIDE = 300
 assert SIDE * SIDE > LARGE
 
 
-def compiled(function: Callable[..., Any], forms: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], implementations: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     metrics.reset()
-    return torch.compile(function, backend=backend_with(forms or {}), options=options)
+    return torch.compile(function, backend=backend_with(implementations or {}), options=options)
 
 
 def counted() -> tuple[int, int]:
@@ -115,10 +115,10 @@ def test_a_layer_in_one_op_is_xlas() -> None:
     assert not ran_by_torch()
 
 
-def test_forms_decide() -> None:
+def test_implementations_decide() -> None:
     x = torch.randn(SIDE, SIDE)
-    for forms, by_torch in (({"graph": "xla"}, False), ({"graph": "torch"}, True)):
-        run = compiled(torch.exp, forms=forms)
+    for implementations, by_torch in (({"graph": "xla"}, False), ({"graph": "torch"}, True)):
+        run = compiled(torch.exp, implementations=implementations)
         torch.testing.assert_close(run(x), x.exp())
         assert ran_by_torch() is by_torch
 
@@ -160,7 +160,7 @@ def test_gradients_whoever_runs_the_passes() -> None:
         return torch.nn.functional.layer_norm(x, (SIDE,), weight)
 
     gradients = []
-    for run in (function, compiled(function), compiled(function, forms={"graph": "xla"})):
+    for run in (function, compiled(function), compiled(function, implementations={"graph": "xla"})):
         x = torch.linspace(-2, 2, SIDE * SIDE, dtype=torch.float64).view(SIDE, SIDE).requires_grad_()
         weight = torch.ones(SIDE, dtype=torch.float64, requires_grad=True)
         run(x, weight).pow(3).sum().backward()

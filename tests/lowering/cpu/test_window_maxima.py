@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from dynaxla.lowering.cpu.window_maxima import by_taps, suits
+from dynaxla.lowering.cpu.window_maxima import by_taps, is_preferred
 from dynaxla.lowering.pool_windows import MOST_TAPS, PoolWindows, reduce_window, windows_along
 
 SETTINGS = {
@@ -38,4 +38,4 @@ def test_where_it_is_faster() -> None:
 
     half = MOST_TAPS // 2
     at_most, more = [window(half), window(half)], [window(half), window(half + 1)]
-    assert [suits(at_most, "cpu"), suits(more, "cpu"), suits(at_most, "cuda")] == [True, False, False]
+    assert [is_preferred(at_most, "cpu"), is_preferred(more, "cpu"), is_preferred(at_most, "cuda")] == [True, False, False]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch.nn import functional as F
 
 SHAPE = (2, 3, 5, 6)
@@ -40,19 +40,19 @@ NOT_PADDED = {
 }
 
 
-def compiled(function: Callable[..., Any], form: str) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, backend=backend_with({"circular padding": form}), fullgraph=True)
+    return torch.compile(function, backend=backend_with({"circular padding": implementation}), fullgraph=True)
 
 
 @pytest.mark.sample(usual=2)
-@pytest.mark.parametrize("form", ["torch", "xla"])
+@pytest.mark.parametrize("implementation", ["torch", "xla"])
 @pytest.mark.parametrize("name", PADDED)
-def test_circular_padding(name: str, form: str, kernels: list[int]) -> None:
+def test_circular_padding(name: str, implementation: str, kernels: list[int]) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool):
         x = torch.randn(SHAPE).to(dtype) if dtype != torch.bool else torch.randn(SHAPE) > 0
-        assert_equal(compiled(PADDED[name], form)(x), PADDED[name](x))
-    assert (kernels != []) is (form == "torch")
+        assert_equal(compiled(PADDED[name], implementation)(x), PADDED[name](x))
+    assert (kernels != []) is (implementation == "torch")
 
 
 @pytest.mark.parametrize("name", NOT_PADDED)
@@ -62,7 +62,7 @@ def test_what_only_looks_like_it(name: str, kernels: list[int]) -> None:
     assert kernels == []
 
 
-def test_the_form_is_chosen_by_size(kernels: list[int]) -> None:
+def test_the_implementation_is_chosen_by_size(kernels: list[int]) -> None:
     images = PADDED["images"]
     for shape, count in ((SHAPE, 0), ((2, 8, 128, 128), 1)):
         x = torch.randn(shape)

@@ -13,8 +13,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import Interpreter, dtypes
-from dynaxla.lowering.forms import expected
 from dynaxla.lowering.function import Function
+from dynaxla.lowering.implementations import expected
 
 aten = torch.ops.aten
 Outputs = Sequence[torch.Tensor]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cache_readers import READERS, Inputs, by_chance
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch import Tensor
 
 from dynaxla.lowering.ops import products_of_updates

@@ -186,4 +186,4 @@ def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "rocm", "tpu"])
 def test_other_platforms_multiply_in_float32(platform: str) -> None:
-    assert [form.name for form in FLOAT8_PRODUCT.fitting(Float8Product(True, platform), {})] == ["float32"]
+    assert [implementation.name for implementation in FLOAT8_PRODUCT.available(Float8Product(True, platform), {})] == ["float32"]

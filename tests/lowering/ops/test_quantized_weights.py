@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch import Tensor
 from torch.nn import functional as F
 

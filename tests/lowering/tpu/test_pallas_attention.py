@@ -14,8 +14,8 @@ from jax.experimental import pallas
 from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter
-from dynaxla.lowering.forms import Choices, expected
 from dynaxla.lowering.function import Function
+from dynaxla.lowering.implementations import Choices, expected
 from dynaxla.lowering.tpu import pallas_attention
 from dynaxla.lowering.tpu.pallas_attention import KernelSettings
 
@@ -158,7 +158,7 @@ def test_without_the_kernels_scores_are_in_blocks(call: Call) -> None:
     choices = Choices(expected)
     stablehlo(call, choices)
     assert len(choices.refusable) == 1
-    choices.is_certain = True
+    choices.avoids_refusable = True
     assert "2048x2048" not in stablehlo(call, choices)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from single_op import run_op
 from torch import nn
 from torch.nn import functional as F
@@ -29,9 +29,12 @@ pytestmark = pytest.mark.skipif(
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 
 
-def frozen(net: Callable[..., Any], dump: Path, forms: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
+def frozen(net: Callable[..., Any], dump: Path, implementations: Mapping[str, str] | None = None, **options: Any) -> Callable[..., Any]:
     return torch.compile(
-        net, backend=backend_with(forms or {}), fullgraph=True, options={"freeze": True, "fallback": "error", "dump": dump, **options}
+        net,
+        backend=backend_with(implementations or {}),
+        fullgraph=True,
+        options={"freeze": True, "fallback": "error", "dump": dump, **options},
     )
 
 
@@ -203,8 +206,10 @@ def test_not_packed(net: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
     assert packed(tmp_path) == 0
 
 
-def test_forms_are_obeyed(tmp_path: Path) -> None:
+def test_implementations_are_obeyed(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 9, 256)).requires_grad_(False)
     x = torch.randn(2, 64, 5, 5)
-    assert_equal(frozen(net, tmp_path, forms={"convolution": "xla", "contraction": "xla"})(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert_equal(
+        frozen(net, tmp_path, implementations={"convolution": "xla", "contraction": "xla"})(x), net(x), tolerance=TOLERANCE[torch.float32]
+    )
     assert packed(tmp_path) == 0

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ...torch_ops import aten
 from ..context import Context
-from ..forms import Forms
+from ..implementations import Implementations
 from ..metadata import TensorSpec
 
 # Nanoseconds that a kernel call must save.
@@ -221,25 +221,25 @@ _WHERE: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
 }
 
 
-def _fits(problem: KernelCall) -> bool:
+def _supports_torch(problem: KernelCall) -> bool:
     return problem.op in _SAVINGS
 
 
-def _suits(problem: KernelCall) -> bool:
+def _prefers_torch(problem: KernelCall) -> bool:
     saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.numbers
     return saving > _WORTHWHILE and _WHERE.get(problem.op, lambda _: True)(problem)
 
 
-KERNEL: Forms[KernelCall] = Forms("kernel")
+KERNEL: Implementations[KernelCall] = Implementations("kernel")
 Compute = Callable[[], Any]
 
 
-@KERNEL.form("torch", platforms=["cpu"], fits=_fits, suits=_suits)
+@KERNEL.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _by_torch(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
     return kernel()
 
 
-@KERNEL.form("xla")
+@KERNEL.implementation("xla")
 def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
     return lowering()
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from ...torch_ops import aten
 from .. import dtypes
-from ..forms import Operand
+from ..implementations import Operand
 from . import torch_kernels
 
 # The memory orders in which the kernels return (batch, heads, rows, size) and (batch, heads, rows).

@@ -43,7 +43,7 @@ def has_way(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
 
 
 def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool) -> Callable[[Array, Array], Array] | None:
-    if is_over_last and split_k_gemv.suits(rows, count, dtype):
+    if is_over_last and split_k_gemv.is_preferred(rows, count, dtype):
         return split_k_gemv.product
     if rows <= _FEW_ROWS and (is_moved or dtype.itemsize == 2):
         if is_over_last and count % _LANES == 0:

@@ -35,7 +35,7 @@ _LONG = 256
 _BLOCK = 1024
 
 
-def suits(rows: int, count: int, dtype: DType) -> bool:
+def is_preferred(rows: int, count: int, dtype: DType) -> bool:
     """True if `product` is the fastest way for `rows` rows of `count` elements each."""
     if not dtypes.is_float(dtype) or count % _length(count):
         return False
@@ -47,7 +47,7 @@ def suits(rows: int, count: int, dtype: DType) -> bool:
 def product(x: Array, y: Array) -> Array:
     """Returns x times y for each batch. Half types are added in float32.
 
-    Shape:  x (batch, rows, n) and y (batch, columns, n), for which `suits` is true, give (batch, rows, columns).
+    Shape:  x (batch, rows, n) and y (batch, columns, n), for which `is_preferred` is true, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
     x = in_memory(convert(x, dtypes.accumulator(y.dtype)))

@@ -17,8 +17,8 @@ from torch.fx import Node
 from ...runtime.layout import Layout
 from ...torch_ops import aten
 from ..context import Context
-from ..forms import Forms
 from ..graphs import is_view, is_wanted
+from ..implementations import Implementations
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
 from .faster_kernels import KERNEL, problem_of
@@ -172,7 +172,7 @@ _FASTER_BY_XLA = frozenset(
         # Combinations of several ops, which XLA fuses.
         aten._native_multi_head_attention.default,
         aten._transformer_encoder_layer_fwd.default,
-        # Transforms of few rows, or of lengths with large prime factors (the others have torch's kernel as their form).
+        # Transforms of few rows, or of lengths with large prime factors (the others have torch's kernel as their implementation).
         aten._fft_c2c.default,
         aten._fft_c2r.default,
         aten._fft_r2c.default,
@@ -225,7 +225,7 @@ class UnfusableGraph:
 
     Attributes:
         ops: its ops, without constants and without the ops that `kernels` counts.
-        kernels: number of further ops whose form is torch's kernel.
+        kernels: number of further ops whose implementation is torch's kernel.
         platform: JAX's name of the platform.
     """
 
@@ -237,10 +237,10 @@ class UnfusableGraph:
         return "nothing to fuse: " + (", ".join(f"{op.op} of {op.numbers} numbers" for op in self.ops) or "torch's kernels alone")
 
 
-GRAPH: Forms[UnfusableGraph] = Forms("graph")
+GRAPH: Implementations[UnfusableGraph] = Implementations("graph")
 
 
-def _suits(problem: UnfusableGraph) -> bool:
+def _prefers_torch(problem: UnfusableGraph) -> bool:
     """True if torch is expected to run the graph faster.
 
     Each small op costs torch microseconds, so small ops must not outnumber the large ones and the calls of torch's kernels.
@@ -258,18 +258,21 @@ def _is_faster_by_xla(op: UnfusableOp) -> bool:
     return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several_devices)
 
 
-@GRAPH.form("torch", platforms=["cpu"], suits=_suits)
+@GRAPH.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
 def _by_torch() -> bool:
     return True
 
 
-@GRAPH.form("xla")
+@GRAPH.implementation("xla")
 def _by_xla() -> bool:
     return False
 
 
 def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
-    """True if torch's kernels should compute these nodes of a graph, given in their order. `ctx` supplies sizes and the choice of forms."""
+    """True if torch's kernels should compute these nodes of a graph, given in their order.
+
+    `ctx` supplies sizes and the choice of implementations.
+    """
     alone: dict[Node, UnfusableOp] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
     updates = {node: update for node in computed if (update := update_of(node)) is not None}

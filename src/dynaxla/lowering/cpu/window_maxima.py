@@ -12,7 +12,7 @@ from jax import Array, lax
 from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad
 
 
-def suits(dims: Sequence[PoolWindows], platform: str) -> bool:
+def is_preferred(dims: Sequence[PoolWindows], platform: str) -> bool:
     """True if `by_taps` is faster than a reduction over these windows."""
     return platform == "cpu" and sum(dim.kernel for dim in dims) <= MOST_TAPS
 

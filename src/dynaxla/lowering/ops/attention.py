@@ -1,7 +1,7 @@
 """Scaled dot product attention, forward and backward: the ops of PyTorch's several kernels, all lowered to one computation.
 
 Every forward also returns the log-sum-exp of each row of scores, from which the backward computes the weights again. A row in which
-every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_forms.py.
+every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_implementations.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..context import Context
 from ..metadata import TensorSpec
 from ..promotion import convert
 from ..registry import lowers
-from .attention_forms import Attention, attend, gradients
+from .attention_implementations import Attention, attend, gradients
 
 # --- CPU
 

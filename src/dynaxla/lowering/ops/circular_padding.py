@@ -19,7 +19,7 @@ from ..context import Context
 from ..cpu import torch_kernels
 from ..dimensions import wrap
 from ..dtypes import DType
-from ..forms import Forms
+from ..implementations import Implementations
 
 # Bytes of the result from which on copies by torch, one for each piece, take half the time of XLA's concatenations.
 _WORTHWHILE = 1 << 19
@@ -50,16 +50,16 @@ class CircularPaddingProblem:
         return f"{self.dtype}{list(self.shape)} to {list(self.out)}"
 
 
-def _suits(problem: CircularPaddingProblem) -> bool:
+def _prefers_torch(problem: CircularPaddingProblem) -> bool:
     """True for a large result whose last dimension is padded. Without padding there XLA copies whole rows, and is as fast."""
     return any(problem.sides[-1]) and math.prod(problem.out) * problem.dtype.itemsize >= _WORTHWHILE
 
 
-CIRCULAR: Forms[CircularPaddingProblem] = Forms("circular padding")
+CIRCULAR: Implementations[CircularPaddingProblem] = Implementations("circular padding")
 Join = Callable[[], Array]
 
 
-@CIRCULAR.form("torch", platforms=["cpu"], suits=_suits)
+@CIRCULAR.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
 def _by_torch(problem: CircularPaddingProblem, x: Array, join: Join) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         inside = results[0]
@@ -77,13 +77,13 @@ def _by_torch(problem: CircularPaddingProblem, x: Array, join: Join) -> Array:
     return torch_kernels.call(write, [x], [(problem.out, problem.dtype)])[0]
 
 
-@CIRCULAR.form("xla")
+@CIRCULAR.implementation("xla")
 def _by_xla(problem: CircularPaddingProblem, x: Array, join: Join) -> Array:
     return join()
 
 
 def padded(ctx: Context, join: Join) -> Array:
-    """The value of the current node, an `aten.cat`: by a form of CIRCULAR if it is circular padding, else by `join`.
+    """The value of the current node, an `aten.cat`: by an implementation of CIRCULAR if it is circular padding, else by `join`.
 
     join: computes any concatenation.
     """

@@ -18,7 +18,7 @@ from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
 from ..cpu.materialize import in_memory
 from ..dtypes import DType
-from ..forms import Forms, Operand
+from ..implementations import Implementations, Operand
 from ..promotion import convert, number
 from ..registry import lowers
 from ..settings import precision_for
@@ -29,7 +29,7 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """The shapes, dtype and settings of a convolution, by which a form is chosen.
+    """The shapes, dtype and settings of a convolution, by which an implementation is chosen.
 
     Attributes:
         x: shape of the input, (batch, in, *space).
@@ -85,7 +85,7 @@ class Convolution:
         return ", ".join([shapes, *(f"{name} {value}" for name, value in given)])
 
 
-CONVOLUTION: Forms[Convolution] = Forms("convolution")
+CONVOLUTION: Implementations[Convolution] = Implementations("convolution")
 
 # With fewer products, a call of oneDNN costs more (15 microseconds) than it saves.
 _FEW_PRODUCTS = 250_000
@@ -95,14 +95,14 @@ _FEW_PRODUCTS = 250_000
 _MOST_TAPS = 32
 
 
-def _fits_onednn(problem: Convolution) -> bool:
+def _supports_onednn(problem: Convolution) -> bool:
     return 3 <= len(problem.x) <= 5 and onednn_support.takes(problem.dtype)
 
 
-def _fits_patches(problem: Convolution) -> bool:
+def _supports_patches(problem: Convolution) -> bool:
     """True if the windows tile x without gaps or overlap, as windows of one element do."""
     return (
-        _fits_onednn(problem)
+        _supports_onednn(problem)
         and problem.groups == 1
         and problem.stride == problem.weight[2:]
         and all(size == step * count for size, step, count in zip(problem.x[2:], problem.stride, problem.out[2:], strict=True))
@@ -112,7 +112,9 @@ def _fits_patches(problem: Convolution) -> bool:
     )
 
 
-@CONVOLUTION.form("patches", platforms=["cpu"], fits=_fits_patches, suits=lambda problem: problem.products >= _FEW_PRODUCTS)
+@CONVOLUTION.implementation(
+    "patches", platforms=["cpu"], supports=_supports_patches, preferred=lambda problem: problem.products >= _FEW_PRODUCTS
+)
 def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """One matrix product: a matrix with a row for each window, times the weight."""
     kernel = problem.weight[2:]
@@ -131,12 +133,12 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
 
 
-def _fits_taps(problem: Convolution) -> bool:
+def _supports_taps(problem: Convolution) -> bool:
     """True for a one-dimensional depthwise convolution: each channel has its own kernel."""
     return len(problem.x) == 3 and problem.weight[:2] == (problem.groups, 1) and problem.x[1] == problem.groups
 
 
-@CONVOLUTION.form("taps", platforms=["cpu"], fits=_fits_taps, suits=lambda problem: problem.weight[2] <= _MOST_TAPS)
+@CONVOLUTION.implementation("taps", platforms=["cpu"], supports=_supports_taps, preferred=lambda problem: problem.weight[2] <= _MOST_TAPS)
 def _by_taps(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """The sum, over the kernel's elements, of each element times a slice of x: elementwise work, which XLA fuses with neighbouring ops in
     any layout. oneDNN takes ten times as long, torch five times."""
@@ -172,7 +174,7 @@ def _reach(problem: Convolution) -> list[int]:
     return [(size - 1) * step for size, step in zip(problem.weight[2:], problem.dilation, strict=True)]
 
 
-def _fits_torch(problem: Convolution) -> bool:
+def _supports_torch(problem: Convolution) -> bool:
     """True if this is the gradient of the input of a convolution that torch can compute."""
     if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
         return False
@@ -183,14 +185,17 @@ def _fits_torch(problem: Convolution) -> bool:
     )
 
 
-def _suits_torch(problem: Convolution) -> bool:
+def _prefers_torch(problem: Convolution) -> bool:
     turning = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
     return problem.products >= _FEW_PRODUCTS and (turning or any(step > 1 for step in problem.spread))
 
 
-@CONVOLUTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@CONVOLUTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """torch's own gradient of a convolution's input. Other forms multiply the zeros between x's elements, and need a reversed weight."""
+    """torch's own gradient of a convolution's input.
+
+    Other implementations multiply the zeros between x's elements, and need a reversed weight.
+    """
     space = tuple(range(2, x.ndim))
     if not problem.swapped:
         # (groups * out, in, *kernel) to (groups * in, out, *kernel)
@@ -212,11 +217,11 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
-def _suits_onednn(problem: Convolution) -> bool:
+def _prefers_onednn(problem: Convolution) -> bool:
     return problem.groups > 1 or problem.products >= _FEW_PRODUCTS
 
 
-@CONVOLUTION.form("onednn", platforms=["cpu"], fits=_fits_onednn, suits=_suits_onednn)
+@CONVOLUTION.implementation("onednn", platforms=["cpu"], supports=_supports_onednn, preferred=_prefers_onednn)
 def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     margins = problem.margins
     if any(step > 1 for step in problem.spread) or any(margin < 0 for ends in margins for margin in ends):
@@ -232,14 +237,14 @@ def _is_half(problem: Convolution) -> bool:
     return dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
 
 
-@CONVOLUTION.form("cudnn", platforms=["cuda"], fits=_is_half)
+@CONVOLUTION.implementation("cudnn", platforms=["cuda"], supports=_is_half)
 def _by_cudnn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """The convolution with a result of the half type: cuDNN adds in float32, and rounds once. For a float32 result XLA would make cuDNN
     multiply float32 operands."""
     return _by_xla(problem, x, weight, bias, problem.dtype)
 
 
-@CONVOLUTION.form("xla")
+@CONVOLUTION.implementation("xla")
 def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
     """XLA's own convolution. dtype: of the result; by default that of x's accumulator."""
     out = lax.conv_general_dilated(
@@ -398,7 +403,7 @@ def _correlate(
     dilation: Sizes,
     mirrored: bool = False,
 ) -> Array:
-    """The sum of products over windows, by the form chosen for it. The arguments are those of `Convolution`; shape is its `out`."""
+    """The sum of products over windows, by the chosen implementation. The arguments are those of `Convolution`; shape is its `out`."""
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
         out = lax.full(shape, 0, dtypes.accumulator(x.dtype))
         return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))

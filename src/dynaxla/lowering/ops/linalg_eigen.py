@@ -16,8 +16,8 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import torch_kernels
 from ..dtypes import DType
-from ..forms import Forms, Operand
 from ..graphs import is_wanted
+from ..implementations import Implementations, Operand
 from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril, triu
@@ -26,7 +26,7 @@ from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """The eigenvalues of symmetric matrices without eigenvectors, as a problem for forms.
+    """The eigenvalues of symmetric matrices without eigenvectors, as a problem for implementations.
 
     Attributes:
         shape: The shape of the matrices, (*batch, n, n).
@@ -52,11 +52,11 @@ class Eigenvalues:
         return f"of {self.dtype}{list(self.shape)}"
 
 
-EIGENVALUES: Forms[Eigenvalues] = Forms("eigenvalues")
+EIGENVALUES: Implementations[Eigenvalues] = Implementations("eigenvalues")
 
 
 # XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time.
-@EIGENVALUES.form("torch", platforms=["cpu"], suits=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
+@EIGENVALUES.implementation("torch", platforms=["cpu"], preferred=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
 def _by_torch(problem: Eigenvalues, x: Array) -> Array:
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         torch.linalg.eigvalsh(tensors[0], "L" if problem.lower else "U", out=buffers[0])
@@ -64,7 +64,7 @@ def _by_torch(problem: Eigenvalues, x: Array) -> Array:
     return torch_kernels.call(write, [x], [(x.shape[:-1], dtypes.real(problem.dtype))])[0]
 
 
-@EIGENVALUES.form("xla")
+@EIGENVALUES.implementation("xla")
 def _by_xla(problem: Eigenvalues, x: Array) -> Array:
     return lax.linalg.eigh(x, lower=problem.lower, symmetrize_input=False)[1]
 

@@ -1,4 +1,4 @@
-"""Lowerings of products of matrices and vectors, and the forms that compute them."""
+"""Lowerings of products of matrices and vectors, and the implementations that compute them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..dimensions import all_known, surely
 from ..dtypes import DType
 from ..eager import eager_on
 from ..epilogue import with_activation
-from ..forms import Forms, Operand
+from ..implementations import Implementations, Operand
 from ..memory_order import eager_order, untransposed, untransposed_node
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
@@ -39,7 +39,7 @@ Order = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products over pairs of dimensions, as a problem for forms: everything but the operands' values.
+    """A sum of products over pairs of dimensions, as a problem for implementations: everything but the operands' values.
 
     Attributes:
         x: The shape of the first operand.
@@ -89,7 +89,7 @@ class Contraction:
         return f"{self.dtype}{list(self.x)} by {list(self.y)}, over {list(self.over[0])} and {list(self.over[1])}"
 
 
-CONTRACTION: Forms[Contraction] = Forms("contraction")
+CONTRACTION: Implementations[Contraction] = Implementations("contraction")
 
 # oneDNN is preferred from _FEW_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
 # whatever the size. For a layer with at most _FEW_ROWS rows, oneDNN is also preferred if the weight has _MANY_NUMBERS elements or more:
@@ -106,7 +106,7 @@ def _are_matrices(problem: Contraction) -> bool:
     return are_matrices and 0 not in problem.x + problem.y
 
 
-def _fits_torch(problem: Contraction) -> bool:
+def _supports_torch(problem: Contraction) -> bool:
     """True for products of float32 or float64 matrices, if torch has MKL."""
     is_wide = problem.out == problem.dtype and problem.dtype in (np.float32, np.float64)
     return _are_matrices(problem) and is_wide and torch.backends.mkl.is_available()
@@ -126,7 +126,7 @@ def _are_tiny(problem: Contraction) -> bool:
     return are_tiny and math.prod(problem.x[:-2]) >= _MANY
 
 
-def _suits_torch(problem: Contraction) -> bool:
+def _prefers_torch(problem: Contraction) -> bool:
     """True if MKL's kernels are expected to be faster than oneDNN's.
 
     On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if y is read along its rows or x along its columns, as in
@@ -146,7 +146,7 @@ def _suits_torch(problem: Contraction) -> bool:
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 
-@CONTRACTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@CONTRACTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     last = x.ndim - 1
 
@@ -158,7 +158,7 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [(shape, problem.out)])[0]
 
 
-def _fits_torch_of_bytes(problem: Contraction) -> bool:
+def _supports_torch_of_bytes(problem: Contraction) -> bool:
     """True for the product of two int8 matrices with an int32 result, if torch has oneDNN."""
     return (
         len(problem.x) == len(problem.y) == 2
@@ -175,8 +175,8 @@ def _fits_torch_of_bytes(problem: Contraction) -> bool:
 _FEW_PRODUCTS_OF_BYTES = 300_000
 
 
-@CONTRACTION.form(
-    "torch_int8", platforms=["cpu"], fits=_fits_torch_of_bytes, suits=lambda problem: problem.products >= _FEW_PRODUCTS_OF_BYTES
+@CONTRACTION.implementation(
+    "torch_int8", platforms=["cpu"], supports=_supports_torch_of_bytes, preferred=lambda problem: problem.products >= _FEW_PRODUCTS_OF_BYTES
 )
 def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
@@ -186,7 +186,7 @@ def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
-@CONTRACTION.form("terms", platforms=["cpu"], fits=_are_matrices, suits=_are_tiny)
+@CONTRACTION.implementation("terms", platforms=["cpu"], supports=_are_matrices, preferred=_are_tiny)
 def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
     """Computes the product as elementwise work: for each term of the sums, a column times a row, for all matrices of the batch at once."""
     wide, last = dtypes.accumulator(problem.out), len(problem.x) - 1
@@ -203,22 +203,22 @@ def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
     return convert(functools.reduce(lax.add, map(term, range(problem.x[problem.over[0][0]]))), problem.out)
 
 
-def _fits_onednn(problem: Contraction) -> bool:
+def _supports_onednn(problem: Contraction) -> bool:
     return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn_support.takes(problem.dtype)
 
 
-def _suits_onednn(problem: Contraction) -> bool:
+def _prefers_onednn(problem: Contraction) -> bool:
     if min(problem.rows, problem.columns) == 1:
         return False
     is_layer = problem.over == ((1,), (1,)) and problem.rows <= _FEW_ROWS
     return problem.products >= _FEW_PRODUCTS or (is_layer and math.prod(problem.y) >= _MANY_NUMBERS)
 
 
-@CONTRACTION.form(
+@CONTRACTION.implementation(
     "onednn",
     platforms=["cpu"],
-    fits=_fits_onednn,
-    suits=_suits_onednn,
+    supports=_supports_onednn,
+    preferred=_prefers_onednn,
     epilogues=("bias", *onednn.ACTIVATIONS),
 )
 def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = None, activation: str = "") -> Array:
@@ -233,7 +233,7 @@ _CONVERTIBLE = 16_000
 _NEAR = 250_000
 
 
-def _fits_few_vectors(problem: Contraction) -> bool:
+def _supports_few_vectors(problem: Contraction) -> bool:
     """True for products of one vector with a matrix, if `few_vectors` has a kernel of its own for them.
 
     XLA reads such a matrix more slowly than memory delivers it, and converts one of a half type as a whole first.
@@ -246,17 +246,17 @@ def _fits_few_vectors(problem: Contraction) -> bool:
     )
 
 
-def _suits_few_vectors(problem: Contraction) -> bool:
+def _prefers_few_vectors(problem: Contraction) -> bool:
     return problem.products >= (_CONVERTIBLE if problem.dtype.itemsize == 2 else _NEAR)
 
 
-@CONTRACTION.form("few_vectors", platforms=["cpu"], fits=_fits_few_vectors, suits=_suits_few_vectors)
+@CONTRACTION.implementation("few_vectors", platforms=["cpu"], supports=_supports_few_vectors, preferred=_prefers_few_vectors)
 def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
     out = gemv.product(lax.expand_dims(x, [0]), lax.expand_dims(y, [0]), problem.over[1] == (1,), False, problem.precision)
     return convert(lax.squeeze(out, [0]), problem.out)
 
 
-@CONTRACTION.form("xla")
+@CONTRACTION.implementation("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
     dtype = dtypes.accumulator(problem.out)
     x, y = widened(x, y, problem.platform, surely(lambda: min(problem.rows, problem.columns) <= 1))
@@ -427,16 +427,16 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
-    """Returns x @ y + bias; if the form can, in one call with the bias and the activation that follows in the graph."""
+    """Returns x @ y + bias; if the implementation can, in one call with the bias and the activation that follows in the graph."""
     product = product_of_quantized(ctx, 2, x)
     if product is not None:
         return _add_scaled(bias, product, 1, 1, x.dtype)
     x, y, over, batch = _untransposed(x, y, ctx, 1)
     problem = _problem(x, y, over, batch, x.dtype, ctx)
-    form = ctx.choose(CONTRACTION, problem)
-    if "bias" not in form.epilogues:
+    implementation = ctx.choose(CONTRACTION, problem)
+    if "bias" not in implementation.epilogues:
         return _add_scaled(bias, contract(x, y, over, ctx, batch=batch), 1, 1, x.dtype)
-    return with_activation(ctx, form.epilogues, lambda activation: form.run(problem, x, y, bias, activation))
+    return with_activation(ctx, implementation.epilogues, lambda activation: implementation.run(problem, x, y, bias, activation))
 
 
 @lowers(aten.addmm.dtype, aten.baddbmm.dtype)
@@ -470,7 +470,7 @@ def mv(x: Array, y: Array, *, ctx: Context) -> Array:
 
 
 def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Array:
-    """Returns x @ y for a vector y, computed as y times the rows of x, since more forms support that.
+    """Returns x @ y for a vector y, computed as y times the rows of x, since more implementations support that.
 
     x is the current node's argument at position `argument`. As in `_multiply`, transposes of x are skipped: XLA:CPU takes 40 times as long
     for `transpose(x) @ y` as for `y @ x`.

@@ -19,8 +19,8 @@ from ..context import Context
 from ..cpu import torch_kernels, window_maxima
 from ..cpu.channels_last import order_in_program
 from ..dtypes import DType
-from ..forms import Forms, Operand
 from ..graphs import is_wanted
+from ..implementations import Implementations, Operand
 from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
 from ..promotion import convert
 from ..registry import lowers
@@ -68,14 +68,14 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
 
 def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
     """Returns each window's maximum, NaN if the window has a NaN."""
-    if window_maxima.suits(dims, ctx.platform):
+    if window_maxima.is_preferred(dims, ctx.platform):
         return window_maxima.by_taps(dims, x, order_in_program(ctx))
     return reduce_window(x, lowest(x.dtype), "max", dims)
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A max pooling with indices, as a problem for forms: everything but the operands' values. The operand is the pooled array.
+    """A max pooling with indices, as a problem for implementations: everything but the operands' values. The operand is the pooled array.
 
     Attributes:
         shape: The shape of the pooled array.
@@ -123,7 +123,7 @@ class MaxPool:
 
 
 class MaxPoolGradient(MaxPool):
-    """The gradient of a max pooling with indices, as a problem for forms.
+    """The gradient of a max pooling with indices, as a problem for implementations.
 
     The operands are the result's gradient, the pooled array, and the positions.
     """
@@ -137,18 +137,18 @@ class MaxPoolGradient(MaxPool):
         )
 
 
-MAX_POOL: Forms[MaxPool] = Forms("max_pool")
-MAX_POOL_GRADIENT: Forms[MaxPoolGradient] = Forms("max_pool_gradient")
+MAX_POOL: Implementations[MaxPool] = Implementations("max_pool")
+MAX_POOL_GRADIENT: Implementations[MaxPoolGradient] = Implementations("max_pool_gradient")
 
 # For inputs with fewer elements, calling torch's kernel costs more than it saves.
 _FEW_NUMBERS = 30_000
 
 
-def _fits_torch(problem: MaxPool) -> bool:
+def _supports_torch(problem: MaxPool) -> bool:
     return dtypes.is_float(problem.dtype)
 
 
-def _suits_torch(problem: MaxPool) -> bool:
+def _prefers_torch(problem: MaxPool) -> bool:
     return math.prod(problem.shape) >= _FEW_NUMBERS
 
 
@@ -157,7 +157,7 @@ def _seen(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tenso
     return [tensor.permute(*np.argsort(problem.order)) for tensor in tensors]
 
 
-@MAX_POOL.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@MAX_POOL.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     """Calls torch's kernel, which needs one pass. XLA needs further passes to compute and compare the positions."""
 
@@ -174,12 +174,12 @@ def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     return problem.unpacked(maxima), problem.unpacked(positions)
 
 
-@MAX_POOL.form("taps")
+@MAX_POOL.implementation("taps")
 def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     return _first_maximum(problem.dims, x)
 
 
-@MAX_POOL_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@MAX_POOL_GRADIENT.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     """Calls torch's kernel, which adds each gradient once, at its position."""
 
@@ -199,7 +199,7 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
     return math.prod(dim.kernel for dim in problem.dims) <= MOST_TAPS
 
 
-@MAX_POOL_GRADIENT.form("taps", fits=_has_few_taps)
+@MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     """Sums, at each position of the input, the gradients of the windows whose maximum it is, tap by tap.
 
@@ -223,7 +223,7 @@ def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, 
     return convert(total, x.dtype)
 
 
-@MAX_POOL_GRADIENT.form("scatter")
+@MAX_POOL_GRADIENT.implementation("scatter")
 def _max_pool_gradient_by_scatter(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     return scatter_maxima(grad, x, positions, len(problem.dims))
 

@@ -16,8 +16,8 @@ from ..context import Context
 from ..cpu import onednn, onednn_support
 from ..cpu.vectorized_reductions import Reduction, sum_neighbours
 from ..dtypes import DType
-from ..forms import Forms, Operand
 from ..graphs import is_wanted
+from ..implementations import Implementations, Operand
 from ..promotion import convert
 from ..registry import lowers
 from .moments import affine, along, mean_over, moments_over, reciprocal_root
@@ -46,7 +46,7 @@ def normalize_last(
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """A layer normalization without its statistics, as a problem for forms: everything but the operands' values.
+    """A layer normalization without its statistics, as a problem for implementations: everything but the operands' values.
 
     Attributes:
         x: The shape of the input.
@@ -75,17 +75,19 @@ class LayerNorm:
         return f"{self.dtype}{list(self.x)} over {self.count}"
 
 
-LAYER_NORM: Forms[LayerNorm] = Forms("layer_norm")
+LAYER_NORM: Implementations[LayerNorm] = Implementations("layer_norm")
 
 # For inputs with fewer elements, calling oneDNN costs more than it saves.
 _FEW_NUMBERS = 1 << 15
 
 
-def _fits_onednn(problem: LayerNorm) -> bool:
+def _supports_onednn(problem: LayerNorm) -> bool:
     return 0 not in problem.x and onednn_support.takes(problem.dtype)
 
 
-@LAYER_NORM.form("onednn", platforms=["cpu"], fits=_fits_onednn, suits=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS)
+@LAYER_NORM.implementation(
+    "onednn", platforms=["cpu"], supports=_supports_onednn, preferred=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS
+)
 def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
     size = math.prod(x.shape[x.ndim - problem.count :])
     scale, shift = (
@@ -96,7 +98,7 @@ def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bi
     return lax.reshape(onednn.layer_norm(rows, scale, shift, problem.eps), x.shape)
 
 
-@LAYER_NORM.form("xla")
+@LAYER_NORM.implementation("xla")
 def _layer_norm_by_xla(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
     return convert(normalize_last(x, problem.count, weight, bias, problem.eps)[0], x.dtype)
 

@@ -22,7 +22,7 @@ from ..cpu import onednn_support
 from ..cpu.gemv import product, strided_product
 from ..cpu.materialize import in_memory
 from ..dtypes import DType
-from ..forms import Forms
+from ..implementations import Implementations
 from ..promotion import convert, expand
 from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, reading, sliced
 from .indexing import from_front, take_along
@@ -32,7 +32,7 @@ from .scattering import fit, write_slices
 
 @dataclass(frozen=True)
 class UpdatedProductProblem:
-    """A product with an updated tensor, as a problem for forms: everything but the operands' values.
+    """A product with an updated tensor, as a problem for implementations: everything but the operands' values.
 
     Attributes:
         shape: The shape of the tensor.
@@ -58,7 +58,7 @@ class UpdatedProductProblem:
     platform: str
 
 
-PRODUCT_OF_UPDATE: Forms[UpdatedProductProblem] = Forms("product_of_update")
+PRODUCT_OF_UPDATE: Implementations[UpdatedProductProblem] = Implementations("product_of_update")
 
 # For a tensor of at most this many elements, a copy costs less than avoiding it.
 _FEW_NUMBERS = 20_000
@@ -94,7 +94,7 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
     return result
 
 
-def _suits(problem: UpdatedProductProblem) -> bool:
+def _prefers_parts(problem: UpdatedProductProblem) -> bool:
     """True if avoiding the copy is expected to be faster.
 
     A tensor whose batch dimensions are not first has to be transposed for several rows, which is a copy too, unless it has a half type or
@@ -142,7 +142,7 @@ class _Other:
         return _Other(lax.reshape(array, shape), tuple(labels), tuple(kept[dim] for dim in batch), rows)
 
 
-@PRODUCT_OF_UPDATE.form("parts", platforms=["cpu"], suits=_suits)
+@PRODUCT_OF_UPDATE.implementation("parts", platforms=["cpu"], preferred=_prefers_parts)
 def _by_parts(
     problem: UpdatedProductProblem, ctx: Context, found: UpdatedOperand, array: Array, outer: Sequence[int], kept: Sequence[int]
 ) -> Array:
@@ -212,7 +212,7 @@ def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequenc
     return lax.reshape(moved, [math.prod(y.shape[dim] for dim in dims) for dims in groups]), is_over_last, order != sorted(order)
 
 
-@PRODUCT_OF_UPDATE.form("whole")
+@PRODUCT_OF_UPDATE.implementation("whole")
 def _by_whole(
     problem: UpdatedProductProblem, ctx: Context, found: UpdatedOperand, other: Array, over: Sequence[int], batch: Sequence[int]
 ) -> None:

@@ -15,7 +15,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
-from ..forms import Forms
+from ..implementations import Implementations
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
@@ -345,17 +345,17 @@ class Float8Product:
     platform: str
 
 
-FLOAT8_PRODUCT: Forms[Float8Product] = Forms("float8_product")
+FLOAT8_PRODUCT: Implementations[Float8Product] = Implementations("float8_product")
 
 
-@FLOAT8_PRODUCT.form("tensor_cores", platforms=["cuda"])
+@FLOAT8_PRODUCT.implementation("tensor_cores", platforms=["cuda"])
 def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
     """Precision HIGHEST makes XLA accumulate float8 products in full precision."""
     precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
 
 
-@FLOAT8_PRODUCT.form("float32")
+@FLOAT8_PRODUCT.implementation("float32")
 def _by_float32(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
     return contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
 

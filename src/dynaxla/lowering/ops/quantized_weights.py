@@ -1,7 +1,7 @@
 """Matrix products with a weight that is dequantized from 8-bit integers, as in `linear(x, weight.to(x.dtype) * scale[:, None])`.
 
-XLA:CPU dequantizes the whole weight before it multiplies, and so writes and reads four bytes for each byte of the model. The form here
-dequantizes the weight in blocks of rows and multiplies each block while it is in the processor's cache.
+XLA:CPU dequantizes the whole weight before it multiplies, and so writes and reads four bytes for each byte of the model. The implementation
+"blocks" dequantizes the weight in blocks of rows and multiplies each block while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
-from ..forms import Forms
+from ..implementations import Implementations
 from ..promotion import convert, expand, full_like
 
 # (index of the first row, number of rows) -> these rows of a value.
@@ -46,7 +46,7 @@ class QuantizedProductProblem:
     platform: str
 
 
-QUANTIZED_PRODUCT: Forms[QuantizedProductProblem] = Forms("quantized_product")
+QUANTIZED_PRODUCT: Implementations[QuantizedProductProblem] = Implementations("quantized_product")
 
 # With more rows than this, dequantizing is a small part of the time. (Half types: only one row, since XLA rounds them slowly and oneDNN
 # is fast from two rows on.)
@@ -96,12 +96,12 @@ def _is_eight_bits(dtype: torch.dtype) -> bool:
     return dtype in (torch.int8, torch.uint8)
 
 
-def _suits(problem: QuantizedProductProblem) -> bool:
+def _prefers_blocks(problem: QuantizedProductProblem) -> bool:
     numbers, rows = math.prod(problem.shape), _MANY_ROWS if problem.dtype.itemsize > 2 else 1
     return 0 < problem.rows <= rows and numbers >= _FEW_NUMBERS and problem.read_bytes * 2 <= numbers * problem.dtype.itemsize
 
 
-@QUANTIZED_PRODUCT.form("blocks", platforms=["cpu"], fits=lambda problem: 0 not in problem.shape, suits=_suits)
+@QUANTIZED_PRODUCT.implementation("blocks", platforms=["cpu"], supports=lambda problem: 0 not in problem.shape, preferred=_prefers_blocks)
 def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> Array:
     (columns, count), wide = problem.shape, dtypes.accumulator(problem.dtype)
     size = max(1, min(columns, _BLOCK_BYTES // (count * wide.itemsize)))
@@ -117,7 +117,7 @@ def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: 
     return lax.fori_loop(np.int32(0), np.int32(-(-columns // size)), step, lax.full((problem.rows, columns), 0, wide))
 
 
-@QUANTIZED_PRODUCT.form("whole")
+@QUANTIZED_PRODUCT.implementation("whole")
 def _by_whole(problem: QuantizedProductProblem, ctx: Context, x: Array, block: Rows) -> None:
     """Returns None: the caller multiplies by the whole weight."""
 

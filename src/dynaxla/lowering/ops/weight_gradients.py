@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight, with several implementations (forms) to choose from. convolution.py calls it."""
+"""The gradient of a convolution's weight, with several implementations to choose from. convolution.py calls it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..context import Context
 from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_last, order_between_convolutions
 from ..dtypes import DType
-from ..forms import Forms, Operand
+from ..implementations import Implementations, Operand
 from ..promotion import convert
 from ..settings import precision_for
 
@@ -60,24 +60,24 @@ class WeightGradient:
         return f"{self.dtype}{list(self.x)} and {list(self.grad)} to {list(self.weight)}, stride {self.stride}, groups {self.groups}"
 
 
-WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
+WEIGHT_GRADIENT: Implementations[WeightGradient] = Implementations("weight_gradient")
 
 # Numbers of multiplications below which the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time it saves. With
 # several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
 _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 
-def _fits_product(problem: WeightGradient) -> bool:
+def _supports_product(problem: WeightGradient) -> bool:
     plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
     return plain and onednn_support.takes(problem.dtype)
 
 
-def _suits_product(problem: WeightGradient) -> bool:
+def _prefers_product(problem: WeightGradient) -> bool:
     out, channels = problem.weight[:2]
-    return not _suits_columns(problem) or not onednn_support.is_slow(out, channels, True, False, problem.dtype)
+    return not _prefers_columns(problem) or not onednn_support.is_slow(out, channels, True, False, problem.dtype)
 
 
-@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product, suits=_suits_product)
+@WEIGHT_GRADIENT.implementation("product", platforms=["cpu"], supports=_supports_product, preferred=_prefers_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Computes 1x1 kernels as the product of two matrices with one row for each window."""
     rows = channels_last(x)
@@ -113,11 +113,11 @@ def _has_own_channels(problem: WeightGradient) -> bool:
 _AT_ONCE = 1 << 18
 
 
-@WEIGHT_GRADIENT.form(
+@WEIGHT_GRADIENT.implementation(
     "sums",
     platforms=["cpu"],
-    fits=lambda problem: _is_torchs(problem) and len(problem.x) == 3 and _has_own_channels(problem),
-    suits=_is_large,
+    supports=lambda problem: _is_torchs(problem) and len(problem.x) == 3 and _has_own_channels(problem),
+    preferred=_is_large,
 )
 def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Computes depthwise convolutions in one dimension: for each kernel position, grad times the rows of x that it reads, summed.
@@ -165,7 +165,7 @@ def _strips(problem: WeightGradient) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def _fits_strips(problem: WeightGradient) -> bool:
+def _supports_strips(problem: WeightGradient) -> bool:
     """True for depthwise convolutions in two dimensions without dilation, if each strip reads a column of x."""
     return (
         _is_torchs(problem)
@@ -176,11 +176,11 @@ def _fits_strips(problem: WeightGradient) -> bool:
     )
 
 
-def _suits_strips(problem: WeightGradient) -> bool:
+def _prefers_strips(problem: WeightGradient) -> bool:
     return _is_large(problem) and problem.weight[-1] > _COLUMNS
 
 
-@WEIGHT_GRADIENT.form("strips", platforms=["cpu"], fits=_fits_strips, suits=_suits_strips)
+@WEIGHT_GRADIENT.implementation("strips", platforms=["cpu"], supports=_supports_strips, preferred=_prefers_strips)
 def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Calls torch's kernel for a few columns of the weight at a time."""
     channels, _, height = problem.weight[:3]
@@ -201,16 +201,16 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
-def _fits_taps(problem: WeightGradient) -> bool:
+def _supports_taps(problem: WeightGradient) -> bool:
     """True for one spatial dimension and one group, in a dtype of 32 bits or more: partial sums of half types would be rounded."""
     return _is_torchs(problem) and len(problem.x) == 3 and problem.groups == 1 and problem.dtype.itemsize >= 4
 
 
-def _suits_taps(problem: WeightGradient) -> bool:
+def _prefers_taps(problem: WeightGradient) -> bool:
     return _is_large(problem) and problem.weight[1] >= 32 and problem.weight[2] <= 3
 
 
-@WEIGHT_GRADIENT.form("taps", platforms=["cpu"], fits=_fits_taps, suits=_suits_taps)
+@WEIGHT_GRADIENT.implementation("taps", platforms=["cpu"], supports=_supports_taps, preferred=_prefers_taps)
 def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Computes one matrix product for each kernel position, without copying x; for one spatial dimension.
 
@@ -234,8 +234,8 @@ def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
-def _suits_columns(problem: WeightGradient) -> bool:
-    """True if the "columns" form is expected to be faster than oneDNN's kernel.
+def _prefers_columns(problem: WeightGradient) -> bool:
+    """True if the "columns" implementation is expected to be faster than oneDNN's kernel.
 
     oneDNN's kernel takes up to twice as long if there are no more windows than output channels. On processors with AVX2 but not AVX-512 it
     also takes 1.1 to 2.5 times as long for many channels in one or two dimensions, unless the contiguous pieces of a window are small. In
@@ -254,7 +254,9 @@ def _suits_columns(problem: WeightGradient) -> bool:
 _BYTES_AT_ONCE = 1 << 20
 
 
-@WEIGHT_GRADIENT.form("columns", platforms=["cpu"], fits=lambda problem: _is_torchs(problem) and problem.groups == 1, suits=_suits_columns)
+@WEIGHT_GRADIENT.implementation(
+    "columns", platforms=["cpu"], supports=lambda problem: _is_torchs(problem) and problem.groups == 1, preferred=_prefers_columns
+)
 def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Multiplies two matrices with one row for each window (im2col), in blocks of rows."""
     out, channels, *kernel = problem.weight
@@ -294,7 +296,7 @@ def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[tor
 _MANY_CHANNELS = 512
 
 
-@WEIGHT_GRADIENT.form("torch", platforms=["cpu"], fits=_is_torchs, suits=_is_large)
+@WEIGHT_GRADIENT.implementation("torch", platforms=["cpu"], supports=_is_torchs, preferred=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Calls torch's kernel, which mostly calls oneDNN. XLA's convolution takes up to 20 times as long, with groups even longer."""
     settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
@@ -311,13 +313,15 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
-@WEIGHT_GRADIENT.form("cudnn", platforms=["cuda"], fits=lambda problem: dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2)
+@WEIGHT_GRADIENT.implementation(
+    "cudnn", platforms=["cuda"], supports=lambda problem: dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
+)
 def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Accumulates in float32 and rounds the result to the half dtype, as the form "cudnn" of a convolution does."""
+    """Accumulates in float32 and rounds the result to the half dtype, as the implementation "cudnn" of a convolution does."""
     return _weight_gradient_by_xla(problem, x, grad, problem.dtype)
 
 
-@WEIGHT_GRADIENT.form("xla")
+@WEIGHT_GRADIENT.implementation("xla")
 def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
     """Convolves x with grad, with batch and channels exchanged. `dtype` is the result's; by default that of the accumulator."""
     margins = []
@@ -342,7 +346,7 @@ def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtyp
 def weight_gradient(
     x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """Returns the gradient of a convolution's weight of `shape` (out, in / groups, *kernel), by the chosen form."""
+    """Returns the gradient of a convolution's weight of `shape` (out, in / groups, *kernel), by the chosen implementation."""
     if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
         return lax.full(shape, 0, dtypes.accumulator(x.dtype))
     settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups

@@ -28,23 +28,23 @@ _MAX_ROWS = 1024
 _MIN_ELEMENTS, _MIN_ELEMENTS_ONE_ROW = 1 << 14, 1 << 22
 
 
-def pack_weights(graph: Graph, fixed: Collection[Node], device: jax.Device, forms: Mapping[str, str]) -> bool:
+def pack_weights(graph: Graph, fixed: Collection[Node], device: jax.Device, implementations: Mapping[str, str]) -> bool:
     """Makes matrix products and convolutions on the CPU read packed weights.
 
     Args:
         graph: the graph, which is changed.
         fixed: the parameters, the buffers, and the nodes that depend only on these.
         device: the device of the graph's program.
-        forms: the requested implementation of each op.
+        implementations: the requested implementation of each op.
 
     Returns: True if any weight is packed.
     """
     packed_weights: dict[tuple[Node, Packing], Node] = {}
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
-            _pack_product(graph, node, fixed, device, forms, packed_weights)
+            _pack_product(graph, node, fixed, device, implementations, packed_weights)
         elif node.target is aten.convolution.default:
-            _pack_convolution(graph, node, fixed, device, forms, packed_weights)
+            _pack_convolution(graph, node, fixed, device, implementations, packed_weights)
     return bool(packed_weights)
 
 
@@ -53,11 +53,11 @@ def _pack_product(
     node: Node,
     fixed: Collection[Node],
     device: jax.Device,
-    forms: Mapping[str, str],
+    implementations: Mapping[str, str],
     packed_weights: dict[tuple[Node, Packing], Node],
 ) -> None:
     bias, x, weight = node.args if node.target is aten.addmm.default else (None, *node.args)
-    if weight not in fixed or x in fixed or node.kwargs or forms.get("contraction", "onednn") != "onednn":
+    if weight not in fixed or x in fixed or node.kwargs or implementations.get("contraction", "onednn") != "onednn":
         return
     (rows, inputs), (_, columns), dtype = _shape(x), _shape(weight), weight.meta["val"].dtype
     if not _is_worthwhile(rows, weight, [x, bias, node]) or (bias is not None and _shape(bias) != (columns,)):
@@ -74,7 +74,7 @@ def _pack_convolution(
     node: Node,
     fixed: Collection[Node],
     device: jax.Device,
-    forms: Mapping[str, str],
+    implementations: Mapping[str, str],
     packed_weights: dict[tuple[Node, Packing], Node],
 ) -> None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
@@ -88,7 +88,7 @@ def _pack_convolution(
     dtype = dtypes.to_jax(weight.meta["val"].dtype)
     exact = lax.Precision.HIGHEST
     problem = Convolution(_shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, exact, "cpu")
-    implementation = CONVOLUTION.choose(problem, forms).name
+    implementation = CONVOLUTION.choose(problem, implementations).name
     if implementation != "onednn" and not (implementation == "patches" and math.prod(_shape(weight)[2:]) == 1):
         return
     batch, channels, *x_space = _shape(x)

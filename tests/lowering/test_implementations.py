@@ -1,4 +1,4 @@
-"""Forms: whichever computes an op, the results are eager mode's."""
+"""Implementations: whichever computes an op, the results are eager mode's."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ import jax
 import pytest
 import torch
 from compare import assert_equal
-from forced_forms import backend_with
+from forced_implementations import backend_with
 from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn_support
-from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
+from dynaxla.lowering.implementations import IMPLEMENTATIONS, Choices, Implementations, generic
 from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
 from dynaxla.runtime import machine
 
-registry.fill()  # FORMS has all of them now
+registry.fill()  # IMPLEMENTATIONS has all of them now
 needs_onednn = pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 
 
-def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump: Path | None = None) -> Callable[..., torch.Tensor]:
-    return torch.compile(function, backend=backend_with(forms), fullgraph=True, options={"fallback": "error", "dump": dump})
+def compiled(
+    function: Callable[..., torch.Tensor], implementations: dict[str, str], dump: Path | None = None
+) -> Callable[..., torch.Tensor]:
+    return torch.compile(function, backend=backend_with(implementations), fullgraph=True, options={"fallback": "error", "dump": dump})
 
 
 @contextlib.contextmanager
 def taken() -> Iterator[list[tuple[str, str]]]:
-    """The ops and the forms that are taken inside."""
+    """The ops and the implementations that are taken inside."""
     found: list[tuple[str, str]] = []
-    with events.listening(lambda event: found.append((event.op, event.form)) if isinstance(event, events.FormChosen) else None):
+    with events.listening(
+        lambda event: found.append((event.op, event.implementation)) if isinstance(event, events.ImplementationChosen) else None
+    ):
         yield found
 
 
@@ -52,67 +56,69 @@ class Problem:
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
-    forms: Forms[Problem] = Forms("test_choice")
+    monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
+    implementations: Implementations[Problem] = Implementations("test_choice")
 
-    @forms.form("few", platforms=["cpu", "tpu"], fits=lambda problem: problem.size < 100, suits=lambda problem: problem.size < 10)
+    @implementations.implementation(
+        "few", platforms=["cpu", "tpu"], supports=lambda problem: problem.size < 100, preferred=lambda problem: problem.size < 10
+    )
     def _few(problem: Problem) -> str:
         return "few"
 
-    @forms.form("any")
+    @implementations.implementation("any")
     def _any(problem: Problem) -> str:
         return "any"
 
     for problem, forced, name in ((5, "", "few"), (50, "", "any"), (50, "few", "few"), (500, "few", "any"), (5, "any", "any")):
-        assert forms.choose(Problem(problem), {"test_choice": forced} if forced else {}).name == name
+        assert implementations.choose(Problem(problem), {"test_choice": forced} if forced else {}).name == name
     for platform, names in (("cpu", ["few", "any"]), ("tpu", ["few", "any"]), ("cuda", ["any"])):
-        assert [form.name for form in forms.fitting(Problem(5, platform), {})] == names
-    assert [form.name for form in forms.fitting(Problem(5, "cuda"), {"test_choice": "few"})] == ["any"]
+        assert [implementation.name for implementation in implementations.available(Problem(5, platform), {})] == names
+    assert [implementation.name for implementation in implementations.available(Problem(5, "cuda"), {"test_choice": "few"})] == ["any"]
 
 
-@pytest.mark.parametrize("op", FORMS)
-def test_a_form_for_everything_comes_last(op: str) -> None:
-    last = list(FORMS[op].forms.values())[-1]
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_an_implementation_for_everything_comes_last(op: str) -> None:
+    last = list(IMPLEMENTATIONS[op].by_name.values())[-1]
     assert last.platforms == ()
     assert not last.is_refusable
-    assert generic(FORMS[op], None) is last
+    assert generic(IMPLEMENTATIONS[op], None) is last
 
 
 @pytest.mark.parametrize("forced", [{}, {"test_choices": "library"}], ids=["", "forced"])
 def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
-    forms: Forms[Problem] = Forms("test_choices")
-    forms.form("library", fits=lambda problem: problem.size > 1, is_refusable=True)(lambda problem: None)
-    forms.form("elsewhere", platforms=["tpu"])(lambda problem: None)
-    forms.form("large", suits=lambda problem: problem.size > 100)(lambda problem: None)
-    forms.form("any")(lambda problem: None)
-    choices = Choices(lambda forms, problem: forms.choose(problem, forced))
-    assert choices(forms, Problem(1)).name == "any"
+    monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
+    implementations: Implementations[Problem] = Implementations("test_choices")
+    implementations.implementation("library", supports=lambda problem: problem.size > 1, is_refusable=True)(lambda problem: None)
+    implementations.implementation("elsewhere", platforms=["tpu"])(lambda problem: None)
+    implementations.implementation("large", preferred=lambda problem: problem.size > 100)(lambda problem: None)
+    implementations.implementation("any")(lambda problem: None)
+    choices = Choices(lambda implementations, problem: implementations.choose(problem, forced))
+    assert choices(implementations, Problem(1)).name == "any"
     assert choices.refusable == set()
-    assert [choices(forms, Problem(size)).name for size in (2, 200)] == ["library", "library"]
+    assert [choices(implementations, Problem(size)).name for size in (2, 200)] == ["library", "library"]
     assert choices.refusable == {"test_choices=library"}
-    choices.is_certain = True
-    assert [choices(forms, Problem(size)).name for size in (1, 2, 200)] == ["any", "any", "large"]
+    choices.avoids_refusable = True
+    assert [choices(implementations, Problem(size)).name for size in (1, 2, 200)] == ["any", "any", "large"]
 
 
 @pytest.mark.parametrize(
-    ("forms", "hint"),
+    ("implementations", "hint"),
     [
         ({"convolutoin": "xla"}, "did you mean 'convolution'"),
-        ({"contraction": "fast"}, "its forms are: torch, torch_int8, terms, onednn, few_vectors, xla"),
+        ({"contraction": "fast"}, "its implementations are: torch, torch_int8, terms, onednn, few_vectors, xla"),
     ],
 )
-def test_unknown(forms: dict[str, str], hint: str) -> None:
+def test_unknown(implementations: dict[str, str], hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
-        compiled(torch.exp, forms)(torch.ones(2))
+        compiled(torch.exp, implementations)(torch.ones(2))
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAXLA_FORMS", "convolution")
-    with pytest.raises(OptionError, match="op=form"):
+    monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", "convolution")
+    with pytest.raises(OptionError, match="op=implementation"):
         torch.compile(torch.exp, backend="dynaxla")(torch.ones(2))
-    monkeypatch.setenv("DYNAXLA_FORMS", "convolution=slow")
-    with pytest.raises(OptionError, match="no form 'slow'"):
+    monkeypatch.setenv("DYNAXLA_IMPLEMENTATIONS", "convolution=slow")
+    with pytest.raises(OptionError, match="no implementation 'slow'"):
         torch.compile(torch.exp, backend="dynaxla")(torch.ones(3))
 
 
@@ -127,13 +133,15 @@ CONVOLUTIONS = [
 
 @pytest.mark.sample(usual=3)
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
+@pytest.mark.parametrize("implementations", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("space", "groups", "stride", "padding", "dilation"), CONVOLUTIONS)
-def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int) -> None:
+def test_convolution(
+    implementations: tuple[str, str], dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int
+) -> None:
     """With its gradients, and the transposed one."""
     torch.manual_seed(0)
-    chosen = dict(zip(("convolution", "weight_gradient"), forms, strict=True))
+    chosen = dict(zip(("convolution", "weight_gradient"), implementations, strict=True))
     settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     convolve = getattr(F, f"conv{space}d")
     transposed = getattr(F, f"conv_transpose{space}d")
@@ -185,26 +193,31 @@ WINDOWS = [  # sizes, kernel, stride, padding
 @pytest.mark.sample(usual=6)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize(
-    ("form", "dtype", "sizes", "kernel", "stride", "padding"),
+    ("implementation", "dtype", "sizes", "kernel", "stride", "padding"),
     [("columns", dtype, *window) for dtype in (torch.float32, torch.bfloat16) for window in WINDOWS]
     + [("strips", dtype, *window) for dtype in (torch.float32, torch.bfloat16) for window in WINDOWS if len(window[0]) == 2]
     + [("sums", dtype, *window) for dtype in (torch.float32, torch.bfloat16) for window in WINDOWS if len(window[0]) == 1]
     + [("taps", torch.float32, *window) for window in WINDOWS if len(window[0]) == 1],
 )
 def test_weight_gradient_by_torch(
-    form: str, dtype: torch.dtype, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
+    implementation: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 6, *sizes, dtype=dtype)
-    groups = 6 if form in ("strips", "sums") else 1
+    groups = 6 if implementation in ("strips", "sums") else 1
     weight = torch.randn(6, 6 // groups, *kernel, dtype=dtype)
     function = functools.partial(getattr(F, f"conv{len(sizes)}d"), x, stride=stride, padding=padding, groups=groups)
     mine, theirs = weight.clone().requires_grad_(), weight.double().requires_grad_()
-    with taken() as forms:
-        result = compiled(function, {"weight_gradient": form})(mine)
+    with taken() as implementations:
+        result = compiled(function, {"weight_gradient": implementation})(mine)
         upstream = torch.randn_like(result)
         result.backward(upstream)
-    assert ("weight_gradient", form) in forms
+    assert ("weight_gradient", implementation) in implementations
     exact = getattr(F, f"conv{len(sizes)}d")(x.double(), theirs, stride=stride, padding=padding, groups=groups)
     exact.backward(upstream.double())
     assert mine.grad is not None
@@ -240,7 +253,7 @@ def test_columns_in_blocks(
 @pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("has_avx2_alone", [False, True])
 @pytest.mark.parametrize(
-    ("x", "weight", "padding", "groups", "form"),
+    ("x", "weight", "padding", "groups", "implementation"),
     [
         ((4, 32, 14, 14), (32, 1, 5, 5), 2, 32, "strips"),
         ((4, 64, 14, 14), (64, 1, 3, 3), 1, 64, "torch"),
@@ -259,18 +272,18 @@ def test_which_weight_gradient(
     weight: tuple[int, ...],
     padding: int,
     groups: int,
-    form: str,
+    implementation: str,
     has_avx2_alone: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "has_avx2_alone", lambda: has_avx2_alone)
-    if " else " in form:
-        form = form.split()[0 if has_avx2_alone else -1]
+    if " else " in implementation:
+        implementation = implementation.split()[0 if has_avx2_alone else -1]
     kernel = torch.randn(weight, requires_grad=True)
     convolve = getattr(F, f"conv{len(x) - 2}d")
-    with taken() as forms:
+    with taken() as implementations:
         compiled(lambda kernel: convolve(torch.ones(x), kernel, padding=padding, groups=groups).sin().sum(), {})(kernel).backward()
-    assert [name for op, name in forms if op == "weight_gradient"] == [form]
+    assert [name for op, name in implementations if op == "weight_gradient"] == [implementation]
 
 
 @pytest.mark.usefixtures("quick_xla")
@@ -334,11 +347,11 @@ POOLS = [
 
 @pytest.mark.sample(usual=5)
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
+@pytest.mark.parametrize("implementations", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["", "channels_last"])
 @pytest.mark.parametrize(("space", "settings"), POOLS)
-def test_max_pool(forms: tuple[str, str], dtype: torch.dtype, channels_last: bool, space: int, settings: dict[str, Any]) -> None:
+def test_max_pool(implementations: tuple[str, str], dtype: torch.dtype, channels_last: bool, space: int, settings: dict[str, Any]) -> None:
     """With its gradient. Of equal numbers the first counts."""
     torch.manual_seed(0)
     pool = getattr(F, f"max_pool{space}d")
@@ -350,7 +363,7 @@ def test_max_pool(forms: tuple[str, str], dtype: torch.dtype, channels_last: boo
         out, positions = pool(x, return_indices=True, **settings)
         return out, positions
 
-    function = compiled(run, dict(zip(("max_pool", "max_pool_gradient"), forms, strict=True)))
+    function = compiled(run, dict(zip(("max_pool", "max_pool_gradient"), implementations, strict=True)))
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     results, expected = function(mine), run(theirs)
     for result, wanted in zip(results, expected, strict=True):
@@ -363,9 +376,9 @@ def test_max_pool(forms: tuple[str, str], dtype: torch.dtype, channels_last: boo
     assert_equal(mine.grad, theirs.grad, tolerance=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("form", ["torch", "onednn", "xla"])
+@pytest.mark.parametrize("implementation", ["torch", "onednn", "xla"])
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-def test_products_of_matrices(form: str, transposed: tuple[bool, bool]) -> None:
+def test_products_of_matrices(implementation: str, transposed: tuple[bool, bool]) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(130, 140), torch.randn(140, 150)
     tensors = [item.t().contiguous() if turn else item for item, turn in zip((x, y), transposed, strict=True)]
@@ -373,28 +386,28 @@ def test_products_of_matrices(form: str, transposed: tuple[bool, bool]) -> None:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x.t() if transposed[0] else x) @ (y.t() if transposed[1] else y)
 
-    assert_equal(compiled(run, {"contraction": form})(*tensors), run(*tensors), tolerance=(1e-4, 1e-4))
+    assert_equal(compiled(run, {"contraction": implementation})(*tensors), run(*tensors), tolerance=(1e-4, 1e-4))
 
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("rows", "columns", "dtype", "form"),
+    ("rows", "columns", "dtype", "implementation"),
     [
         (1, 4096, "float32", "few_vectors"), (1, 256, "float32", "xla"), (1, 4096, "bfloat16", "few_vectors"),
         (2, 256, "float32", "onednn"), (2, 128, "float32", "xla"),
         (16, 256, "float32", "onednn"), (17, 100, "float32", "xla"), (100, 100, "float32", "onednn"),
     ],
 )  # fmt: skip
-def test_ways_of_a_layer(rows: int, columns: int, dtype: str, form: str) -> None:
+def test_ways_of_a_layer(rows: int, columns: int, dtype: str, implementation: str) -> None:
     """Which has 768 inputs."""
     kind = jax.numpy.dtype(dtype)
     problem = Contraction((rows, 768), (columns, 768), ((1,), (1,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
-    assert CONTRACTION.choose(problem, {}).name == form
+    assert CONTRACTION.choose(problem, {}).name == implementation
 
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("x", "y", "over", "avx2", "form"),
+    ("x", "y", "over", "avx2", "implementation"),
     [
         ((512, 2048), (2048, 512), (1, 0), True, "torch"), ((2048, 512), (2048, 512), (0, 0), True, "torch"),
         ((512, 512), (512, 256), (0, 0), True, "torch"), ((512, 2048), (2048, 512), (1, 0), False, "onednn"),
@@ -404,14 +417,14 @@ def test_ways_of_a_layer(rows: int, columns: int, dtype: str, form: str) -> None
     ],
 )  # fmt: skip
 def test_sizes_for_which_onednn_is_slow(
-    x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], avx2: bool, form: str, monkeypatch: pytest.MonkeyPatch
+    x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], avx2: bool, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads numbers at a distance of 2 KB, with AVX2."""
     monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
     monkeypatch.setattr(machine, "is_intels", lambda: False)
     kind, dims = jax.numpy.dtype("float32"), ((over[0],), (over[1],))
     problem = Contraction(x, y, dims, ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
-    assert CONTRACTION.choose(problem, {}).name == form
+    assert CONTRACTION.choose(problem, {}).name == implementation
 
 
 def test_mkl_stays_intels_for_what_is_too_small_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,13 +443,13 @@ def test_weight_gradient_for_which_onednn_is_slow(avx2: bool, monkeypatch: pytes
     monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
     torch.manual_seed(0)
     x, weight = torch.randn(2, 512, 14, 14), torch.randn(128, 512, 1, 1, requires_grad=True)
-    with taken() as forms:
+    with taken() as implementations:
         out = compiled(lambda weight: F.conv2d(x, weight, stride=2), {})(weight)
         upstream = torch.randn_like(out)
         (mine,) = torch.autograd.grad(out, weight, upstream)
     (theirs,) = torch.autograd.grad(F.conv2d(x, weight, stride=2), weight, upstream)
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
-    assert [name for op, name in forms if op == "weight_gradient"] == ["columns" if avx2 else "product"]
+    assert [name for op, name in implementations if op == "weight_gradient"] == ["columns" if avx2 else "product"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -484,14 +497,14 @@ def test_activations_stay_channels_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(usual=8)
-@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("implementation", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "activation",
     [None, F.gelu, lambda x: F.gelu(x, approximate="tanh"), torch.sigmoid, torch.tanh, F.relu],
     ids=["none", "gelu", "gelu_tanh", "sigmoid", "tanh", "relu"],
 )
-def test_linear(form: str, dtype: torch.dtype, activation: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+def test_linear(implementation: str, dtype: torch.dtype, activation: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 5, 8, dtype=dtype), torch.randn(6, 8, dtype=dtype), torch.randn(6, dtype=dtype)
     x[0, 0, 0] = torch.nan
@@ -500,7 +513,7 @@ def test_linear(form: str, dtype: torch.dtype, activation: Callable[[torch.Tenso
         out = F.linear(x, weight, bias)
         return out if activation is None else activation(out)
 
-    assert_equal(compiled(layer, {"contraction": form})(x), layer(x), tolerance=TOLERANCE[dtype])
+    assert_equal(compiled(layer, {"contraction": implementation})(x), layer(x), tolerance=TOLERANCE[dtype])
 
 
 @needs_onednn
@@ -515,15 +528,15 @@ def test_activation_is_applied_once_and_only_where_nothing_else_sees_the_product
         assert_equal(mine, theirs, tolerance=(1e-5, 1e-5))
 
 
-@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("implementation", ["onednn", "xla"])
 @pytest.mark.parametrize("heads_inside", [True, False])
-def test_attention(form: str, heads_inside: bool) -> None:
+def test_attention(implementation: str, heads_inside: bool) -> None:
     torch.manual_seed(0)
     shape = (2, 7, 3, 8) if heads_inside else (2, 3, 7, 8)
     tensors = [torch.randn(shape) for _ in range(3)]
     views = [tensor.transpose(1, 2) if heads_inside else tensor for tensor in tensors]
     assert_equal(
-        compiled(F.scaled_dot_product_attention, {"contraction": form})(*views),
+        compiled(F.scaled_dot_product_attention, {"contraction": implementation})(*views),
         F.scaled_dot_product_attention(*views),
         tolerance=(1e-5, 1e-5),
     )
@@ -531,11 +544,11 @@ def test_attention(form: str, heads_inside: bool) -> None:
 
 @pytest.mark.sample(usual=3)
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("implementation", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(("shape", "count"), [((7, 70), 1), ((70,), 1), ((2, 3, 5, 7), 2), ((2, 1, 3, 1, 2, 1, 9), 1), ((0, 5), 1)])
-def test_layer_norm(form: str, dtype: torch.dtype, affine: bool, shape: tuple[int, ...], count: int) -> None:
+def test_layer_norm(implementation: str, dtype: torch.dtype, affine: bool, shape: tuple[int, ...], count: int) -> None:
     torch.manual_seed(0)
     x = (torch.randn(shape) * 3 + 2).to(dtype)
     inner = shape[len(shape) - count :]
@@ -546,8 +559,8 @@ def test_layer_norm(form: str, dtype: torch.dtype, affine: bool, shape: tuple[in
     def run(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, inner, *parameters)
 
-    assert_equal(compiled(run, {"layer_norm": form})(x, *parameters), run(x, *parameters), tolerance=TOLERANCE[dtype])
+    assert_equal(compiled(run, {"layer_norm": implementation})(x, *parameters), run(x, *parameters), tolerance=TOLERANCE[dtype])
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    compiled(run, {"layer_norm": form})(mine, *parameters).sum().backward()
+    compiled(run, {"layer_norm": implementation})(mine, *parameters).sum().backward()
     run(theirs, *parameters).sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=TOLERANCE[dtype][0], atol=TOLERANCE[dtype][1], equal_nan=True)

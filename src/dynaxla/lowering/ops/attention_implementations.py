@@ -15,7 +15,7 @@ from ..context import Context
 from ..cpu import flash_attention
 from ..cpu.vectorized_reductions import reduce_max, reduce_sum
 from ..cuda import fused_attention
-from ..forms import Forms, Operand
+from ..implementations import Implementations, Operand
 from ..memory_order import eager_order, eager_spec
 from ..promotion import convert, expand
 from ..tpu import pallas_attention
@@ -29,9 +29,9 @@ Gradients = tuple[Array, Array, Array, Array | None]
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The shapes, dtypes and settings of an attention or its gradient, by which a form is chosen.
+    """The shapes, dtypes and settings of an attention or its gradient, by which an implementation is chosen.
 
-    It has no `operands`, so the tuner does not measure it: some forms exist to save memory, and the tuner would measure time alone.
+    It has no `operands`, so the tuner does not measure it: some implementations exist to save memory, and the tuner measures time alone.
 
     Attributes:
         query, key, value: shape, dtype and memory order of each operand.
@@ -100,7 +100,7 @@ class Attention:
     place: RowBlock | None = None
 
     def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> AttentionProblem:
-        """Returns the description by which a form is chosen."""
+        """Returns the description by which an implementation is chosen."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self._distinct_sizes(2), self.mask.dtype)
         return AttentionProblem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
@@ -209,8 +209,8 @@ def _spread(x: Array, shape: Sequence[int]) -> Array:
 
 Results = tuple[Array, ...]
 
-ATTENTION: Forms[AttentionProblem] = Forms("attention")
-ATTENTION_GRADIENT: Forms[AttentionProblem] = Forms("attention_gradient")
+ATTENTION: Implementations[AttentionProblem] = Implementations("attention")
+ATTENTION_GRADIENT: Implementations[AttentionProblem] = Implementations("attention_gradient")
 
 
 def attend(attention: Attention, dropout_p: float = 0.0, key: Array | None = None) -> tuple[Array, Array]:
@@ -238,9 +238,12 @@ def gradients(
     return found
 
 
-def _fits_cudnn(problem: AttentionProblem) -> bool:
-    """True if cuDNN computes this with the same result as the other forms. Dropout is excluded: its seed is a constant of the program, and
-    XLA counts its offset for each program separately, so the backward could not drop the same weights."""
+def _supports_cudnn(problem: AttentionProblem) -> bool:
+    """True if cuDNN computes this with the same result as the other implementations.
+
+    Dropout is excluded: its seed is a constant of the program, and XLA counts its offset for each program separately, so the backward could
+    not drop the same weights.
+    """
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         fused_attention.is_known()
@@ -254,11 +257,11 @@ def _fits_cudnn(problem: AttentionProblem) -> bool:
         and (not problem.is_causal or (mask is None and query.shape[2] == key.shape[2]))
         and 0 < problem.scale < math.inf
         and not (problem.has_dropout or problem.wants_mask_gradient)
-        and (mask is None or _fits_as_bias(mask, query, key))
+        and (mask is None or _supports_cudnn_mask(mask, query, key))
     )
 
 
-def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
+def _supports_cudnn_mask(mask: Operand, query: Operand, key: Operand) -> bool:
     """True if a mask can be cuDNN's bias: one number for each score, in the query's dtype. For odd sizes cuDNN has no gradient. A bias with
     one row for all rows is excluded: cuDNN does not document it, and JAX never passes one."""
     rows, columns = query.shape[2], key.shape[2]
@@ -271,12 +274,12 @@ def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
     )
 
 
-def _suits_cudnn(problem: AttentionProblem) -> bool:
+def _prefers_cudnn(problem: AttentionProblem) -> bool:
     """True for more than one row. The scores of a single row take no more memory than the keys."""
     return problem.query.shape[2] > 1
 
 
-@ATTENTION.form("cudnn", platforms=["cuda"], fits=_fits_cudnn, suits=_suits_cudnn, is_refusable=True)
+@ATTENTION.implementation("cudnn", platforms=["cuda"], supports=_supports_cudnn, preferred=_prefers_cudnn, is_refusable=True)
 def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(2)
     return fused_attention.forward(*operands, problem.fused)
@@ -287,7 +290,7 @@ def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float,
 _FEWEST_FOR_PALLAS = 192
 
 
-def _fits_pallas(problem: AttentionProblem) -> bool:
+def _supports_pallas(problem: AttentionProblem) -> bool:
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         query.dtype == key.dtype == value.dtype
@@ -299,17 +302,17 @@ def _fits_pallas(problem: AttentionProblem) -> bool:
         and pallas_attention.takes(value.dtype, value.shape[3])
         and query.shape[1] % key.shape[1] == 0
         and not (problem.has_dropout or problem.wants_mask_gradient)
-        and (mask is None or _fits_pallas_mask(mask, query, key))
+        and (mask is None or _supports_pallas_mask(mask, query, key))
     )
 
 
-def _fits_pallas_mask(mask: Operand, query: Operand, key: Operand) -> bool:
+def _supports_pallas_mask(mask: Operand, query: Operand, key: Operand) -> bool:
     sizes = zip(mask.shape[:3], query.shape[:3], strict=True)
-    dtype_fits = dtypes.is_bool(mask.dtype) or pallas_attention.takes(mask.dtype, 1)
-    return dtype_fits and all(size in (1, whole) for size, whole in sizes) and mask.shape[3] == key.shape[2]
+    is_dtype_supported = dtypes.is_bool(mask.dtype) or pallas_attention.takes(mask.dtype, 1)
+    return is_dtype_supported and all(size in (1, whole) for size, whole in sizes) and mask.shape[3] == key.shape[2]
 
 
-def _suits_pallas(problem: AttentionProblem) -> bool:
+def _prefers_pallas(problem: AttentionProblem) -> bool:
     return min(problem.query.shape[2], problem.key.shape[2]) >= _FEWEST_FOR_PALLAS
 
 
@@ -317,7 +320,7 @@ def _pallas_settings(problem: AttentionProblem, attention: Attention) -> pallas_
     return pallas_attention.KernelSettings(problem.scale, problem.is_causal, attention.ctx.settings.matmul_precision)
 
 
-@ATTENTION.form("pallas", platforms=["tpu"], fits=_fits_pallas, suits=_suits_pallas, is_refusable=True)
+@ATTENTION.implementation("pallas", platforms=["tpu"], supports=_supports_pallas, preferred=_prefers_pallas, is_refusable=True)
 def _by_pallas(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, _mask_for_pallas(attention)
     return pallas_attention.forward(*operands, _pallas_settings(problem, attention))
@@ -334,11 +337,11 @@ _MANY_BYTES = 64 << 20
 # Bytes of the scores of a block. A block has no fewer than _FEWEST_ROWS rows, which a matrix product needs to be fast.
 _BLOCK_BYTES = 16 << 20
 _FEWEST_ROWS = 16
-# The forms that compute one block.
+# The implementations that compute one block.
 _IN_MEMORY = "fused_softmax", "xla"
 
 
-def _fits_blocks(problem: AttentionProblem) -> bool:
+def _supports_blocks(problem: AttentionProblem) -> bool:
     return 0 not in problem.query.shape + problem.key.shape and len(problem.query.shape) == 4 and not problem.wants_mask_gradient
 
 
@@ -347,8 +350,8 @@ def _is_large(problem: AttentionProblem) -> bool:
     return rows * _row_bytes(problem) > _MANY_BYTES and rows > _FEWEST_ROWS
 
 
-def _suits_blocks(problem: AttentionProblem) -> bool:
-    """True for a large attention with dropout, which the form "cudnn" excludes."""
+def _prefers_blocks(problem: AttentionProblem) -> bool:
+    """True for a large attention with dropout, which the implementation "cudnn" excludes."""
     return problem.has_dropout and _is_large(problem)
 
 
@@ -376,11 +379,11 @@ def _in_blocks(problem: AttentionProblem, step: Callable[[Results, Array, int], 
     return results if whole == rows else step(results, lax.full((), whole, np.int32), rows - whole)
 
 
-@ATTENTION.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
-@ATTENTION.form("row_blocks", platforms=["tpu"], fits=_fits_blocks, suits=_is_large)
+@ATTENTION.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
+@ATTENTION.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
 def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     attention = replace(attention, mask=attention.distinct_mask(4))
-    in_memory = next(form for form in map(ATTENTION.forms.__getitem__, _IN_MEMORY) if form.solves(problem))
+    in_memory = next(item for item in map(ATTENTION.by_name.__getitem__, _IN_MEMORY) if item.can_run(problem))
 
     def step(results: Results, first: Array, count: int) -> Results:
         found = in_memory.run(problem, attention.block(first, count), dropout_p, key)
@@ -398,7 +401,7 @@ _UNCACHED_BYTES = 8 << 20
 _MANY_COLUMNS = 160
 
 
-def _fits_torch(problem: AttentionProblem) -> bool:
+def _supports_torch(problem: AttentionProblem) -> bool:
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         query.dtype == key.dtype == value.dtype
@@ -412,14 +415,17 @@ def _fits_torch(problem: AttentionProblem) -> bool:
     )
 
 
-def _suits_torch(problem: AttentionProblem) -> bool:
-    """True for a large attention in float32. With AVX2, torch's forward took 0.53 to 0.97 of the time of the form "xla", its gradient 0.7
-    to 1.1. For half types its gradient took up to seven times as long."""
+def _prefers_torch(problem: AttentionProblem) -> bool:
+    """True for a large attention in float32.
+
+    With AVX2, torch's forward took 0.53 to 0.97 of the time of the implementation "xla", its gradient 0.7 to 1.1. For half types its
+    gradient took up to seven times as long.
+    """
     many = problem.query.shape[2] * _row_bytes(problem) >= _UNCACHED_BYTES and problem.key.shape[2] >= _MANY_COLUMNS
     return many and problem.query.dtype == np.float32
 
 
-@ATTENTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@ATTENTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _by_torch(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.distinct_mask(4)
     return flash_attention.forward(*operands, (problem.query, problem.key, problem.value), problem.is_causal, problem.scale)
@@ -449,11 +455,11 @@ def _attend(attention: Attention, dropout_p: float, key: Array | None) -> tuple[
     return lax.div(out, _spread(divisor, out.shape)), lax.add(lax.log(total), largest), largest
 
 
-def _fits_fused_softmax(problem: AttentionProblem) -> bool:
+def _supports_fused_softmax(problem: AttentionProblem) -> bool:
     return problem.mask is None and 0 not in problem.key.shape
 
 
-@ATTENTION.form("fused_softmax", platforms=["tpu"], fits=_fits_fused_softmax)
+@ATTENTION.implementation("fused_softmax", platforms=["tpu"], supports=_supports_fused_softmax)
 def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     """Without zeros for rows whose scores are all -inf, which have NaN instead. Without a mask these are scores that overflow.
 
@@ -463,7 +469,7 @@ def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p
     return convert(out, attention.query.dtype), logsumexp
 
 
-@ATTENTION.form("xla")
+@ATTENTION.implementation("xla")
 def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
     out, logsumexp, largest = _attend(attention, dropout_p, key)
     # A select between the maximum and the exponential would keep XLA:TPU from fusing them.
@@ -473,7 +479,7 @@ def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, k
     return convert(out, attention.query.dtype), logsumexp
 
 
-@ATTENTION_GRADIENT.form("cudnn", platforms=["cuda"], fits=_fits_cudnn, suits=_suits_cudnn, is_refusable=True)
+@ATTENTION_GRADIENT.implementation("cudnn", platforms=["cuda"], supports=_supports_cudnn, preferred=_prefers_cudnn, is_refusable=True)
 def _gradients_by_cudnn(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
@@ -481,7 +487,7 @@ def _gradients_by_cudnn(
     return *fused_attention.backward(grad, *operands, out, logsumexp, problem.fused), None
 
 
-@ATTENTION_GRADIENT.form("pallas", platforms=["tpu"], fits=_fits_pallas, suits=_suits_pallas, is_refusable=True)
+@ATTENTION_GRADIENT.implementation("pallas", platforms=["tpu"], supports=_supports_pallas, preferred=_prefers_pallas, is_refusable=True)
 def _gradients_by_pallas(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
@@ -490,8 +496,8 @@ def _gradients_by_pallas(
     return *found, None
 
 
-@ATTENTION_GRADIENT.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
-@ATTENTION_GRADIENT.form("row_blocks", platforms=["tpu"], fits=_fits_blocks, suits=_is_large)
+@ATTENTION_GRADIENT.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
+@ATTENTION_GRADIENT.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
 def _gradients_by_blocks(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
@@ -513,7 +519,7 @@ def _gradients_by_blocks(
     return grad_query, convert(grad_key, attention.key.dtype), convert(grad_value, attention.value.dtype), None
 
 
-@ATTENTION_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
+@ATTENTION_GRADIENT.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _gradients_by_torch(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
@@ -522,7 +528,7 @@ def _gradients_by_torch(
     return *flash_attention.backward(grad, *operands, out, logsumexp, held, problem.is_causal, problem.scale), None
 
 
-@ATTENTION_GRADIENT.form("xla")
+@ATTENTION_GRADIENT.implementation("xla")
 def _gradients_by_xla(
     problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:

@@ -17,10 +17,10 @@ from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.cuda import fused_attention
-from dynaxla.lowering.forms import Choice, Form, Forms, Operand, expected, generic
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.ops import attention_forms
-from dynaxla.lowering.ops.attention_forms import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
+from dynaxla.lowering.implementations import Choice, Implementation, Implementations, Operand, expected, generic
+from dynaxla.lowering.ops import attention_implementations
+from dynaxla.lowering.ops.attention_implementations import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -170,20 +170,24 @@ def test_other_names() -> None:
 
 
 @pytest.mark.parametrize(("platform", "names"), [("cpu", ["torch", "xla"]), ("rocm", ["xla"]), ("tpu", ["pallas", "row_blocks", "xla"])])
-def test_other_platforms_have_other_forms(platform: str, names: list[str]) -> None:
+def test_other_platforms_have_other_implementations(platform: str, names: list[str]) -> None:
     x = Operand((2, 4, 16, 64), np.dtype(jax.numpy.bfloat16))
     problem = AttentionProblem(x, x, x, None, True, 0.125, False, False, "cuda")
-    for forms in (ATTENTION, ATTENTION_GRADIENT):
-        assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "blocks", "xla"]
-        found = [form.name for form in forms.fitting(replace(problem, platform=platform), {})]
+    for implementations in (ATTENTION, ATTENTION_GRADIENT):
+        assert [implementation.name for implementation in implementations.available(problem, {})] == ["cudnn", "blocks", "xla"]
+        found = [implementation.name for implementation in implementations.available(replace(problem, platform=platform), {})]
         assert [name for name in found if name != "fused_softmax"] == names
-    fused = [form.name for form in ATTENTION.fitting(replace(problem, platform=platform), {}) if form.name == "fused_softmax"]
+    fused = [
+        implementation.name
+        for implementation in ATTENTION.available(replace(problem, platform=platform), {})
+        if implementation.name == "fused_softmax"
+    ]
     assert fused == (["fused_softmax"] if platform == "tpu" else [])
     masked = replace(problem, platform=platform, mask=Operand((1, 1, 16, 16), np.dtype(bool)))
-    assert "fused_softmax" not in [form.name for form in ATTENTION.fitting(masked, {})]
+    assert "fused_softmax" not in [implementation.name for implementation in ATTENTION.available(masked, {})]
 
 
-def test_an_unknown_jaxlib_has_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_jaxlib_has_one_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_attention, "KNOWN", ())
     assert targets(flash(*heads())) == []
 
@@ -206,7 +210,7 @@ def test_heads_are_taken_as_they_lie() -> None:
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
 def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the forward and of the gradient: as by the form with the scores in memory."""
+    """Of the forward and of the gradient: as by the implementation with the scores in memory."""
     monkeypatch.setattr(fused_attention, "_call", attention_kernel)
 
     def results(call: Call, choose: Choice) -> list[torch.Tensor]:
@@ -224,8 +228,8 @@ def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> No
 # --- in blocks of rows
 
 
-def in_blocks(forms: Forms[Any], problem: Any) -> Form[Any]:
-    return forms.forms["blocks"] if "blocks" in forms.forms else expected(forms, problem)
+def in_blocks(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    return implementations.by_name["blocks"] if "blocks" in implementations.by_name else expected(implementations, problem)
 
 
 def operand(*shape: int, dtype: str = "bfloat16") -> Operand:
@@ -237,7 +241,7 @@ DROPPED = AttentionProblem(LARGE, LARGE, LARGE, None, False, 0.125, True, False,
 
 
 def chosen(problem: AttentionProblem) -> str:
-    names = {forms.choose(problem, {}).name for forms in (ATTENTION, ATTENTION_GRADIENT)}
+    names = {implementations.choose(problem, {}).name for implementations in (ATTENTION, ATTENTION_GRADIENT)}
     assert len(names) == 1
     return names.pop()
 
@@ -261,7 +265,7 @@ def test_where_blocks_are_taken() -> None:
 )
 def test_rows_of_a_block(batch: int, rows: int, columns: int, expected_rows: int) -> None:
     problem = replace(DROPPED, query=operand(batch, 12, rows, 64), key=operand(batch, 12, columns, 64))
-    assert attention_forms._block_rows(problem) == expected_rows
+    assert attention_implementations._block_rows(problem) == expected_rows
 
 
 def test_large_programs_hold_no_scores() -> None:
@@ -303,8 +307,8 @@ def results_by(choose: Choice, call: Call) -> list[torch.Tensor]:
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other form."""
-    monkeypatch.setattr(attention_forms, "_block_rows", lambda _: 4)
+    """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other implementation."""
+    monkeypatch.setattr(attention_implementations, "_block_rows", lambda _: 4)
     call = IN_BLOCKS[name]()
     tolerance = 0.02 if call.args[0].dtype == BF16 else 1e-5
     with jax.enable_x64(True):
@@ -314,9 +318,9 @@ def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(results_by(in_blocks, again), results_by(generic, again), rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_in_blocks_are_those_of_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_in_blocks_are_those_of_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX differentiates the forward's blocks; the gradient's blocks get the key that the forward hands on."""
-    monkeypatch.setattr(attention_forms, "_block_rows", lambda _: 4)
+    monkeypatch.setattr(attention_implementations, "_block_rows", lambda _: 4)
     call = flash(*heads(10, 13, dtype=torch.float32), dropout_p=0.3)
     with jax.enable_x64(True):
         function, arrays = function_of([call], choose=in_blocks)

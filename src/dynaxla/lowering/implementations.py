@@ -1,0 +1,240 @@
+"""The alternative implementations of an op. The fastest one depends on the platform and the shapes.
+
+    @CONVOLUTION.implementation("onednn", platforms=["cpu"], supports=..., preferred=...)
+    def by_onednn(problem, x, weight, bias): ...
+
+An implementation is a function of the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands. All
+implementations of an op return the same result up to rounding. The first implementation, in registration order, that supports the problem
+(`supports`) and is expected to be the fastest (`preferred`) is used. The last one must support every problem on every platform. With the
+option `tune`, all implementations that support the problem are measured instead (see dynaxla.tuning). An implementation that needs a
+library or hardware feature that a machine may lack is registered as refusable: if XLA refuses to compile it, the program is compiled
+without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from ..errors import OptionError
+from ..observe import events
+from .dtypes import DType
+from .registry import registry
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand's array.
+
+    Attributes:
+        shape: Its logical shape.
+        dtype: Its dtype.
+        order: Its dimensions from the slowest-varying in memory to the fastest; None for row-major.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    order: tuple[int, ...] | None = None
+
+
+class Posed(Protocol):
+    """A problem for which an implementation is chosen.
+
+    Attributes:
+        platform: JAX's name of the platform on which the op runs.
+    """
+
+    @property
+    def platform(self) -> str: ...
+
+
+@runtime_checkable
+class Measurable(Posed, Protocol):
+    """A problem whose implementations can be measured. Two problems with the same repr are the same; str() is for people.
+
+    Attributes:
+        operands: The arguments of an implementation after the problem.
+        result_order: The order of the result's dimensions, as in `Operand`.
+    """
+
+    @property
+    def operands(self) -> Sequence[Operand]: ...
+
+    @property
+    def result_order(self) -> tuple[int, ...] | None: ...
+
+
+Problem = TypeVar("Problem", bound=Posed)
+
+
+@dataclass(frozen=True)
+class Implementation(Generic[Problem]):
+    """One implementation of an op.
+
+    Attributes:
+        name: Its name, unique for the op.
+        run: Takes the problem and the operands, and returns the result.
+        platforms: The platforms on which it exists; empty for all.
+        supports: True if it supports a problem on those platforms.
+        preferred: True if it is expected to be the fastest for a problem, among itself and the implementations registered after it.
+        epilogues: The activations that it can compute together with the op (see epilogue.py).
+        is_refusable: True if XLA may refuse to compile it on a machine that lacks a library or a hardware feature.
+        by: The module that registered it.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    platforms: tuple[str, ...]
+    supports: Callable[[Problem], bool]
+    preferred: Callable[[Problem], bool]
+    epilogues: frozenset[str] = frozenset()
+    is_refusable: bool = False
+    by: str = ""
+
+    def can_run(self, problem: Problem) -> bool:
+        """True if the implementation exists on the problem's platform, and supports the problem."""
+        return (not self.platforms or problem.platform in self.platforms) and self.supports(problem)
+
+
+class Implementations(Generic[Problem]):
+    """The implementations of one op, in order of preference."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.by_name: dict[str, Implementation[Problem]] = {}
+        IMPLEMENTATIONS[op] = self
+
+    def implementation(
+        self,
+        name: str,
+        *,
+        platforms: Iterable[str] = (),
+        supports: Callable[[Problem], bool] = lambda _: True,
+        preferred: Callable[[Problem], bool] = lambda _: True,
+        epilogues: Iterable[str] = (),
+        is_refusable: bool = False,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Registers a function as an implementation."""
+        by = str(sys._getframe(1).f_globals.get("__name__"))
+
+        def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
+            self.by_name[name] = Implementation(name, run, tuple(platforms), supports, preferred, frozenset(epilogues), is_refusable, by)
+            return run
+
+        return decorate
+
+    def available(self, problem: Problem, forced: Mapping[str, str]) -> list[Implementation[Problem]]:
+        """Returns the implementations that support a problem.
+
+        Args:
+            forced: For some ops, the name of the only implementation to return wherever it supports the problem.
+        """
+        wanted = self.by_name.get(forced.get(self.op, ""))
+        if wanted is not None and wanted.can_run(problem):
+            return [wanted]
+        return [implementation for implementation in self.by_name.values() if implementation.can_run(problem)]
+
+    def choose(self, problem: Problem, forced: Mapping[str, str]) -> Implementation[Problem]:
+        """Returns the implementation that is expected to be the fastest. `forced`: as in `available`."""
+        available = self.available(problem, forced)
+        return available[0] if len(available) == 1 else next(item for item in available if item.preferred(problem))
+
+    def choose_without_refusable(self, problem: Problem) -> Implementation[Problem]:
+        """Returns the implementation that is expected to be the fastest among those that no machine refuses."""
+        return next(item for item in self.by_name.values() if not item.is_refusable and item.can_run(problem) and item.preferred(problem))
+
+
+# By op. Complete only after all lowerings have been imported (`Registry.fill`).
+IMPLEMENTATIONS: dict[str, Implementations[Any]] = {}
+
+
+def places() -> list[tuple[str, str, str, str]] | None:
+    """Returns the implementations registered outside dynaxla.lowering.
+
+    Returns: (op, name, module, function) for each; None if one is not defined in dynaxla.
+    """
+    found = [
+        (op, item.name, item.run.__module__, item.run.__qualname__)
+        for op, implementations in IMPLEMENTATIONS.items()
+        for item in implementations.by_name.values()
+        if not item.by.startswith("dynaxla.lowering.")
+    ]
+    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
+
+
+Choice = Callable[[Implementations[Any], Any], Implementation[Any]]
+
+
+def expected(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    """Returns the implementation that is expected to be the fastest."""
+    return implementations.choose(problem, {})
+
+
+def without_refusable(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    """Returns the implementation that is expected to be the fastest among those that no machine refuses."""
+    return implementations.choose_without_refusable(problem)
+
+
+def generic(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    """Returns the implementation that supports every problem.
+
+    It uses only JAX's own operations, which can be differentiated and batched.
+    """
+    return list(implementations.by_name.values())[-1]
+
+
+class Choices:
+    """A `Choice` that wraps another one, records the refusable implementations, and can avoid them.
+
+    Attributes:
+        refusable: The refusable implementations that it has chosen, as "op=implementation".
+        avoids_refusable: True if it chooses no refusable implementation.
+    """
+
+    def __init__(self, choose: Choice) -> None:
+        self._choose = choose
+        self.refusable: set[str] = set()
+        self.avoids_refusable = False
+
+    def __call__(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+        implementation = self._taken(implementations, problem)
+        if events.has_listeners():
+            others = [other.name for other in implementations.available(problem, {}) if other is not implementation]
+            is_measurable = isinstance(problem, Measurable)
+            events.emit(events.ImplementationChosen(implementations.op, str(problem), implementation.name, others, is_measurable))
+        return implementation
+
+    def _taken(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+        implementation = self._choose(implementations, problem)
+        if not implementation.is_refusable:
+            return implementation
+        if self.avoids_refusable:
+            return implementations.choose_without_refusable(problem)
+        self.refusable.add(f"{implementations.op}={implementation.name}")
+        return implementation
+
+
+def check_forced(forced: Mapping[str, str]) -> None:
+    """Checks that each op has several implementations, and the named one among them.
+
+    Raises:
+        OptionError: An op without them, or an unknown implementation.
+    """
+    if forced:
+        registry.fill()
+    for op, name in forced.items():
+        if op not in IMPLEMENTATIONS:
+            close = difflib.get_close_matches(op, IMPLEMENTATIONS, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise OptionError(
+                f"DYNAXLA_IMPLEMENTATIONS: the op {op!r} has no implementations to choose from",
+                hint=f"{meant}the ops with several implementations are: {', '.join(IMPLEMENTATIONS)}",
+            )
+        names = IMPLEMENTATIONS[op].by_name
+        if name not in names:
+            raise OptionError(
+                f"DYNAXLA_IMPLEMENTATIONS: {op} has no implementation {name!r}", hint=f"its implementations are: {', '.join(names)}"
+            )

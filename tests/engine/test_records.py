@@ -231,5 +231,5 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {**usual, "mine": implementation})
     assert key(options) is None, "an implementation of the user's"
     last = list(usual.values())[-1]
-    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {"mine": dataclasses.replace(last, by="theirs"), **usual})
+    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {"mine": dataclasses.replace(last, registered_by="theirs"), **usual})
     assert key(options) not in (plain, None), "one of dynaxla's that a user has put in front"

@@ -39,7 +39,7 @@ def test_all_of_a_condition_must_hold() -> None:
 @pytest.mark.parametrize("conditions", [(True, True), (True, False), (False, True)])
 def test_of_an_inner_graph(conditions: tuple[bool, bool], taken: bool | None) -> None:
     inner, outer = checks_of(*conditions), checks_of(True)
-    outer.report(inner, inner.failure(), None if taken is None else jnp.asarray(taken))
+    outer.add_inner(inner, inner.failure(), None if taken is None else jnp.asarray(taken))
     assert [(check.error, check.message) for check in outer[1:]] == [(check.error, check.message) for check in inner]
     wanted = NONE_FAILED if taken is False or all(conditions) else 1 + conditions.index(False)
     assert int(outer.failure()) == wanted

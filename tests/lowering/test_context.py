@@ -37,13 +37,13 @@ def test_a_random_op_that_does_not_say_so() -> None:
 
 
 def test_nested() -> None:
-    """What it computes, checks and claims is its own; the platform and what it calls of torch's are the whole program's."""
+    """What it computes, checks and fused_results is its own; the platform and what it calls of torch's are the whole program's."""
     ctx = Context("cpu")
     node = Builder().input(2)
     ctx.values[node] = jnp.ones(2)
     ctx.require(jnp.asarray(True), ValueError, "outer")
     inner = ctx.nested(None)
-    assert (inner.values, list(inner.checks), node in inner.claims, inner.turn) == ({}, [], False, None)
+    assert (inner.values, list(inner.checks), node in inner.fused_results, inner.effect_token) == ({}, [], False, None)
     inner.require(jnp.asarray(True), ValueError, "inner")
     inner.values[node] = jnp.zeros(2)
     assert [check.message for check in ctx.checks] == ["outer"]

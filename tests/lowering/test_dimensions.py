@@ -10,7 +10,7 @@ import pytest
 import torch
 from jax import export
 
-from dynaxla.lowering.dimensions import all_known, clamp_slice, infer, move, reduced, slice_dim, surely, wrap
+from dynaxla.lowering.dimensions import clamp_slice, definitely, infer_size, is_static, move, reduction_dims, slice_dim, wrap
 
 
 def test_dimensions_are_counted_from_the_front() -> None:
@@ -19,20 +19,20 @@ def test_dimensions_are_counted_from_the_front() -> None:
 
 
 def test_reduced_dimensions() -> None:
-    assert reduced(None, 3) == reduced([], 3) == (0, 1, 2)
-    assert reduced(-1, 3) == (2,)
-    assert reduced([0, -1], 3) == (0, 2)
-    assert reduced(None, 0) == reduced(0, 0) == reduced([-1], 0) == ()
+    assert reduction_dims(None, 3) == reduction_dims([], 3) == (0, 1, 2)
+    assert reduction_dims(-1, 3) == (2,)
+    assert reduction_dims([0, -1], 3) == (0, 2)
+    assert reduction_dims(None, 0) == reduction_dims(0, 0) == reduction_dims([-1], 0) == ()
 
 
 @pytest.mark.parametrize("sizes", [(2, -1), (-1,), (3, -1, 2), (6, 4), (-1, 24)], ids=str)
 def test_inferred_sizes_are_torchs(sizes: tuple[int, ...]) -> None:
-    assert infer(sizes, 24) == tuple(torch.empty(24).view(sizes).shape)
+    assert infer_size(sizes, 24) == tuple(torch.empty(24).view(sizes).shape)
 
 
 def test_inferred_sizes_of_nothing() -> None:
-    assert infer((2, -1), 0) == tuple(torch.empty(0).view(2, -1).shape)
-    assert infer((0, -1), 0) == (0, 0), "torch refuses it; here nothing is divided by zero"
+    assert infer_size((2, -1), 0) == tuple(torch.empty(0).view(2, -1).shape)
+    assert infer_size((0, -1), 0) == (0, 0), "torch refuses it; here nothing is divided by zero"
 
 
 def test_slices_are_pythons() -> None:
@@ -62,13 +62,13 @@ def sizes() -> tuple[int, int]:
 
 def test_comparisons_without_an_outcome_are_not_sure(sizes: tuple[int, int]) -> None:
     batch, length = sizes
-    assert surely(lambda: 2 < 3)
-    assert not surely(lambda: 3 < 2)
-    assert surely(lambda: batch >= 1)
-    assert not surely(lambda: batch > 1)
-    assert not surely(lambda: batch <= length)
-    assert all_known((2, 0))
-    assert not all_known((2, batch))
+    assert definitely(lambda: 2 < 3)
+    assert not definitely(lambda: 3 < 2)
+    assert definitely(lambda: batch >= 1)
+    assert not definitely(lambda: batch > 1)
+    assert not definitely(lambda: batch <= length)
+    assert is_static((2, 0))
+    assert not is_static((2, batch))
 
 
 @pytest.mark.parametrize("bounds", [(0, None), (None, 9223372036854775807), (1, -1), (-2, None), (3, 2), (0, 4), (-5, 7)], ids=str)

@@ -10,21 +10,21 @@ import jax
 import numpy as np
 import pytest
 
-from dynaxla.lowering.dynamic_scalars import NumberInspected, NumberTrace, Variant, is_open
+from dynaxla.lowering.dynamic_scalars import GuardedInputs, NumberInspected, NumberTrace, is_dynamic
 from dynaxla.lowering.promotion import number, result_type
 
 F32 = np.dtype(np.float32)
 
 
-def _variant(watch: NumberTrace) -> Variant:
-    return Variant(tuple(watch.guards), tuple(watch.wanted))
+def _variant(watch: NumberTrace) -> GuardedInputs:
+    return GuardedInputs(tuple(watch.guards), tuple(watch.scalar_inputs))
 
 
 def test_it_is_a_number_of_its_kind() -> None:
     watch = NumberTrace([0.5, 3])
     fraction, whole = watch.number(0), watch.number(1)
-    assert is_open(fraction)
-    assert not is_open(0.5)
+    assert is_dynamic(fraction)
+    assert not is_dynamic(0.5)
     assert isinstance(fraction, float)
     assert not isinstance(fraction, int)
     assert isinstance(whole, int)
@@ -102,7 +102,7 @@ def test_any_other_look_is_noticed(look: str) -> None:
     watch = NumberTrace([1.0])
     with pytest.raises(NumberInspected):
         LOOKS[look](watch.number(0))
-    assert watch.looked
+    assert watch.was_inspected
 
 
 @pytest.mark.parametrize(

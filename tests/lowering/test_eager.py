@@ -13,15 +13,17 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import Interpreter
-from dynaxla.lowering.eager import PORTABLE, eager_on
+from dynaxla.lowering.eager import PORTABLE, eager_behavior_on
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.implementations import Choice, expected, generic
+from dynaxla.lowering.implementations import Chooser, choose_by_rules, choose_generic
 
 aten = torch.ops.aten
 X86 = machine().lower() in ("x86_64", "amd64")
 
 
-def traced(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], platform: str, choose: Choice = expected) -> str:
+def traced(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], platform: str, choose: Chooser = choose_by_rules
+) -> str:
     """The program for a platform, which need not be here."""
     module = make_fx(lambda *tensors: (function(*tensors),), tracing_mode="fake")(*inputs)
     module.graph.eliminate_dead_code()
@@ -61,14 +63,14 @@ def test_programs_differ(function: Callable[..., Any], inputs: tuple[torch.Tenso
 
 def test_names_of_platforms() -> None:
     """Every platform but the CPU does what CUDA does."""
-    assert eager_on("cuda") == eager_on("rocm") == eager_on("tpu")
-    assert eager_on("cpu").refuses_zero_divisors != eager_on("cuda").refuses_zero_divisors
-    assert eager_on("cpu").widens_small_scales != eager_on("cuda").widens_small_scales
+    assert eager_behavior_on("cuda") == eager_behavior_on("rocm") == eager_behavior_on("tpu")
+    assert eager_behavior_on("cpu").refuses_zero_divisors != eager_behavior_on("cuda").refuses_zero_divisors
+    assert eager_behavior_on("cpu").widens_small_scales != eager_behavior_on("cuda").widens_small_scales
 
 
 def test_portable_programs_round_as_on_the_cpu_on_every_machine() -> None:
-    portable = eager_on(PORTABLE)
-    assert portable == replace(eager_on("cpu"), divides_exactly=False, casts_like_x86=False)
+    portable = eager_behavior_on(PORTABLE)
+    assert portable == replace(eager_behavior_on("cpu"), divides_exactly=False, casts_like_x86=False)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,6 @@ def test_portable_programs_round_as_on_the_cpu_on_every_machine() -> None:
 def test_portable_programs_call_no_library(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
     """On the CPU, such problems are given to oneDNN or to torch's kernels."""
     calls = ("ffi_call", "callback", "custom_call")
-    program = traced(function, inputs, PORTABLE, generic)
+    program = traced(function, inputs, PORTABLE, choose_generic)
     assert not [call for call in calls if call in program]
     assert any(call in traced(function, inputs, "cpu") for call in calls)

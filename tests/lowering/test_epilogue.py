@@ -11,7 +11,7 @@ from hand_made import Builder
 from torch.fx import Node
 
 from dynaxla.lowering import Context
-from dynaxla.lowering.epilogue import follow, with_activation
+from dynaxla.lowering.epilogue import following_activation, with_activation
 
 aten = torch.ops.aten
 
@@ -37,10 +37,10 @@ def test_which_activation(op: Any, keywords: dict[str, str], name: str | None) -
     node = product(build)
     reshaped = build.call(aten.view.default, node, [4], value=build.fake(4))
     activation = build.graph.call_function(op, (reshaped,), keywords)
-    found = follow(node)
+    found = following_activation(node)
     assert (found and found.name) == name
     if found is not None:
-        assert (found.node, found.passed) == (activation, (reshaped,))
+        assert (found.node, found.reshapes) == (activation, (reshaped,))
 
 
 def test_nothing_else_may_read_the_product() -> None:
@@ -60,7 +60,7 @@ def test_nothing_else_may_read_the_product() -> None:
             build.call(aten.neg.default, view)
         if read == "returned":
             build.module(node)
-        cases.append(follow(node))
+        cases.append(following_activation(node))
     assert cases == [None] * 6
 
 
@@ -79,10 +79,10 @@ def test_what_is_computed_with_it_is_claimed() -> None:
         ctx = Context("cpu")
         ctx.node = node
         assert with_activation(ctx, offered, compute).shape == (2, 2)
-        claimed = [item in ctx.claims for item in (node, reshaped, activation)]
+        claimed = [item in ctx.fused_results for item in (node, reshaped, activation)]
         assert claimed == ([False, True, True] if offered == ["tanh"] else [False] * 3)
     assert asked == ["", "", "tanh"]
-    assert ctx.claims[reshaped] is None
-    value = ctx.claims[activation]
+    assert ctx.fused_results[reshaped] is None
+    value = ctx.fused_results[activation]
     assert value is not None
     assert value.shape == (4,), "as the activation's own result"

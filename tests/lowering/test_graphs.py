@@ -9,7 +9,7 @@ import torch
 from hand_made import Builder
 from torch.fx import Graph
 
-from dynaxla.lowering.graphs import describe_inputs, is_view, is_wanted, user_line, viewed
+from dynaxla.lowering.graphs import describe_inputs, is_result_used, is_view, user_line, view_source
 
 aten = torch.ops.aten
 
@@ -31,19 +31,19 @@ def test_views() -> None:
         (x, False, None),
     ]
     for node, by_schema, source in cases:
-        assert (is_view(node), viewed(node)) == (by_schema, source), node
+        assert (is_view(node), view_source(node)) == (by_schema, source), node
 
 
 def test_results_that_nobody_wants() -> None:
     build = Builder()
     both = build.call(aten.var_mean.correction, build.input(3))
-    assert not is_wanted(both, 0)
+    assert not is_result_used(both, 0)
     build.call(operator.getitem, both, 0)
-    assert is_wanted(both, 0)
-    assert not is_wanted(both, 1)
+    assert is_result_used(both, 0)
+    assert not is_result_used(both, 1)
     whole = build.call(aten.split.Tensor, build.input(3), 1)
     build.call(aten.cat.default, whole)
-    assert is_wanted(whole, 2)
+    assert is_result_used(whole, 2)
 
 
 def test_inputs_as_a_user_reads_them() -> None:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dynaxla.errors import OptionError
 from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn_support
-from dynaxla.lowering.implementations import IMPLEMENTATIONS, Choices, Implementations, generic
+from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementations, RecordingChooser, choose_generic
 from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
@@ -81,7 +81,7 @@ def test_an_implementation_for_everything_comes_last(op: str) -> None:
     last = list(IMPLEMENTATIONS[op].by_name.values())[-1]
     assert last.platforms == ()
     assert not last.is_refusable
-    assert generic(IMPLEMENTATIONS[op], None) is last
+    assert choose_generic(IMPLEMENTATIONS[op], None) is last
 
 
 @pytest.mark.parametrize("forced", [{}, {"test_choices": "library"}], ids=["", "forced"])
@@ -92,13 +92,13 @@ def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monk
     implementations.implementation("elsewhere", platforms=["tpu"])(lambda problem: None)
     implementations.implementation("large", preferred=lambda problem: problem.size > 100)(lambda problem: None)
     implementations.implementation("any")(lambda problem: None)
-    choices = Choices(lambda implementations, problem: implementations.choose(problem, forced))
-    assert choices(implementations, Problem(1)).name == "any"
-    assert choices.refusable == set()
-    assert [choices(implementations, Problem(size)).name for size in (2, 200)] == ["library", "library"]
-    assert choices.refusable == {"test_choices=library"}
-    choices.avoids_refusable = True
-    assert [choices(implementations, Problem(size)).name for size in (1, 2, 200)] == ["any", "any", "large"]
+    chooser = RecordingChooser(lambda implementations, problem: implementations.choose(problem, forced))
+    assert chooser(implementations, Problem(1)).name == "any"
+    assert chooser.refusable == set()
+    assert [chooser(implementations, Problem(size)).name for size in (2, 200)] == ["library", "library"]
+    assert chooser.refusable == {"test_choices=library"}
+    chooser.avoids_refusable = True
+    assert [chooser(implementations, Problem(size)).name for size in (1, 2, 200)] == ["any", "any", "large"]
 
 
 @pytest.mark.parametrize(

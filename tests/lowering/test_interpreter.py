@@ -38,7 +38,7 @@ def one_op(build: Builder, op: Any = aten.relu.default) -> Node:
 def run(build: Builder, *outputs: Node, registered: Registry) -> list[Any]:
     interpreter = Interpreter(build.module(*outputs), "cpu", registered, kernels=False)
     with jax.enable_x64(True):
-        return interpreter.run_whole([jnp.ones(3, jnp.float32)], Context("cpu"))
+        return interpreter.run_all([jnp.ones(3, jnp.float32)], Context("cpu"))
 
 
 def fails(x: Array) -> Array:
@@ -123,7 +123,7 @@ def test_numbers_and_constants() -> None:
     module = build.module(scaled, constant, total)
     interpreter = Interpreter(module, "cpu")
     with jax.enable_x64(True):
-        product, value, number = interpreter.run_whole((jnp.ones(3, jnp.float32), 4), Context("cpu"))
+        product, value, number = interpreter.run_all((jnp.ones(3, jnp.float32), 4), Context("cpu"))
     assert (product.tolist(), value.tolist(), number) == ([9, 9, 9], [-2], 9)
 
 
@@ -186,11 +186,11 @@ def test_where_all_ops_are_known_to_have_lowerings_none_is_looked_up_before_it_i
 
     later = of(is_lowered=True)
     needed = later.needed([node])
-    assert later.acts
+    assert later.has_effects
     assert not looked_for
     at_once = of(is_lowered=False)
     assert looked_for
-    assert at_once.acts
+    assert at_once.has_effects
     assert needed == at_once.needed([node]) == {x, checked, node}
     (value,) = later.run([jnp.full(3, -1.0)], Context("cpu"), [node])
     assert (value == -2).all()

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Context, Interpreter
-from dynaxla.lowering.keyed_random import KEY_DTYPE, KEY_SHAPE, alone, keyed, operands, random_key
+from dynaxla.lowering.keyed_random import KEY_DTYPE, KEY_SHAPE, keyed, operands, random_key, single_op_graph
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def evaluate(module: GraphModule, *inputs: Any, seed: int = 0) -> list[Any]:
     interpreter = Interpreter(module, "cpu")
     assert interpreter.draws_random
     with jax.enable_x64(True):
-        return interpreter.run_whole(inputs, Context("cpu", key=jax.random.key(seed)))
+        return interpreter.run_all(inputs, Context("cpu", key=jax.random.key(seed)))
 
 
 def test_the_same_key_is_the_same_draw() -> None:
@@ -53,7 +53,7 @@ def test_a_draw_as_a_graph_of_its_own() -> None:
     x, y = build.input(3), build.input(3)
     node = build.call(keyed, aten.normal.Tensor_Tensor, key(build, 0), y, x)
     assert operands(node) == [y, x]
-    graph = alone(node).graph
+    graph = single_op_graph(node).graph
     assert [item.target for item in graph.find_nodes(op="placeholder")] == [y.name, x.name]
     (inner,) = graph.find_nodes(op="call_function", target=aten.normal.Tensor_Tensor)
     assert inner.meta["val"] is node.meta["val"]

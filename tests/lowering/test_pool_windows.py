@@ -25,7 +25,7 @@ def test_what_lies_in_a_window(size: int, out: int, kernel: int, stride: int, pa
             wanted[:, window, tap] = x[:, place]
         if tap == 0:
             assert dim.starts[window] == place
-    padded = pad(jnp.asarray(x), 0, {1: dim.margins})
+    padded = pad(jnp.asarray(x), 0, {1: dim.edge_padding})
     np.testing.assert_array_equal(np.stack([dim.tap(padded, number) for number in range(kernel)], -1), wanted)
     np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "sum", [dim]), wanted.sum(-1))
     np.testing.assert_array_equal(reduce_window(jnp.asarray(x), 0, "max", [dim]), wanted.max(-1))
@@ -39,7 +39,7 @@ def test_settings_once_for_all_dimensions() -> None:
 def test_padding() -> None:
     x = jnp.asarray([[1, 2, 3]])
     assert pad(x, 7, {1: (1, -1)}).tolist() == [[7, 1, 2]]
-    assert pad(x, 0, {1: (0, 1)}, spacing=1).tolist() == [[1, 0, 2, 0, 3, 0]]
+    assert pad(x, 0, {1: (0, 1)}, interior=1).tolist() == [[1, 0, 2, 0, 3, 0]]
 
 
 def test_lowest() -> None:

@@ -21,4 +21,4 @@ def test_keys() -> None:
 
 
 def test_counting_on() -> None:
-    assert drawn(1, 3) + drawn(1, 2, before=3) == drawn(1, 5)
+    assert drawn(1, 3) + drawn(1, 2, offset=3) == drawn(1, 5)

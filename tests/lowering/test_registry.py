@@ -148,7 +148,7 @@ def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_table({aten.sin.default: jnp.sin})
     rule = registry.find(aten.atan2.default)
     assert rule is not None
-    assert rule.where.startswith("jax."), "the place of the function, not of what promotes its operands"
+    assert rule.location.startswith("jax."), "the place of the function, not of what promotes its operands"
     assert (found := rule.function(jnp.zeros((2, 1), jnp.int32), jnp.ones(3, jnp.int32))).dtype == np.float32
     assert found.shape == (2, 3)
     assert registry.find(aten.sin.default).function is jnp.sin
@@ -187,7 +187,7 @@ def filled_later() -> tuple[Registry, list[str]]:
 def test_own_lowerings_are_loaded_once_when_one_is_looked_for_or_others_come(look: Any) -> None:
     registry, loads = filled_later()
     registry.register(ops.several.tensor, lambda x, by: x, by="dynaxla.lowering.ops.others")
-    assert registry.places() == []
+    assert registry.external_lowerings() == []
     assert not loads
     look(registry)
     look(Registry())
@@ -218,18 +218,18 @@ def test_what_failed_to_load_is_loaded_again() -> None:
 def test_places_are_those_of_others_lowerings_loaded_or_not() -> None:
     """A name of a kept program is the same before and after dynaxla's own are there, and another one as soon as others are."""
     registry, _ = filled_later()
-    before = registry.places()
+    before = registry.external_lowerings()
     registry.fill()
-    assert registry.places() == before == []
+    assert registry.external_lowerings() == before == []
     registry.register(ops.several.number, lax.add)
-    (place,) = registry.places() or []
+    (place,) = registry.external_lowerings() or []
     assert place.startswith("dynaxla_registry_test.several.number None jax."), "a function of JAX's, but for an op that others chose"
     registry.register(ops.several.tensor, lambda x, by: x)
-    assert registry.places() is None
+    assert registry.external_lowerings() is None
 
 
 def test_what_a_node_only_names_is_held() -> None:
     registry, graph = Registry(), torch.fx.Graph()
     nodes = [graph.call_function(op, (graph.placeholder("x"),)) for op in (torch.ops.aten.sin.default, torch.ops.aten.cos.default)]
-    registry.hold(torch.ops.aten.sin.default, lambda node: str(node.args[0]))
-    assert [registry.held(node) for node in nodes] == ["x", None]
+    registry.keep_alive(torch.ops.aten.sin.default, lambda node: str(node.args[0]))
+    assert [registry.kept_alive(node) for node in nodes] == ["x", None]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from jax import export
 
-from dynaxla.lowering.dimensions import surely
+from dynaxla.lowering.dimensions import definitely
 from dynaxla.lowering.promotion import number, result_type
 from dynaxla.lowering.symbolic_numbers import FUNCTIONS, SymbolicFloat, is_symbolic
 
@@ -55,4 +55,4 @@ def test_what_depends_on_their_values_is_refused() -> None:
     for look in (bool, float, int, lambda value: value == 0.5, lambda value: value < 1):
         with pytest.raises(jax.errors.InconclusiveDimensionOperation):
             look(fraction)
-    assert not surely(lambda: fraction == 0.5)
+    assert not definitely(lambda: fraction == 0.5)

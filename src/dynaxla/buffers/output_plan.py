@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.graphs import is_undeclared_view, storage_of, viewed
+from ..lowering.graphs import is_undeclared_view, storage_of, view_source
 from ..runtime.layout import Layout, storage_extent
 from ..torch_ops import aten
 
@@ -291,7 +291,7 @@ def _lost_offset(node: Node, symbols: SymbolValues) -> int:
         return 0
     spec, source = symbols.spec(node.meta["val"]), symbols.spec(node.args[0].meta["val"])
     origin = node.args[0]
-    while (source_node := viewed(origin)) is not None:
+    while (source_node := view_source(origin)) is not None:
         origin = source_node
     is_expanded = any(step == 0 and size > 1 for step, size in zip(source.stride, source.shape, strict=True))
     return 0 if is_expanded else source.offset + _lost_offset(origin, symbols) - spec.offset

@@ -232,9 +232,13 @@ def _cached_decompositions(platform: str, registered: int) -> dict[OpOverload, C
 
     registered: the number of lowerings; part of the cache key, so that a new lowering invalidates the cache.
     """
-    core = {op: kernel_refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
+    core = {
+        op: kernel_refusals.unless_refused(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None
+    }
     return (
-        core | symbolic_floats.DECOMPOSITIONS | {op: kernel_refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
+        core
+        | symbolic_floats.DECOMPOSITIONS
+        | {op: kernel_refusals.unless_refused(op, function) for op, function in present(_CORRECTED).items()}
     )
 
 

@@ -98,7 +98,7 @@ def _orders_to_copy(
         return None
     elements = sum(math.prod(spec[0]) for spec in specs if spec is not None)
     traced = [_sizes_and_strides(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in results]
-    is_unchecked = kernel_refusals.trusts(op)  # the kernel does not check its numeric arguments
+    is_unchecked = kernel_refusals.is_untried(op)  # the kernel does not check its numeric arguments
     if elements <= _MAX_ELEMENTS or (is_unchecked and elements <= _MAX_ELEMENTS_UNCHECKED and op.overloadpacket not in flop_registry):
         return _differing_orders(traced, _from_kernel(op, args, kwargs, None))
     if is_unchecked:

@@ -41,7 +41,7 @@ def ways(platform: str) -> list[Way]:
     found = []
     for op in sorted(set(_functional_overloads()) | registry.ops(), key=str):
         if rule := registry.find(op, platform):
-            found.append(Way(op, "lowering", rule.where.removeprefix("dynaxla.lowering.ops.")))
+            found.append(Way(op, "lowering", rule.location.removeprefix("dynaxla.lowering.ops.")))
         elif op in table or op._can_decompose():
             found.append(Way(op, "decomposition"))
         else:

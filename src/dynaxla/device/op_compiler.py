@@ -29,9 +29,9 @@ from ..engine.options import options_for
 from ..errors import UnsupportedOp
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.checks import Check
-from ..lowering.dynamic_scalars import NumberTrace, Variant
+from ..lowering.dynamic_scalars import GuardedInputs, NumberTrace
 from ..lowering.function import Function
-from ..lowering.implementations import generic, without_refusable
+from ..lowering.implementations import choose_generic, choose_without_refusable
 from ..lowering.interpreter import Interpreter
 from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
@@ -130,7 +130,7 @@ class Traced:
     made: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
-    numbers: Variant
+    numbers: GuardedInputs
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class OneOp:
     made: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
-    numbers: Variant
+    numbers: GuardedInputs
 
 
 def _fake(place: StridedView) -> torch.Tensor:
@@ -510,7 +510,7 @@ def _trace(
     open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
     # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. XLA cannot partition such calls.
-    choose = generic if platform == "cpu" or problem.where is not None else without_refusable
+    choose = choose_generic if platform == "cpu" or problem.where is not None else choose_without_refusable
     outputs = [node for node in nodes if node is not None]
     function = Function(interpreter, numbers=open_numbers, outputs=outputs, settings=settings, choose=choose)
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
@@ -548,17 +548,17 @@ def _trace(
     count = len(avals)
     if problem.numbers:
         with _tracing(device):
-            jax.eval_shape(program, *avals)  # fills `watch.wanted` with the dtypes of the number inputs
-        avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.wanted]
+            jax.eval_shape(program, *avals)  # fills `watch.scalar_inputs` with the dtypes of the number inputs
+        avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.scalar_inputs]
     with metrics.timed("trace"):
         if problem.where is None:
             traced = _traced(program, avals, device)
         else:
             free = range(len(written), len(written) + sum(isinstance(item, NewTensor) for item in made))
             traced = _traced(pipeline.PARTITIONABLE(program, free), avals, device, [slots[slot].sharding for slot in written])
-    if watch.looked or len(watch.wanted) != len(avals) - count:
-        raise watch.refuse()
-    variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))
+    if watch.was_inspected or len(watch.scalar_inputs) != len(avals) - count:
+        raise watch.inspected()
+    variant = GuardedInputs(tuple(dict.fromkeys(watch.guards)), tuple(watch.scalar_inputs))
     return Traced(traced, given, interpreter.draws_random, written, made, is_list, tuple(checks), variant)
 
 

@@ -94,7 +94,7 @@ def trace_graph(
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
         if reorders:
             run, orders = pipeline.TRANSPOSES(run, unit.platform, free)
-        if unit.platform == "cpu" and interpreter.has_halves:
+        if unit.platform == "cpu" and interpreter.has_bfloat16:
             run = pipeline.BFLOAT16_ROUNDING(run, unit.platform)
         if unit.platform == "tpu":  # XLA:TPU chooses memory orders, for which merged dimensions leave no choice
             run = pipeline.PARTITIONABLE(run)

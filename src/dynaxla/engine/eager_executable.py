@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.protocol import Binding, Buffers
 from ..lowering.cpu.inplace_updates import write_in_place
-from ..lowering.graphs import user_place
+from ..lowering.graphs import user_frame_or_module
 from ..observe import events, metrics
 from ..runtime import background, eager_fallback, late_checks, private, transfer
 from ..runtime.guards import ArgumentCheck
@@ -74,7 +74,7 @@ class _Timed(Interpreter):
             return super().run_node(node)
         start = time.perf_counter()
         value = super().run_node(node)
-        line = events.line_number(user_place(node))
+        line = events.line_number(user_frame_or_module(node))
         self.seconds[line] = self.seconds.get(line, 0.0) + time.perf_counter() - start
         return value
 

@@ -115,7 +115,7 @@ class Partitioned:
     def _build(self) -> Executable:
         interpreter, symbols, settings = self._interpreter, SymbolValues(), Settings.current("cpu")
         nodes = [self._outputs[index] for index in self._computed]
-        function = Function(interpreter, symbols, {}, nodes, settings=settings, where=self._mesh.everywhere)
+        function = Function(interpreter, symbols, {}, nodes, settings=settings, replicated=self._mesh.everywhere)
         specs = {
             position: partition_spec(self._given[position]) if position in self._given else self._saved[node.name]
             for position, node in enumerate(interpreter.placeholders)

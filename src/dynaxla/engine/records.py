@@ -87,7 +87,7 @@ def key_of(text: str | None, device: jax.Device, facts: Sequence[Any]) -> str | 
         device: The device of the program.
         facts: Everything else that the result of the trace depends on, as plain data.
     """
-    sources, lowerings, ways = machine.sources(), registry.places(), implementations.places()
+    sources, lowerings, ways = machine.sources(), registry.external_lowerings(), implementations.external_implementations()
     if text is None or sources is None or lowerings is None or ways is None or not is_own(device):
         return None
     # The values in this thread: some settings can also be changed by a context manager.

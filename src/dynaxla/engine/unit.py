@@ -24,7 +24,7 @@ from ..errors import CompilationError, OptionError, UnsupportedTensor
 from ..lowering import Interpreter, Settings, SymbolValues
 from ..lowering.asynchronous import groups_in
 from ..lowering.function import Function
-from ..lowering.implementations import Choices, generic
+from ..lowering.implementations import RecordingChooser, choose_generic
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump
@@ -121,13 +121,15 @@ class CompilationUnit:
         return self.kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
 
     @functools.cached_property
-    def choose(self) -> Choices:
+    def choose(self) -> RecordingChooser:
         """Chooses an implementation for each problem: by measurement with the option `tune`, otherwise by rules."""
         if self.options.tune:
             options = {**default_options(self.platform), **self.options.xla}
             heap_is_kept = self.options.heap == "keep"
-            return Choices(Tuner(self.jax_device, self.options.implementations, options, self.options.store("tuning"), heap_is_kept).choose)
-        return Choices(lambda implementations, problem: implementations.choose(problem, self.options.implementations))
+            return RecordingChooser(
+                Tuner(self.jax_device, self.options.implementations, options, self.options.store("tuning"), heap_is_kept).choose
+            )
+        return RecordingChooser(lambda implementations, problem: implementations.choose(problem, self.options.implementations))
 
     def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
         """Returns the graph with the concrete sizes of these inputs.
@@ -155,13 +157,13 @@ class CompilationUnit:
             )
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
-        if not buffers.nodes and not interpreter.acts:
+        if not buffers.nodes and not interpreter.has_effects:
             return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
-        choose = self.choose if buffers.where is None else generic
+        choose = self.choose if buffers.where is None else choose_generic
         members = process_networks.Members.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, given, buffers.nodes, buffers.numbers,
-            settings=settings, choose=choose, reorders=reorders and buffers.where is None, where=buffers.where,
+            settings=settings, choose=choose, reorders=reorders and buffers.where is None, replicated=buffers.where,
             members=members,
         )  # fmt: skip
         return Specialised(function, buffers, Facts(), settings, symbols, given, members)
@@ -184,7 +186,7 @@ class CompilationUnit:
     def may_be_torchs(self) -> bool:
         """True if the graph only computes outputs, writes no input, and gives the same results by torch and XLA, up to rounding."""
         module, interpreter = self.interpreter.module, self.interpreter
-        if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a dump, or the graph, needs a program
+        if self.options.dump is not None or interpreter.has_effects or not interpreter.kernels:  # a dump, or the graph, needs a program
             return False
         return not written_inputs(module.graph) and is_interchangeable(module)
 

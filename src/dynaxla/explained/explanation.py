@@ -41,7 +41,7 @@ class Line:
 
     @staticmethod
     def of_frame(frame: str) -> Line | None:
-        """Parses a frame as Python and fx format it, or a module of `lowering.graphs.user_place`. None for any other text."""
+        """Parses a frame as Python and fx format it, or a module of `lowering.graphs.user_frame_or_module`. None for any other text."""
         if frame.startswith("module "):
             return Line("", 0, place=frame)
         found = _FRAME.match(frame)

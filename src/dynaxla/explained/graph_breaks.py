@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import get_compilation_metrics
 
-from ..lowering.graphs import user_place
+from ..lowering.graphs import user_frame_or_module
 from .explanation import RESUMED, Break, Line, Recompilation
 
 _PART = re.compile(r"^ *(Explanation|Hint|Developer debug context|For more details)", re.MULTILINE)
@@ -20,7 +20,7 @@ _BRANCH = "Data-dependent branching"
 
 def first_line(module: torch.fx.GraphModule) -> Line | None:
     """Returns the user's line of the first op in a graph that has one."""
-    frames = (user_place(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
+    frames = (user_frame_or_module(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
     return next((line for frame in frames if (line := Line.of_frame(frame)) is not None), None)
 
 

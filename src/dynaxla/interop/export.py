@@ -217,7 +217,9 @@ class _Exporter:
         self.function = Function(self._interpreter, self.sizes, numbers, self.output_nodes)
         self.checks: tuple[CheckSpec, ...] = ()
         self.weights = {
-            place: item for place, item in self.weights.items() if place in self.function.read or placeholders[place] in self.output_nodes
+            place: item
+            for place, item in self.weights.items()
+            if place in self.function.used_inputs or placeholders[place] in self.output_nodes
         }
 
     def _read_outputs(self) -> None:

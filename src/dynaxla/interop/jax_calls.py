@@ -198,4 +198,4 @@ def _held(node: Node) -> JaxCall:
     return find(number)
 
 
-registry.hold(jax_call, _held)
+registry.keep_alive(jax_call, _held)

@@ -1,4 +1,4 @@
-"""ATen graphs to JAX: the registry of lowerings, and the interpreter that walks a graph under jax tracing."""
+"""Lowers ATen graphs to JAX: the registry of lowerings, and the interpreter that walks a graph under jax tracing."""
 
 from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX
 from .checks import Check as Check

@@ -1,9 +1,12 @@
 """Finds asynchronous nodes: ops that work in the background, with handles, or together with other processes.
 
-No fallback computes such a node, and a program holds only collectives whose results it waits for itself (`in_program`). The reasons: the
-result of an asynchronous op is no value yet, so a program would copy it before the data has arrived, and the op that waits for it would
-wait for the copy. A handle is no array. Two programs of one graph may run their callbacks in different orders, and two processes that call
-collectives in different orders deadlock.
+Torch's kernels do not compute such a node from within a program. A program contains only the collectives whose results it waits for itself
+(`can_be_in_program`). The reasons:
+
+- The result of an asynchronous op is not ready yet. A program would copy it before the data has arrived, and the wait op would wait for
+  the copy.
+- A handle is not an array.
+- Two programs of one graph may run their callbacks in different orders. Two processes that call collectives in different orders deadlock.
 
 A node is asynchronous if any of these holds:
 
@@ -29,12 +32,12 @@ NAMESPACES = frozenset(
     ["_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "device_mesh", "fsdp", "streams", "symm_mem"]
 )
 
-# The kinds of schema types whose values are handles.
+# The kinds of schema types of handles.
 _HANDLES = frozenset(
     ["AnyClassType", "AnyType", "AwaitType", "CapsuleType", "ClassType", "FutureType", "InterfaceType", "PyObjectType", "RRefType"]
 ).union(["StorageType", "StreamObjType"])
 
-# Collectives that return their results. Their lowerings, which can call torch's own, are in ops/collectives.py.
+# Collectives that return their results. Their lowerings, which can call torch's own collectives, are in ops/collectives.py.
 COLLECTIVES = (
     "_c10d_functional::all_gather_into_tensor",
     "_c10d_functional::all_gather_into_tensor_coalesced",
@@ -61,7 +64,7 @@ _PLAIN = (
 def is_asynchronous(node: Node) -> bool:
     """True if a node's op works in the background, with handles, or together with other processes."""
     values = leaves(node)
-    # The node's own op, and the ops among its arguments, which it calls.
+    # The node's op, and the ops among its arguments, which the node's op calls.
     ops = [item for item in (node.target, *values) if isinstance(item, torch._ops.OpOverload)]
     if any(map(_is_asynchronous_op, ops)) or not all(isinstance(value, _PLAIN) for value in values):
         return True
@@ -79,13 +82,13 @@ def groups_in(graph: torch.fx.Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(node.args[-1]) for node in graph.nodes if is_collective(node)))
 
 
-def in_program(node: Node) -> bool:
-    """True if a program can hold an asynchronous node: a collective, or the wait for a collective that is in the program."""
+def can_be_in_program(node: Node) -> bool:
+    """True if a program can contain an asynchronous node: a collective, or the wait for a collective that the program contains."""
     if is_collective(node):
         tensors = [value for value in leaves(node) if isinstance(value, torch.Tensor)]
         return all(tensor.device.type in _DEVICES and tensor.layout == torch.strided for tensor in tensors)
     waits = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == WAIT
-    return (waits or node.target is operator.getitem) and isinstance(node.args[0], Node) and in_program(node.args[0])
+    return (waits or node.target is operator.getitem) and isinstance(node.args[0], Node) and can_be_in_program(node.args[0])
 
 
 def leaves(node: Node) -> list[Any]:

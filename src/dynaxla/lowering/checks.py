@@ -22,7 +22,7 @@ class Check:
     """A condition that must hold while a program runs, and the exception to raise if it does not. A pytree.
 
     Attributes:
-        condition: bool[], true if the check passes.
+        condition: bool[]; true if the check passes.
         error: The class of the exception.
         message: The text of the exception.
     """
@@ -33,7 +33,7 @@ class Check:
 
     @staticmethod
     def first_failed(checks: Sequence[Check]) -> jax.Array:
-        """In a program: returns the index of the first check that does not hold, or the number of checks if all hold. int32[]."""
+        """In a program: returns the index of the first check that fails, or the number of checks if none fails. int32[]."""
         code = jnp.int32(len(checks))
         for index, check in reversed(list(enumerate(checks))):
             code = lax.select(check.condition, code, jnp.int32(index))
@@ -48,22 +48,22 @@ class Checks(list[Check]):
         self.append(Check(lax.reduce_and(condition, tuple(range(condition.ndim))), error, message))
 
     def failure(self) -> Array:
-        """In a program: returns the index of the first check that does not hold, or NONE_FAILED. int32[]."""
+        """In a program: returns the index of the first check that fails, or NONE_FAILED. int32[]."""
         nothing = lax.full((), NONE_FAILED, _INT32)
         if not self:
             return nothing
         code = Check.first_failed(self)
         return lax.select(lax.eq(code, np.int32(len(self))), nothing, code)
 
-    def report(self, inner: Sequence[Check], failure: Array, taken: Array | None = None) -> None:
+    def add_inner(self, inner: Sequence[Check], failure: Array, has_run: Array | None = None) -> None:
         """Adds the checks of an inner graph.
 
         Args:
             inner: The inner graph's checks.
             failure: The result of the inner graph's `failure()`.
-            taken: True if the inner graph ran; None if it always runs.
+            has_run: bool[]; true if the inner graph ran. None if it always runs.
         """
         for index, check in enumerate(inner):
             failed = lax.eq(failure, np.int32(index))
-            failed = failed if taken is None else lax.bitwise_and(failed, taken)
+            failed = failed if has_run is None else lax.bitwise_and(failed, has_run)
             self.append(Check(lax.bitwise_not(failed), check.error, check.message))

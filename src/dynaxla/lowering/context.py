@@ -1,4 +1,4 @@
-"""The context that the interpreter passes to lowerings. Most of its parts are defined in modules of their own."""
+"""The context that the interpreter passes to lowerings. Most of its parts have their own modules."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ..runtime.collective_agreement import ProgramCollectives
 from ..runtime.process_networks import Members
 from .checks import Checks
 from .cpu.vectorized_reductions import extrema, summing
-from .eager import eager_on
-from .epilogue import Claims
-from .implementations import Choice, expected
+from .eager import eager_behavior_on
+from .epilogue import FusedResults
+from .implementations import Chooser, choose_by_rules
 from .metadata import SymbolValues
 from .random_keys import RandomKeys
 from .settings import EXACT, Settings
 
 
 class Context:
-    """The interpreter's state, passed to lowerings that have a `ctx` parameter. One context lives as long as one trace.
+    """The interpreter's state during one trace, passed to lowerings that have a `ctx` parameter.
 
     Attributes:
         platform: "cpu", "cuda", "rocm", "tpu", or PORTABLE (see eager.py).
-        eager: The behaviour of eager mode on that platform.
+        eager: The behaviour of eager mode on the platform.
         settings: The numerical settings of this trace.
-        choose: Chooses the implementation for a problem; see implementations.py.
-        sum, max, min: Reductions over dimensions, which disappear from the result.
+        choose: Chooses the implementation of an op for a problem; see implementations.py.
+        sum, max, min: Reductions of an array over dimensions, which are removed.
         node: The FX node that is being lowered.
-        values: The values of the nodes so far.
+        values: The values of the nodes evaluated so far.
         checks: The conditions that the program verifies while it runs.
-        claims: Later nodes whose values were computed together with an earlier node.
-        kernels: The torch kernels that the program calls: each one's node, and its arguments that are no tensors.
+        fused_results: The results of nodes that were computed together with an earlier node.
+        kernels: For each torch kernel that the program calls, the node's name and the arguments that are not tensors.
         agreement: The record of torch's collectives in the program, on which the processes must agree.
         members: The processes over which XLA's own collectives run; None if torch's collectives are called.
-        turn: The value on which the next kernel with a side effect, or the next collective, depends.
-        where: On a mesh, the sharding of a value that is replicated on every device.
+        effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, depends on it.
+        replicated: On a mesh, the sharding of a value that is replicated on all devices; otherwise None.
     """
 
     def __init__(
@@ -48,21 +48,22 @@ class Context:
         settings: Settings = EXACT,
         symbols: SymbolValues | None = None,
         key: Array | None = None,
-        choose: Choice = expected,
+        choose: Chooser = choose_by_rules,
         reorders: bool = False,
-        drawn: Array | int = 0,
-        where: NamedSharding | None = None,
+        key_offset: Array | int = 0,
+        replicated: NamedSharding | None = None,
         members: Members | None = None,
     ) -> None:
-        """Starts a context for one trace.
+        """Starts a context for one trace. Arguments without a description are attributes.
 
         Args:
-            key: The JAX PRNG key from which the graph's random numbers are derived.
-            drawn: The number of keys that other programs derive from `key` before this one.
+            symbols: The values of the graph's symbolic sizes.
+            key: The JAX PRNG key from which the graph's random numbers are derived; None if it draws none.
             reorders: True if passes/jaxpr/transposes.py will process the traced program.
+            key_offset: The number of keys that other programs derive from `key` before this one.
         """
         self.platform = platform
-        self.eager = eager_on(platform)
+        self.eager = eager_behavior_on(platform)
         self.settings = settings
         self.choose = choose
         self.sum = summing(reorders)
@@ -70,24 +71,25 @@ class Context:
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
         self.agreement = ProgramCollectives()
-        self.where = where
+        self.replicated = replicated
         self.members = members
         self._symbols = symbols or SymbolValues()
-        self._begin(key, drawn)
+        self._begin(key, key_offset)
 
-    def _begin(self, key: Array | None, drawn: Array | int = 0) -> None:
+    def _begin(self, key: Array | None, key_offset: Array | int = 0) -> None:
         self.values: dict[Node, Any] = {}
         self.checks = Checks()
-        self.claims = Claims()
-        self.turn: Array | None = None
-        self._keys = None if key is None else RandomKeys(key, drawn)
+        self.fused_results = FusedResults()
+        self.effect_token: Array | None = None
+        self._keys = None if key is None else RandomKeys(key, key_offset)
 
     def nested(self, key: Array | None) -> Context:
-        """Returns a context for a graph that a control-flow op calls, with its own values and checks, and with `key` for its random
-        numbers.
+        """Returns a context for a graph that a control-flow op calls.
+
+        It has its own values and checks, and derives its random numbers from `key`.
         """
         inner = copy.copy(self)
-        inner.members = None  # XLA may run an inner graph any number of times, or never, so its collectives are torch's
+        inner.members = None  # XLA may run an inner graph any number of times, or never: its collectives must be torch's
         inner._begin(key)
         return inner
 
@@ -98,19 +100,19 @@ class Context:
 
     @property
     def draws(self) -> int:
-        """The number of keys that the graph has taken so far."""
+        """The number of keys that `key` has returned so far."""
         return 0 if self._keys is None else self._keys.count
 
     def require(self, condition: Array, error: type[Exception], message: str) -> None:
-        """Makes the call of the program raise error(message) unless all of `condition` is true; in that case the call mutates nothing.
+        """Makes the call of the program raise error(message), and mutate nothing, unless all elements of `condition` are true.
 
-        On a GPU, where reading the condition would need a synchronization, a later call raises the error, as CUDA's own assertions do.
+        On a GPU, reading the condition would need a synchronization. There a later call raises the error, as with CUDA's own assertions.
         """
         self.checks.require(condition, error, message)
 
     @property
     def output(self) -> Any:
-        """Metadata of the current node's result: a TensorSpec, or a tuple of them (None where the op returns None)."""
+        """Metadata of the current node's result: a TensorSpec, or a tuple of them, with None for results that are None."""
         return self.spec(self.node)
 
     def input(self, index: int) -> Any:
@@ -122,7 +124,8 @@ class Context:
         return self._symbols.concrete(node.meta["val"])
 
     def spec_of(self, argument: Any) -> Any:
-        """Returns the metadata of an argument of the current node: a TensorSpec for a tensor, a number for a size, else the argument
-        itself.
+        """Returns the metadata of an argument of the current node.
+
+        Returns: a TensorSpec for a tensor, a number for a size, otherwise the argument itself.
         """
         return self._symbols.concrete(argument.meta.get("val")) if isinstance(argument, Node) else argument

@@ -15,10 +15,10 @@ from jax import core, export, lax
 from ..errors import UnsupportedOp
 
 
-def surely(comparison: Callable[[], bool]) -> bool:
-    """Returns the outcome of a comparison of sizes, or False where it depends on the values of symbolic sizes.
+def definitely(comparison: Callable[[], bool]) -> bool:
+    """Returns the result of a comparison of sizes; False if it depends on the values of symbolic sizes.
 
-    Only for decisions that affect time or memory, not results.
+    Use it only for decisions that affect time or memory, not results.
     """
     try:
         return comparison()
@@ -26,13 +26,13 @@ def surely(comparison: Callable[[], bool]) -> bool:
         return False
 
 
-def all_known(shape: Iterable[int]) -> bool:
+def is_static(shape: Iterable[int]) -> bool:
     """True if no size is symbolic."""
     return not any(export.is_symbolic_dim(size) for size in shape)
 
 
 def wrap(dim: int, rank: int) -> int:
-    """Returns a dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0.
+    """Returns a non-negative dimension. A rank-0 tensor has the dimensions 0 and -1, both of which give 0.
 
     Raises:
         UnsupportedOp: The tensor does not have the dimension. Torch's kernel then computes the op, and raises eager mode's error.
@@ -44,11 +44,11 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def wrap_all(dims: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Returns dimensions counted from the front."""
+    """Returns non-negative dimensions; see `wrap`."""
     return tuple(wrap(dim, rank) for dim in dims)
 
 
-def reduced(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
+def reduction_dims(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
     """Returns the dimensions that a reduction covers: all of them for None and for an empty list, none for a rank-0 tensor."""
     if rank == 0:
         return ()
@@ -59,7 +59,7 @@ def reduced(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
     return wrap_all(dims, rank) or tuple(range(rank))
 
 
-def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
+def infer_size(sizes: Sequence[int], count: int) -> tuple[int, ...]:
     """Returns `sizes` with a -1 replaced by the size for which the shape has `count` elements."""
     if -1 not in sizes:
         return tuple(sizes)
@@ -69,7 +69,7 @@ def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
 
 def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) -> tuple[int, int, int]:
     """Returns a Python slice over a dimension of `size` as (start, end, number of elements), with start <= end."""
-    if not all_known(value for value in (size, start, end) if value is not None):
+    if not is_static(value for value in (size, start, end) if value is not None):
         first, last = _clamped(size, 0 if start is None else start), _clamped(size, size if end is None else end)
         last = core.max_dim(first, last)
         return first, last, -(-(last - first) // step)
@@ -78,13 +78,13 @@ def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) ->
     return first, last, -(-(last - first) // step)
 
 
-def _clamped(size: int, place: int) -> int:
+def _clamped(size: int, index: int) -> int:
     """Clamps an index into a dimension of symbolic size; a negative index counts from the end."""
-    if isinstance(place, int) and place >= sys.maxsize:
+    if isinstance(index, int) and index >= sys.maxsize:
         return size
-    if isinstance(place, int) and place == 0:
+    if isinstance(index, int) and index == 0:
         return 0
-    return core.min_dim(core.max_dim(place + size if place < 0 else place, 0), size)
+    return core.min_dim(core.max_dim(index + size if index < 0 else index, 0), size)
 
 
 def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> jax.Array:
@@ -97,7 +97,7 @@ def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> ja
 
 
 def move(x: jax.Array, source: int, destination: int) -> jax.Array:
-    """Moves one dimension."""
+    """Moves one dimension, as `torch.movedim` does."""
     if source == destination:
         return x
     order = [dim for dim in range(x.ndim) if dim != source]

@@ -102,13 +102,15 @@ def real(dtype: DType) -> DType:
     return halves.get(np.dtype(dtype), np.dtype(dtype))
 
 
-_thread = threading.local()  # its attribute `default` is set by `defaulting_to`
+_thread = threading.local()  # `defaulting_to` sets its attribute `default`
 
 
 @contextlib.contextmanager
 def defaulting_to(dtype: torch.dtype) -> Iterator[None]:
-    """Sets the result of `default()` within the context, in this thread, to torch's default dtype at the time when the graph was
-    specialized.
+    """Sets the result of `default()` in this thread while the context is open.
+
+    Args:
+        dtype: Torch's default dtype when the graph was specialized.
     """
     outer = getattr(_thread, "default", None)
     _thread.default = dtype
@@ -124,12 +126,12 @@ def default() -> torch.dtype:
 
 
 def default_float() -> DType:
-    """Returns the dtype to which ATen converts an integer where it needs a float."""
+    """Returns the dtype to which ATen converts integers for ops on floats."""
     return to_jax(default())
 
 
 def describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """Returns a dtype and shape as XLA writes it, for messages: `f32[8, 1024]`."""
+    """Returns a dtype and a shape as XLA writes them, for messages: `f32[8, 1024]`."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("uint", "u"), ("int", "i"), ("complex", "c"), ("float", "f")):
         if name.startswith(long) and name not in _SHORT:

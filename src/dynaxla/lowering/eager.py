@@ -1,4 +1,4 @@
-"""Differences of eager mode between platforms, where ATen has separate kernels for each."""
+"""Differences of eager mode between platforms, for which ATen has separate kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
-class Eager:
+class EagerBehavior:
     """The behaviour of ATen's kernels on one platform.
 
     Attributes:
         refuses_zero_divisors: An integer division by zero raises; otherwise its result is an arbitrary number.
-        divides_exactly: A division by a number that several elements share is a true division; otherwise a product with the reciprocal.
+        divides_exactly: A division of several elements by one number is a true division; otherwise a product with the reciprocal.
         fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product.
         widens_small_scales: Quantization replaces a very small scale by a larger one.
         casts_like_x86: A float outside an integer dtype's range becomes the lowest integer; otherwise the nearest one.
@@ -37,8 +37,8 @@ class Eager:
     loops_over_few_terms: bool = False
 
 
-_OTHER = Eager()
-_CPU = Eager(
+_OTHER = EagerBehavior()
+_CPU = EagerBehavior(
     refuses_zero_divisors=True,
     divides_exactly=True,
     fused_gelu="none",
@@ -48,10 +48,11 @@ _CPU = Eager(
     loops_over_few_terms=True,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
-# As on the CPU, independent of this machine's processor, and without the barrier that keeps a quotient's last bit, which costs time.
+# As on the CPU, but independent of this machine's processor, and without the barrier that preserves the last bit of quotients: it costs
+# time.
 _PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
 
 
-def eager_on(platform: str) -> Eager:
+def eager_behavior_on(platform: str) -> EagerBehavior:
     """Returns eager mode's behaviour on a platform: a JAX platform name, or PORTABLE."""
     return {"cpu": _CPU, PORTABLE: _PORTABLE}.get(platform, _OTHER)

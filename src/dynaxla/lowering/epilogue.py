@@ -26,46 +26,46 @@ class Epilogue:
     Attributes:
         name: "gelu", "gelu_tanh", "sigmoid" or "tanh".
         node: The node of the activation.
-        passed: The nodes between the product and the activation.
+        reshapes: The nodes between the product and the activation, which only change the shape.
     """
 
     name: str
     node: Node
-    passed: tuple[Node, ...]
+    reshapes: tuple[Node, ...]
 
 
-def follow(node: Node) -> Epilogue | None:
-    """Returns the activation of a node's result, if nothing else uses the result."""
-    passed = []
+def following_activation(node: Node) -> Epilogue | None:
+    """Returns the activation that is applied to a node's result; None if there is none, or if another node uses the result."""
+    reshapes = []
     while len(node.users) == 1:
         (user,) = node.users
         if not user.args or user.args[0] is not node:
             return None
-        passed.append(node)
+        reshapes.append(node)
         if name := _activation(user):
-            return Epilogue(name, user, tuple(passed[1:]))
+            return Epilogue(name, user, tuple(reshapes[1:]))
         if user.target not in _RESHAPES:
             return None
         node = user
     return None
 
 
-class Claims:
-    """The values of later nodes that were computed together with an earlier node."""
+class FusedResults:
+    """The values of nodes that were computed together with an earlier node."""
 
     def __init__(self) -> None:
         self._values: dict[Node, Array | None] = {}
 
     def add(self, epilogue: Epilogue, value: Array) -> None:
-        """Adds the activation's value. The nodes between the product and the activation need no value."""
+        """Adds the activation's value. The reshapes between the product and the activation need no value."""
         self._values[epilogue.node] = value
-        self._values.update(dict.fromkeys(epilogue.passed))
+        self._values.update(dict.fromkeys(epilogue.reshapes))
 
     def __contains__(self, node: Node) -> bool:
         return node in self._values
 
     def __getitem__(self, node: Node) -> Array | None:
-        """Returns a claimed node's value; None if no value is needed."""
+        """Returns a node's value; None if no value is needed."""
         return self._values[node]
 
 
@@ -76,11 +76,11 @@ def with_activation(ctx: Context, offered: Collection[str], compute: Callable[[s
         offered: The names of the activations that `compute` supports.
         compute: Takes the name of the activation, or "" if no offered activation follows, and returns the value.
     """
-    following = follow(ctx.node)
+    following = following_activation(ctx.node)
     if following is None or following.name not in offered:
         return compute("")
     out = compute(following.name)
-    ctx.claims.add(following, lax.reshape(out, ctx.spec(following.node).shape))
+    ctx.fused_results.add(following, lax.reshape(out, ctx.spec(following.node).shape))
     return out
 
 

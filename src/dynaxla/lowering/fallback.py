@@ -1,7 +1,7 @@
-"""Fallback for ops without a lowering: the program calls torch's own kernel on its buffers, through XLA's foreign function interface.
+"""The fallback for ops without a lowering: the program calls torch's own kernel on its buffers, through XLA's foreign function interface.
 
-Two kinds of op run between programs instead (`dynaxla.passes.aten.unsupported_nodes`): asynchronous ops (see `asynchronous.py`), because
-their result would be read before it has arrived, and ops that write to an operand, because they would write to a buffer of the program.
+Two kinds of op run between programs instead (`dynaxla.passes.aten.unsupported_nodes`): asynchronous ops (see `asynchronous.py`), whose
+results would be read before they have arrived, and ops that write to an operand, which would write to a buffer of the program.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from .metadata import TensorSpec
 # The platforms on which XLA can call back into this process.
 PLATFORMS = ("cpu", "cuda", "rocm")
 
-# The results of these ops depend on the whole storage of their operand, and a buffer holds only the operand.
+# Ops whose results depend on the whole storage of their operand. A buffer of the program holds only the operand.
 _READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"})
 
 
-def can_stand_in(op: Any) -> bool:
-    """True if torch's kernel, given the values of the operands only, computes the result of eager mode."""
+def reads_values_only(op: Any) -> bool:
+    """True if an op's result depends on the values of its operands only, not on the rest of their storages."""
     return not isinstance(op, torch._ops.OpOverload) or op._schema.name not in _READS_STORAGE
 
 
-def writes(op: Any) -> bool:
-    """True if an op mutates one of its operands."""
+def mutates(op: Any) -> bool:
+    """True if an op writes to one of its operands."""
     return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
 
 
-# The namespaces of torch's own kernels, which retain none of their operands.
-_KEEPS_NOTHING = ("aten", "prims")
+# The namespaces of torch's own kernels, which retain no operand.
+_NON_RETAINING = ("aten", "prims")
 
 
-def may_keep(op: Any) -> bool:
+def may_retain_operands(op: Any) -> bool:
     """True if an op may retain its operands, or tensors that share their memory, after it has returned.
 
-    Ops of other libraries may do so, to log or to cache them.
+    Ops of other libraries may log or cache them.
     """
-    return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _KEEPS_NOTHING
+    return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _NON_RETAINING
 
 
-def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, into: bool = False) -> Any:
-    """Returns the current node's results, computed by the op's own kernel when the program runs.
+def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, use_out_variant: bool = False) -> Any:
+    """Returns the current node's results, which torch's kernel computes when the program runs.
 
-    Tensors reach the kernel with the strides that they have in eager mode. A kernel that is not ATen's receives copies in torch's memory.
+    The kernel receives tensors with the strides of eager mode. A kernel that is not ATen's receives copies in torch's memory.
 
     Args:
         args, kwargs: The node's arguments, with arrays in place of tensors.
-        must_run: The kernel is called even if nothing uses its results, because it will raise.
-        into: The kernel may write its results into the program's memory directly; for ops whose results surely have the promised shapes and
-            dtypes.
+        must_run: True to call the kernel even if nothing uses its results, because it will raise.
+        use_out_variant: True to let the op's out overload write its results into the program's memory. Only for ops whose results certainly
+            have the shapes and dtypes of their fake tensors.
 
     Raises:
         UnsupportedOp: A result is neither a tensor nor None, or the op is one that must run between programs.
     """
     function: Any = ctx.node.target
-    if is_asynchronous(ctx.node) or writes(function):
+    if is_asynchronous(ctx.node) or mutates(function):
         raise UnsupportedOp(f"{function} runs in the background or writes to an operand, and a program cannot call such an op")
     given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
     positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
-    # The kernel lives as long as the program, so it must hold no tracers, which would keep the whole trace alive.
+    # The callback lives as long as the program. It must not hold tracers, which would keep the whole trace alive.
     leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
     arrays, views = [], []
     for index in positions:
@@ -92,11 +92,11 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
         raise UnsupportedOp(f"{function} returns numbers, and a program can return only tensors", op=str(function))
 
-    # Without a side effect XLA would merge two equal draws of random numbers, and remove an op that is called only for its effect.
+    # If these ops had no side effect, XLA would merge two equal draws of random numbers, and remove ops that are called for their effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
-    variant = _out_variant(function) if into and len(tensor_outputs) == len(outputs) else None
-    is_checked = not may_keep(function)
+    variant = _out_variant(function) if use_out_variant and len(tensor_outputs) == len(outputs) else None
+    is_checked = not may_retain_operands(function)
 
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)
@@ -122,8 +122,10 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
             buffer.copy_(result)
 
     plain = tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)
-    acts = must_run or draws or not tensor_outputs
-    found = iter(call_back(ctx, write, arrays, tensor_outputs, views=views, plain=plain, acts=acts, copies=may_keep(function)))
+    has_effect = must_run or draws or not tensor_outputs
+    found = iter(
+        call_back(ctx, write, arrays, tensor_outputs, views=views, plain=plain, has_effect=has_effect, copies=may_retain_operands(function))
+    )
     values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
 
@@ -165,22 +167,22 @@ def call_back(
     *,
     views: Sequence[Strided],
     plain: tuple[str, ...] = (),
-    acts: bool,
+    has_effect: bool,
     copies: bool = False,
 ) -> list[jax.Array]:
-    """Returns the results that torch writes when the program runs, for the current node.
+    """Makes the program call back into torch for the current node, and returns the results.
 
     Args:
         write, views, copies: See `Kernel`.
         arrays: The operands.
         outputs: The specs of the results.
-        plain: The node's arguments that are no tensors; they distinguish programs that are otherwise the same.
-        acts: The call has an effect besides computing its results. Such calls run in a fixed order.
+        plain: The node's arguments that are not tensors, as text. They distinguish programs that are otherwise the same.
+        has_effect: True if the call has an effect besides computing its results. Such calls run in the order of the graph.
 
     Raises:
-        UnsupportedOp: A call with an effect, over a mesh of devices.
+        UnsupportedOp: The call has an effect, and the program runs on a mesh of devices.
     """
-    if ctx.where is not None and acts:
+    if ctx.replicated is not None and has_effect:
         raise UnsupportedOp(
             f"{ctx.node.target} draws random numbers or is called for its effect, and each device of a mesh would call torch's kernel",
             op=str(ctx.node.target),
@@ -188,23 +190,23 @@ def call_back(
         )
     shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in outputs]
     ctx.kernels.append((ctx.node.name, plain))
-    if not acts:
+    if not has_effect:
         call = buffer_callback(Kernel(write, views, copies), shapes)
-        if ctx.where is None:
+        if ctx.replicated is None:
             return list(call(*arrays))
-        results = call(*(jax.lax.with_sharding_constraint(array, ctx.where) for array in arrays))
-        return [jax.lax.with_sharding_constraint(result, ctx.where) for result in results]
+        results = call(*(jax.lax.with_sharding_constraint(array, ctx.replicated) for array in arrays))
+        return [jax.lax.with_sharding_constraint(result, ctx.replicated) for result in results]
 
-    def in_turn(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    def write_in_order(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         buffers[-1].zero_()
         write(buffers[:-1], tensors[:-1])
 
-    # XLA defines no order among such calls, so each one takes a value (`turn`) that the call before it has written. AOTAutograd's tokens
-    # express the order, too, but they have no elements, and XLA treats an array without elements as a constant.
-    turn = jnp.zeros(1, jnp.uint8) if ctx.turn is None else ctx.turn
-    kernel = Kernel(in_turn, [*views, ((1,), (1,))], copies)
+    # XLA defines no order among such calls. So each call reads a token that the call before it has written. AOTAutograd's tokens would
+    # express the same order, but they have no elements, and XLA treats an array without elements as a constant.
+    token = jnp.zeros(1, jnp.uint8) if ctx.effect_token is None else ctx.effect_token
+    kernel = Kernel(write_in_order, [*views, ((1,), (1,))], copies)
     shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))
-    *results, ctx.turn = buffer_callback(kernel, shapes, has_side_effect=True)(*arrays, turn)
+    *results, ctx.effect_token = buffer_callback(kernel, shapes, has_side_effect=True)(*arrays, token)
     return results
 
 

@@ -17,7 +17,7 @@ from . import dtypes, xla_collectives
 from .checks import Check
 from .context import Context
 from .eager import PORTABLE
-from .implementations import Choice, generic
+from .implementations import Chooser, choose_generic
 from .interpreter import Interpreter
 from .metadata import SymbolValues, TensorSpec
 from .settings import Settings
@@ -31,8 +31,8 @@ class Results:
     Attributes:
         outputs: The output arrays, in logical shapes.
         checks: Conditions that must hold; otherwise the call fails.
-        numbers: The outputs that are no tensors and follow from sizes.
-        kernels: The torch kernels that the function calls: each one's node, and its arguments that are no tensors.
+        numbers: The outputs that are numbers. They follow from sizes.
+        kernels: The torch kernels that the function calls; see `Context`.
         draws: The number of PRNG keys that the function takes.
     """
 
@@ -49,16 +49,16 @@ class Function:
     Args:
         interpreter: The graph with its lowerings.
         symbols: The values of its symbolic sizes.
-        numbers: The inputs that are no tensors, by position.
+        numbers: The inputs that are not tensors, by position.
         outputs: The nodes whose arrays the function returns; by default the graph's tensor outputs.
-        returned: The nodes whose numbers it returns.
-        settings, choose, reorders, where, members: See `Context`.
+        number_outputs: The nodes whose values are numbers that the function returns.
+        settings, choose, reorders, replicated, members: See `Context`.
 
     Attributes:
-        default_dtype: Torch's default dtype at construction.
+        default_dtype: Torch's default dtype when the function was made.
         draws_random: True if it needs a PRNG key.
         specs: The spec of each tensor input, by position.
-        read: The positions of the tensor inputs that have users.
+        used_inputs: The positions of the tensor inputs that have users.
         reorders: See `Context`.
 
     Without `choose` it uses the generic implementations, so that JAX can batch the function. JAX's derivative of the function is not always
@@ -67,12 +67,12 @@ class Function:
 
     @staticmethod
     def portable(module: GraphModule) -> Function:
-        """Returns a graph without symbols as a function for all platforms: it calls no torch kernel, no library and no callback.
+        """Returns a graph without symbols as a function for all platforms, without calls of torch's kernels, libraries or callbacks.
 
         Trace it under `jax.enable_x64(True)`. The caller handles its random numbers (`draws_random`) and its checks (`Results.checks`).
 
         Raises:
-            UnsupportedOp: An op that only torch's kernel can compute.
+            UnsupportedOp: Only torch's kernel can compute one of the ops.
         """
         return Function(Interpreter(module, PORTABLE, kernels=False))
 
@@ -82,12 +82,12 @@ class Function:
         symbols: SymbolValues | None = None,
         numbers: dict[int, Any] | None = None,
         outputs: Sequence[Node] | None = None,
-        returned: Sequence[Node] = (),
+        number_outputs: Sequence[Node] = (),
         *,
         settings: Settings | None = None,
-        choose: Choice | None = None,
+        choose: Chooser | None = None,
         reorders: bool = False,
-        where: NamedSharding | None = None,
+        replicated: NamedSharding | None = None,
         members: Members | None = None,
     ) -> None:
         self._interpreter = interpreter
@@ -95,37 +95,46 @@ class Function:
         self._numbers = dict(numbers or {})
         if outputs is None:
             outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
-        self._outputs, self._returned = list(outputs), list(returned)
+        self._outputs, self._number_outputs = list(outputs), list(number_outputs)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
-        self._choose, self.reorders, self._where, self._members = choose or generic, reorders, where, members
+        self._choose, self.reorders, self._replicated, self._members = choose or choose_generic, reorders, replicated, members
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
             position: self._symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node)
         }
-        self.read = [position for position in self.specs if placeholders[position].users]
+        self.used_inputs = [position for position in self.specs if placeholders[position].users]
 
-    def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None, drawn: jax.Array | int = 0) -> Results:
+    def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None, key_offset: jax.Array | int = 0) -> Results:
         """Computes the outputs.
 
         Args:
             inputs: An array in logical shape for each tensor among the graph's inputs.
             key: A jax.random key, if the function draws random numbers.
-            drawn: The number of keys that other functions derive from `key` before this one.
+            key_offset: The number of keys that other functions derive from `key` before this one.
 
         Raises:
             LoweringError: A lowering fails, or disagrees with PyTorch about a shape or dtype.
-            UnsupportedOp: An op that cannot be lowered for these inputs.
+            UnsupportedOp: An op cannot be lowered for these inputs.
         """
         if self._members is not None:
             self._members.begin()
         ctx = Context(
-            self._interpreter.platform, self._settings, self._symbols, key, self._choose, self.reorders, drawn, self._where, self._members
+            self._interpreter.platform,
+            self._settings,
+            self._symbols,
+            key,
+            self._choose,
+            self.reorders,
+            key_offset,
+            self._replicated,
+            self._members,
         )
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
-            found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
+            given = [values[position] for position in range(len(values))]
+            found = self._interpreter.run(given, ctx, [*self._outputs, *self._number_outputs])
         if self._members is not None and self._members.holds:
             xla_collectives.hold(ctx)
         count = len(self._outputs)

@@ -23,10 +23,10 @@ from . import dtypes
 # Matches the steps of a module's path in torch's notation.
 _ATTRIBUTES = re.compile(r"\._modules\['([^']*)'\]")
 
-# Metadata key of a node that is evaluated for its checks, even if nothing uses its value.
+# Metadata key of nodes that are evaluated for their checks, even if nothing uses their values.
 FOR_CHECKS = "dynaxla_for_checks"
 
-# Ops whose results are views of their operand, although their schemas do not declare it to autograd.
+# Ops whose results are views of their operand, although their schemas do not declare them as such to autograd.
 _UNDECLARED_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
@@ -37,14 +37,15 @@ def is_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
-def is_wanted(node: Node, index: int) -> bool:
-    """True if the graph uses result number `index` of a node with several results."""
+def is_result_used(node: Node, index: int) -> bool:
+    """True if the graph uses one result of a node with several results. `index`: the number of the result."""
     return any(user.target is not operator.getitem or user.args[1] == index for user in node.users)
 
 
-def viewed(node: Node) -> Node | None:
-    """Returns the node whose memory this node's value aliases as a view, declared or not, or as the target of a mutation; None if there is
-    none.
+def view_source(node: Node) -> Node | None:
+    """Returns the node whose memory a node's value aliases; None if there is none.
+
+    The value is a view, declared or not, or the target of a mutation.
     """
     maker = node.args[0] if node.target is operator.getitem else node
     if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
@@ -54,24 +55,24 @@ def viewed(node: Node) -> Node | None:
 
 
 def is_undeclared_view(node: Node) -> bool:
-    """True if the node's value is a view that autograd does not know as one."""
+    """True if the node's value is a view that autograd does not track as one."""
     origin: Node | None = node
     while origin is not None:
         maker = origin.args[0] if origin.target is operator.getitem else origin
         if isinstance(maker, Node) and maker.target in _UNDECLARED_VIEWS:
             return True
-        origin = viewed(origin)
+        origin = view_source(origin)
     return False
 
 
 def storage_of(node: Node) -> int:
-    """Returns an id of the storage of a node's value: values that share storage have the same id.
+    """Returns an id of the storage of a node's value. Values that share a storage have the same id.
 
-    One of an op's several results has its own storage, unless the op is a view: fake results of control-flow ops may share a storage that
-    real results do not share.
+    Each of an op's several results counts as a storage of its own, unless the op is a view: fake results of control-flow ops may share a
+    storage that the real results do not share.
     """
     origin = node
-    while (source := viewed(origin)) is not None:
+    while (source := view_source(origin)) is not None:
         origin = source
     return id(origin) if origin.target is operator.getitem else private.storage_id(node.meta["val"])
 
@@ -100,9 +101,9 @@ def _describe(arg: Any) -> str:
 def user_line(node: Node) -> str:
     """Returns the innermost line of the user's own code that created this node: `model.py:41, in forward`.
 
-    For a node that none created, as in a compiled nn.Sequential, returns its module: `module "0" (Linear)`.
+    Returns the module, such as `module "0" (Linear)`, for a node that no line of the user created, as in a compiled nn.Sequential.
     """
-    frame = user_place(node).partition("\n")[0].strip()
+    frame = user_frame_or_module(node).partition("\n")[0].strip()
     if not frame.startswith("File "):
         return frame
     path, number, function = frame.removeprefix("File ").split(", ", 2)
@@ -111,19 +112,20 @@ def user_line(node: Node) -> str:
 
 @contextlib.contextmanager
 def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
-    """Puts the user's line into the XLA op names of the operations traced within the context.
+    """Adds the user's line to the XLA op names of the operations that are traced in the context.
 
     On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, the line's number is added as well.
     """
     line = user_line(node).rpartition("/")[2] if on_mesh else ""
-    numbered = events.line_scope(user_place(node)) if events.has_listeners() else contextlib.nullcontext()
+    numbered = events.line_scope(user_frame_or_module(node)) if events.has_listeners() else contextlib.nullcontext()
     with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext(), numbered:
         yield
 
 
 def user_frame(trace: str | None) -> str:
-    """Returns the innermost frame of the user's own code in a node's stack trace: its location, and its code on the next line; "" if there
-    is none.
+    """Returns the innermost frame of the user's own code in a node's stack trace; "" if there is none.
+
+    The first line of the result is the location, the second one the code.
     """
     lines = (trace or "").splitlines()
     own = [index for index, line in enumerate(lines) if line.strip().startswith("File ") and "/torch/" not in line]
@@ -132,8 +134,8 @@ def user_frame(trace: str | None) -> str:
     return ""
 
 
-def user_place(node: Node) -> str:
-    """Returns the frame of `user_frame`. For a node without one, returns its module, `module "0" (Linear)`, or ""."""
+def user_frame_or_module(node: Node) -> str:
+    """Returns the node's frame of `user_frame`, otherwise its module, such as `module "0" (Linear)`, otherwise ""."""
     if frame := user_frame(node.meta.get("stack_trace")):
         return frame
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

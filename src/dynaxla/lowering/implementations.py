@@ -27,12 +27,12 @@ from .registry import registry
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's array.
+    """The metadata of an operand.
 
     Attributes:
-        shape: Its logical shape.
-        dtype: Its dtype.
-        order: Its dimensions from the slowest-varying in memory to the fastest; None for row-major.
+        shape: The logical shape.
+        dtype: The dtype.
+        order: The memory order: dimensions from the slowest-varying to the fastest. None for row-major.
     """
 
     shape: tuple[int, ...]
@@ -40,8 +40,8 @@ class Operand:
     order: tuple[int, ...] | None = None
 
 
-class Posed(Protocol):
-    """A problem for which an implementation is chosen.
+class OpProblem(Protocol):
+    """The description of a call of an op, for which an implementation is chosen.
 
     Attributes:
         platform: JAX's name of the platform on which the op runs.
@@ -52,12 +52,12 @@ class Posed(Protocol):
 
 
 @runtime_checkable
-class Measurable(Posed, Protocol):
-    """A problem whose implementations can be measured. Two problems with the same repr are the same; str() is for people.
+class Measurable(OpProblem, Protocol):
+    """A problem whose implementations can be measured. Problems with the same repr are the same; str() is the text for people.
 
     Attributes:
-        operands: The arguments of an implementation after the problem.
-        result_order: The order of the result's dimensions, as in `Operand`.
+        operands: The arguments that an implementation takes after the problem.
+        result_order: The memory order of the result, as in `Operand`.
     """
 
     @property
@@ -67,7 +67,7 @@ class Measurable(Posed, Protocol):
     def result_order(self) -> tuple[int, ...] | None: ...
 
 
-Problem = TypeVar("Problem", bound=Posed)
+Problem = TypeVar("Problem", bound=OpProblem)
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Implementation(Generic[Problem]):
     """One implementation of an op.
 
     Attributes:
-        name: Its name, unique for the op.
+        name: The name, unique for the op.
         run: Takes the problem and the operands, and returns the result.
-        platforms: The platforms on which it exists; empty for all.
-        supports: True if it supports a problem on those platforms.
-        preferred: True if it is expected to be the fastest for a problem, among itself and the implementations registered after it.
-        epilogues: The activations that it can compute together with the op (see epilogue.py).
-        is_refusable: True if XLA may refuse to compile it on a machine that lacks a library or a hardware feature.
-        by: The module that registered it.
+        platforms: The platforms on which the implementation exists; empty for all.
+        supports: Predicate of problems on these platforms: the implementation can compute the problem.
+        preferred: Predicate of problems: the implementation is expected to be faster than those registered after it.
+        epilogues: The activations that the implementation can compute together with the op; see epilogue.py.
+        is_refusable: True if XLA may refuse to compile the implementation on a machine that lacks a library or a hardware feature.
+        registered_by: The module that registered the implementation.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Implementation(Generic[Problem]):
     preferred: Callable[[Problem], bool]
     epilogues: frozenset[str] = frozenset()
     is_refusable: bool = False
-    by: str = ""
+    registered_by: str = ""
 
     def can_run(self, problem: Problem) -> bool:
         """True if the implementation exists on the problem's platform, and supports the problem."""
@@ -100,7 +100,12 @@ class Implementation(Generic[Problem]):
 
 
 class Implementations(Generic[Problem]):
-    """The implementations of one op, in order of preference."""
+    """The implementations of one op.
+
+    Attributes:
+        op: The op's name, as in `IMPLEMENTATIONS`.
+        by_name: The implementations, in the order of registration.
+    """
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -117,11 +122,13 @@ class Implementations(Generic[Problem]):
         epilogues: Iterable[str] = (),
         is_refusable: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Registers a function as an implementation."""
-        by = str(sys._getframe(1).f_globals.get("__name__"))
+        """Returns a decorator that registers a function as an implementation. The arguments are those of `Implementation`."""
+        registered_by = str(sys._getframe(1).f_globals.get("__name__"))
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.by_name[name] = Implementation(name, run, tuple(platforms), supports, preferred, frozenset(epilogues), is_refusable, by)
+            self.by_name[name] = Implementation(
+                name, run, tuple(platforms), supports, preferred, frozenset(epilogues), is_refusable, registered_by
+            )
             return run
 
         return decorate
@@ -130,7 +137,7 @@ class Implementations(Generic[Problem]):
         """Returns the implementations that support a problem.
 
         Args:
-            forced: For some ops, the name of the only implementation to return wherever it supports the problem.
+            forced: By op, the name of an implementation. If it supports the problem, it is the only one returned.
         """
         wanted = self.by_name.get(forced.get(self.op, ""))
         if wanted is not None and wanted.can_run(problem):
@@ -138,47 +145,48 @@ class Implementations(Generic[Problem]):
         return [implementation for implementation in self.by_name.values() if implementation.can_run(problem)]
 
     def choose(self, problem: Problem, forced: Mapping[str, str]) -> Implementation[Problem]:
-        """Returns the implementation that is expected to be the fastest. `forced`: as in `available`."""
+        """Returns the implementation that is expected to be the fastest. `forced`: see `available`."""
         available = self.available(problem, forced)
         return available[0] if len(available) == 1 else next(item for item in available if item.preferred(problem))
 
     def choose_without_refusable(self, problem: Problem) -> Implementation[Problem]:
-        """Returns the implementation that is expected to be the fastest among those that no machine refuses."""
+        """Returns the implementation that is expected to be the fastest, other than refusable ones."""
         return next(item for item in self.by_name.values() if not item.is_refusable and item.can_run(problem) and item.preferred(problem))
 
 
-# By op. Complete only after all lowerings have been imported (`Registry.fill`).
+# The implementations by op. Complete only after all lowerings have been imported (`Registry.fill`).
 IMPLEMENTATIONS: dict[str, Implementations[Any]] = {}
 
 
-def places() -> list[tuple[str, str, str, str]] | None:
+def external_implementations() -> list[tuple[str, str, str, str]] | None:
     """Returns the implementations registered outside dynaxla.lowering.
 
-    Returns: (op, name, module, function) for each; None if one is not defined in dynaxla.
+    Returns: (op, name, module, function) for each, sorted; None if one of the functions is not defined in dynaxla.
     """
     found = [
         (op, item.name, item.run.__module__, item.run.__qualname__)
         for op, implementations in IMPLEMENTATIONS.items()
         for item in implementations.by_name.values()
-        if not item.by.startswith("dynaxla.lowering.")
+        if not item.registered_by.startswith("dynaxla.lowering.")
     ]
     return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
 
 
-Choice = Callable[[Implementations[Any], Any], Implementation[Any]]
+# Chooses one of an op's implementations for a problem.
+Chooser = Callable[[Implementations[Any], Any], Implementation[Any]]
 
 
-def expected(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+def choose_by_rules(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
     """Returns the implementation that is expected to be the fastest."""
     return implementations.choose(problem, {})
 
 
-def without_refusable(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
-    """Returns the implementation that is expected to be the fastest among those that no machine refuses."""
+def choose_without_refusable(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    """Returns the implementation that is expected to be the fastest, other than refusable ones."""
     return implementations.choose_without_refusable(problem)
 
 
-def generic(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+def choose_generic(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
     """Returns the implementation that supports every problem.
 
     It uses only JAX's own operations, which can be differentiated and batched.
@@ -186,28 +194,28 @@ def generic(implementations: Implementations[Any], problem: Any) -> Implementati
     return list(implementations.by_name.values())[-1]
 
 
-class Choices:
-    """A `Choice` that wraps another one, records the refusable implementations, and can avoid them.
+class RecordingChooser:
+    """A `Chooser` that wraps another one. It records which refusable implementations were chosen, and can avoid them.
 
     Attributes:
-        refusable: The refusable implementations that it has chosen, as "op=implementation".
-        avoids_refusable: True if it chooses no refusable implementation.
+        refusable: The refusable implementations that were chosen, as "op=implementation".
+        avoids_refusable: If True, no refusable implementation is chosen.
     """
 
-    def __init__(self, choose: Choice) -> None:
+    def __init__(self, choose: Chooser) -> None:
         self._choose = choose
         self.refusable: set[str] = set()
         self.avoids_refusable = False
 
     def __call__(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
-        implementation = self._taken(implementations, problem)
+        implementation = self._chosen(implementations, problem)
         if events.has_listeners():
             others = [other.name for other in implementations.available(problem, {}) if other is not implementation]
             is_measurable = isinstance(problem, Measurable)
             events.emit(events.ImplementationChosen(implementations.op, str(problem), implementation.name, others, is_measurable))
         return implementation
 
-    def _taken(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
+    def _chosen(self, implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
         implementation = self._choose(implementations, problem)
         if not implementation.is_refusable:
             return implementation
@@ -218,10 +226,13 @@ class Choices:
 
 
 def check_forced(forced: Mapping[str, str]) -> None:
-    """Checks that each op has several implementations, and the named one among them.
+    """Checks the names of ops and implementations in DYNAXLA_IMPLEMENTATIONS.
+
+    Args:
+        forced: By op, the name of an implementation.
 
     Raises:
-        OptionError: An op without them, or an unknown implementation.
+        OptionError: An op has no alternative implementations, or none of this name.
     """
     if forced:
         registry.fill()

@@ -1,5 +1,6 @@
-"""The interpreter: walks an ATen graph under jax tracing and calls the lowering of each node. Torch's own kernel computes an op without
-one.
+"""The interpreter: walks an ATen graph under jax tracing, and calls the lowering of each node.
+
+Torch's own kernel computes an op without a lowering.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .cpu import faster_kernels, weight_orders
 from .cpu.materialize import in_memory
 from .cpu.shared_values import shared_values
 from .graphs import FOR_CHECKS, describe_inputs, line_scope, user_line
-from .keyed_random import alone, draw, keyed, operands, random_key
+from .keyed_random import draw_keyed, keyed, operands, random_key, single_op_graph
 from .metadata import TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
@@ -40,23 +41,23 @@ from .tpu.uncompilable_ops import is_uncompilable
 
 with_effects = torch.ops.higher_order.with_effects
 
-# Nodes with these targets call another op, which is at this position among their arguments.
-_OP_PLACES: dict[Any, int] = {with_effects: 1, keyed: 0}
+# By target of nodes that call another op: the position of that op among the arguments.
+_OP_POSITIONS: dict[Any, int] = {with_effects: 1, keyed: 0}
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, ready to be evaluated.
+    """A node with its lowering and the lowering's arguments.
 
     Attributes:
         node: The FX node.
-        function: Its lowering; None for torch's kernel.
+        function: The lowering; None if torch's kernel computes the node.
         args, kwargs: The lowering's arguments, with nodes in place of their values.
         takes_context: True if the lowering takes the context.
-        checked: True if the result's shapes and dtypes are compared with the fake tensors'.
-        reason: The reason for torch's kernel.
-        refused: True if torch's kernel will raise, so that it must run even if nothing uses its result.
-        has_numbers: True if the op takes numbers whose values only a call determines, such as sizes.
+        checked: True if the result's shapes and dtypes are compared with those of the fake tensors.
+        reason: The reason why torch's kernel computes the node.
+        refused: True if torch's kernel will raise. It must run even if nothing uses its result.
+        has_numbers: True if the op takes numbers that are known only when the graph is called, such as sizes.
     """
 
     node: Node
@@ -70,18 +71,27 @@ class _Step:
     has_numbers: bool = False
 
     @property
-    def acts(self) -> bool:
-        return self.refused or _acts(self.node)
+    def has_effects(self) -> bool:
+        return self.refused or _has_effects(self.node)
 
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, weight_orders.packed_convolution)
 
 
 class Interpreter:
-    """A graph with its lowerings looked up and its arguments bound: everything that does not depend on shapes.
+    """A graph with the lowerings of its ops, and their bound arguments. It serves all shapes of the inputs.
+
+    Attributes:
+        module: The graph.
+        platform: JAX's name of the platform, or PORTABLE (see eager.py).
+        kernels: True if torch's kernels may compute ops.
+        is_lowered: True if each op is known to have a lowering.
+        placeholders, output_node: The graph's inputs and output.
+        draws_random: True if the graph, or a graph that it calls, draws random numbers.
+        has_bfloat16: True if a node returns a bfloat16 tensor.
 
     Raises:
-        UnsupportedOp: Ops without a lowering where torch's kernels are not allowed or not available. The message names the ops.
+        UnsupportedOp: Ops have no lowering, and torch's kernels are not allowed or not available. The message names the ops.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class Interpreter:
 
         Args:
             kernels: If True, torch's kernel computes an op without a lowering; otherwise the op is refused.
-            is_lowered: True if each op is known to have a lowering. The lookup is then deferred until the graph is evaluated.
+            is_lowered: True if each op is known to have a lowering. Then the lookup is deferred until the graph is evaluated.
         """
         self.module = module
         self.is_lowered = is_lowered
@@ -108,16 +118,16 @@ class Interpreter:
         self.output_node: Node = module.graph.output_node()
         self.draws_random = any(draws_random(node) for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes)
         self._has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
-        self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
+        self.has_bfloat16 = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._shared = shared_values(module.graph, platform)
-        self._held = [held for node in module.graph.nodes if (held := registry.held(node)) is not None]
+        self._kept_alive = [kept for node in module.graph.nodes if (kept := registry.kept_alive(node)) is not None]
         if not is_lowered:
             _ = self._steps
 
     def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
-        """True if arrays may have another memory order than that of their dimensions.
+        """True if arrays of the program may be other than row-major in memory.
 
-        On the CPU, passes/jaxpr/transposes.py evaluates such a program.
+        On the CPU, passes/jaxpr/transposes.py processes such a program.
         """
         return self._has_convolutions or not all(spec.is_row_major for spec in inputs)
 
@@ -132,7 +142,7 @@ class Interpreter:
                 rule = find_rule(node, self.platform, self._registry)
                 if node.target in CONTROL_FLOW:
                     found.append(self._control_flow_step(node, self._registry))
-                elif rule is not None and (refusal := kernel_refusals.reason(node)):
+                elif rule is not None and (refusal := kernel_refusals.refusal_of_node(node)):
                     found.append(self._refused_step(node, refusal))
                 elif node.target is keyed:
                     found.append(self._keyed_step(node, self._registry))
@@ -147,28 +157,30 @@ class Interpreter:
         return found
 
     @functools.cached_property
-    def _acting(self) -> set[Node]:
-        """The nodes that do more than return their results."""
+    def _effectful(self) -> set[Node]:
+        """The nodes that have an effect besides returning their results."""
         if not self.is_lowered:
-            return {step.node for step in self._steps if step.acts}
+            return {step.node for step in self._steps if step.has_effects}
         called = [node for node in self.module.graph.nodes if node.op == "call_function"]
-        return {node for node in called if _acts(node) or (node.target not in CONTROL_FLOW and kernel_refusals.reason(node))}
+        return {
+            node for node in called if _has_effects(node) or (node.target not in CONTROL_FLOW and kernel_refusals.refusal_of_node(node))
+        }
 
     @property
-    def acts(self) -> bool:
-        """True if the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
-        return bool(self._acting)
+    def has_effects(self) -> bool:
+        """True if the graph has checks, or ops that are called for their effect."""
+        return bool(self._effectful)
 
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         """Evaluates the graph.
 
         Args:
             inputs: One array or int per placeholder.
-            wanted: The nodes whose values are returned.
+            wanted: The nodes whose values to return.
 
         Raises:
             LoweringError: A lowering fails, or disagrees with PyTorch about a shape or dtype.
-            UnsupportedOp: An op that cannot be lowered for these inputs.
+            UnsupportedOp: An op cannot be lowered for these inputs.
         """
         with casting_as(ctx.eager):
             return self._run(inputs, ctx, wanted)
@@ -181,15 +193,15 @@ class Interpreter:
             if step.node not in needed:
                 continue
             ctx.node = step.node
-            if step.node in ctx.claims:
+            if step.node in ctx.fused_results:
                 coverage.lowered(str(step.node.target))
-                value = ctx.claims[step.node]
+                value = ctx.fused_results[step.node]
                 if value is None:
                     continue
-            elif ctx.where is None and not has_listeners:
+            elif ctx.replicated is None and not has_listeners:
                 value = self._evaluate(step, values, ctx)
             else:
-                with line_scope(step.node, on_mesh=ctx.where is not None):
+                with line_scope(step.node, on_mesh=ctx.replicated is not None):
                     value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
@@ -199,27 +211,27 @@ class Interpreter:
         return [values[node] for node in wanted]
 
     def count_lowered(self, wanted: Sequence[Node]) -> None:
-        """Adds the counts that `run` would add, for a graph in which torch's kernels compute no op."""
+        """Counts the ops as lowered, like `run`, for a graph in which torch's kernels compute no op."""
         for node in self.needed(wanted):
             if isinstance(node.target, torch._ops.OpOverload):
                 coverage.lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
-        """Returns the nodes from which the wanted ones are computed, and the nodes that act.
+        """Returns the nodes to evaluate: those from which the wanted nodes are computed, and those with effects.
 
-        Views of inputs that are only outputs of the graph are not among them, unless they are wanted.
+        Views of inputs that only the graph's output uses are not among them, unless they are wanted.
         """
         needed = set(wanted)
         for node in reversed(self.module.graph.nodes):
-            if node.op in ("call_function", "get_attr") and (node in needed or node in self._acting):
+            if node.op in ("call_function", "get_attr") and (node in needed or node in self._effectful):
                 needed.add(node)
                 needed.update(node.all_input_nodes)
         return needed
 
     def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
-        """Returns the step of a control-flow op, with its graphs ready to run.
+        """Returns the step of a control-flow op, with an interpreter for each graph that the op calls.
 
-        Torch's kernel computes the op if a size in one of its graphs depends on the values of a tensor.
+        Torch's kernel computes the op if a size in one of the graphs depends on the values of a tensor.
         """
         args: list[Any] = list(node.args)
         for position, graph in _graph_arguments(node).items():
@@ -229,27 +241,27 @@ class Interpreter:
                     raise _located(UnsupportedOp(message, op=str(node.target)), node)
                 return _Step(node, None, list(node.args), dict(node.kwargs), reason=message)
             interpreter = Interpreter(graph, self.platform, registry, kernels=self.kernels)
-            args[position] = Subgraph(interpreter.run_whole, interpreter.draws_random)
+            args[position] = Subgraph(interpreter.run_all, interpreter.draws_random)
         return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
 
     def _refused_step(self, node: Node, refusal: str) -> _Step:
-        """Returns a step in which torch's kernel runs when the program does, and then raises as in eager mode."""
+        """Returns a step in which the program calls torch's kernel, which then raises as in eager mode."""
         message = f"torch's kernel refuses it: {refusal}"
         if not self.kernels:
             raise _located(UnsupportedOp(message, op=str(node.target)), node)
         return _Step(node, None, list(node.args), dict(node.kwargs), reason=message, refused=True)
 
     def _keyed_step(self, node: Node, registry: Registry) -> _Step:
-        """Returns the step of an op that draws with a key of its own.
+        """Returns the step of a `keyed` node.
 
-        Torch's kernel cannot replace its lowering: it would draw from torch's generator.
+        Torch's kernel cannot replace the lowering of the op: the kernel would draw from torch's generator.
         """
-        interpreter = Interpreter(alone(node), self.platform, registry, kernels=False)
-        graph = Subgraph(interpreter.run_whole, True)
-        return _Step(node, functools.partial(draw, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
+        interpreter = Interpreter(single_op_graph(node), self.platform, registry, kernels=False)
+        graph = Subgraph(interpreter.run_all, True)
+        return _Step(node, functools.partial(draw_keyed, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
 
-    def run_whole(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
-        """Evaluates the graph and returns all its outputs; outputs that are constants are returned unchanged."""
+    def run_all(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
+        """Evaluates the graph and returns all outputs. Constants among the outputs are returned unchanged."""
         outputs = self.output_node.args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         found = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
@@ -275,13 +287,13 @@ class Interpreter:
             else:
                 implementation = ctx.choose(faster_kernels.KERNEL, problem)
                 value = implementation.run(
-                    problem, lambda: _call_kernel(node, values, ctx, into=True), lambda: step.function(*args, **kwargs)
+                    problem, lambda: _call_kernel(node, values, ctx, use_out_variant=True), lambda: step.function(*args, **kwargs)
                 )
         except UnsupportedOp as error:
-            if not self.kernels or not fallback.can_stand_in(node.target):
+            if not self.kernels or not fallback.reads_values_only(node.target):
                 raise _located(error, node) from None
             return _by_kernel(node, values, ctx, error.message)
-        except (DynaxlaError, jax.errors.UnexpectedTracerError):  # the latter means that a value outlived its trace
+        except (DynaxlaError, jax.errors.UnexpectedTracerError):  # UnexpectedTracerError: a value outlived its trace
             raise
         except Exception as error:
             if self.kernels and (refusal := _refusal_of(node, values)):
@@ -305,14 +317,15 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 
 
 def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
-    """Returns the message with which torch's kernel refuses a node's arguments in the shapes of this trace; "" if it accepts them."""
+    """Returns the message with which torch's kernel refuses a node's arguments, with the shapes of this trace; "" if it accepts them."""
     with _disable_current_modes():
-        return kernel_refusals.refusal_of_these(node.target, *_stand_ins(node, values))
+        return kernel_refusals.refusal_after_failure(node.target, *_stand_ins(node, values))
 
 
 def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
-    """Returns the message with which torch's kernel refuses the numbers that a node takes in this trace, such as 300 for an int8; "" if
-    none.
+    """Returns the message with which torch's kernel refuses a node's numbers in this trace, such as 300 for an int8.
+
+    Returns "" if the kernel accepts them.
     """
     name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _call_numbers(node)]
     if not kernel_refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
@@ -322,7 +335,7 @@ def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
 
 
 def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
-    """Returns a node's args and kwargs in this trace, with tensors of zeros in place of arrays."""
+    """Returns a node's args and kwargs in this trace, with zero tensors in place of arrays."""
 
     def stand_in(value: Any) -> Any:
         return torch.zeros((), dtype=dtypes.to_torch(value.dtype)).expand(value.shape) if isinstance(value, jax.Array) else value
@@ -331,11 +344,11 @@ def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
 
 
 def _call_numbers(node: Node) -> list[Node]:
-    """Returns the nodes whose values an op takes as numbers of any kind, and which only a call determines."""
+    """Returns the nodes whose values an op takes as numbers (not as sizes), and that are known only when the graph is called."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     called = str(node.meta.get("original_aten") or node.target)
-    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # its kernel fills the padding, and refuses numbers as `full` does
+    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # a kernel that refuses numbers as `full` does
         return []
     schema = {argument.name: argument for argument in node.target._schema.arguments}
     given = [*zip(schema.values(), node.args, strict=False), *((schema[name], value) for name, value in node.kwargs.items())]
@@ -353,26 +366,26 @@ def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, m
     return _call_kernel(node, values, ctx, must_run)
 
 
-def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bool = False, into: bool = False) -> Any:
+def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bool = False, use_out_variant: bool = False) -> Any:
     args = [_substitute(arg, values) for arg in node.args]
     kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
-    return fallback.call_kernel(ctx, args, kwargs, must_run, into)
+    return fallback.call_kernel(ctx, args, kwargs, must_run, use_out_variant)
 
 
 def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:
-    """Returns the lowering of a node's op, if there is one that XLA compiles for the platform."""
+    """Returns the lowering of a node's op; None if there is none, or if XLA cannot compile it for the platform."""
     if is_uncompilable(node, platform):
         return None
-    op = node.args[_OP_PLACES[node.target]] if node.target in _OP_PLACES else node.target
+    op = node.args[_OP_POSITIONS[node.target]] if node.target in _OP_POSITIONS else node.target
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 
 
 def needs_kernel(node: Node, platform: str) -> bool:
-    """True if only torch's kernel computes a node, on a platform where no program can call it."""
+    """True if only torch's kernel can compute a node, and programs on the platform cannot call the kernel."""
     if platform in fallback.PLATFORMS or node.target in CONTROL_FLOW or node.target is keyed or is_plain_python(node):
         return False
     rule = find_rule(node, platform)
-    if rule is None or kernel_refusals.reason(node):
+    if rule is None or kernel_refusals.refusal_of_node(node):
         return True
     try:
         rule.bind(node.args[2:] if node.target is with_effects else node.args, node.kwargs)
@@ -381,8 +394,8 @@ def needs_kernel(node: Node, platform: str) -> bool:
     return False
 
 
-def _acts(node: Node) -> bool:
-    """True if a node does more than return its result."""
+def _has_effects(node: Node) -> bool:
+    """True if a node has an effect besides returning its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:
         return True
     return is_collective(node) or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
@@ -409,7 +422,7 @@ def inner_graphs(module: GraphModule) -> list[GraphModule]:
 def draws_random(node: Node) -> bool:
     """True if the node draws random numbers from torch's generator.
 
-    Attention ops have the tag even without dropout; they must not advance the generator then.
+    Attention ops have the tag `nondeterministic_seeded` even without dropout. Then they must not advance the generator.
     """
     if node.target is random_key or node.target is run_and_save_rng_state:
         return True
@@ -423,7 +436,7 @@ def draws_random(node: Node) -> bool:
 
 
 def is_plain_python(node: Node) -> bool:
-    """True for arithmetic on sizes, and for getitem on an op's several results."""
+    """True for arithmetic on sizes, and for getitem on the results of an op."""
     return (
         getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
         and not isinstance(node.target, torch._ops.OpOverload)
@@ -472,7 +485,7 @@ def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
-    """Returns the same error with the node's inputs and its place in the user's code."""
+    """Returns the error with the node's inputs and its line in the user's code."""
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
 
@@ -485,7 +498,7 @@ def constant_value(module: GraphModule, node: Node) -> Any:
 
 
 def _constant_step(module: GraphModule, node: Node) -> _Step:
-    """Returns the step of a constant: a tensor becomes an array, the graph of a control-flow op stays as it is."""
+    """Returns the step of a constant. A tensor becomes an array; the graph of a control-flow op stays unchanged."""
     value = constant_value(module, node)
     if not isinstance(value, torch.Tensor):
         return _Step(node, lambda: value, [], {})
@@ -494,6 +507,7 @@ def _constant_step(module: GraphModule, node: Node) -> _Step:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Copies a tensor to a NumPy array of the counterpart of its dtype."""
     with _disable_current_modes():
         # A copy has no conjugate or negative bit, and its last stride is 1 even if it has one element.
         tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -515,10 +529,10 @@ def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
 
 
 def _check(node: Node, value: Any, expected: Any) -> None:
-    """Checks that a lowering agrees with PyTorch about every result's shape and dtype.
+    """Checks that the results of a lowering have the shapes and dtypes that PyTorch expects.
 
     Raises:
-        LoweringError: It does not.
+        LoweringError: A result has another shape or dtype.
     """
     if isinstance(expected, TensorSpec):
         if isinstance(value, jax.Array) and value.shape == expected.shape and value.dtype == expected.jax_dtype:
@@ -537,7 +551,7 @@ def _check(node: Node, value: Any, expected: Any) -> None:
                 _check(node, item, item_expected)
 
 
-# Hints for particular ops, in place of the general one.
+# By op: a hint in place of the general one.
 _HINTS = {
     "while_loop_stack_output": "call while_loop under torch.no_grad(), or use torch's scan: the gradient of a while_loop needs the "
     "values of all its steps, and their number is not known when the program is compiled"

@@ -1,15 +1,16 @@
 """Finds arguments that torch's own kernels refuse, although a lowering would accept them.
 
-PyTorch's fake tensors seldom check what a kernel checks (`"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype",
-"Dimension out of range", the maximum of no elements, a number that the dtype does not hold), and XLA computes with every dtype. So the
-kernel itself is called once for each op with given arguments, before the graph is compiled. This trial uses the op's arguments, but small
-tensors of zeros, and takes microseconds. If the kernel refuses the arguments, it computes the op in the program, like an op without a
-lowering, and raises there what it raises in eager mode. A wrong answer would cost only speed.
+Examples are `"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype", "Dimension out of range", the maximum of no
+elements, and a number out of the dtype's range. PyTorch's fake tensors seldom perform these checks, and XLA computes with every dtype.
 
-Tensors with few elements keep their own shapes in the trial, and any exception counts. Larger ones are made smaller; then only exceptions
-count that do not depend on sizes.
+So the kernel itself is tried once for each op and arguments, before the graph is compiled. The trial uses the op's arguments, but small
+tensors of zeros, and takes microseconds. If the kernel refuses the arguments, the program calls the kernel, as for an op without a
+lowering, and the kernel raises the exception of eager mode. A wrong result of the trial costs only speed.
 
-Only ops that the user's program or autograd called are tried: the ops of a decomposition need no kernel for their dtypes.
+Tensors with few elements keep their shapes in the trial, and any exception counts. Larger tensors are made smaller, and only exceptions
+that do not depend on sizes count.
+
+Only ops that the user's program or autograd called are tried. The ops of a decomposition need no kernel for their dtypes.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from .. import forks
 from ..runtime import private
 from . import dtypes
 
-# Words of messages about dtypes. Other messages are about the shapes or values of the trial, which are not the program's.
+# Matches messages about dtypes. Other messages are about the shapes or values of the trial, which are not those of the program.
 _ABOUT_DTYPES = re.compile(
     r"not implemented for|representable range|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b"
 )
 
-# Words of messages about numbers and dimensions that do not depend on the sizes.
+# Matches messages about numbers and dimensions that do not depend on sizes.
 _ABOUT_NUMBERS = re.compile(
     "[Dd]imension out of range|[Dd]im .*repeated|non-zero size|without overflow|representable range|[Ee]xpected reduction dim"
     "|support (negative|non-positive)|alpha"
 )
 
-# Tensors with at most this many elements in all keep their own shapes in a trial.
+# Tensors with at most this many elements in total keep their shapes in a trial.
 _FEW_ELEMENTS = 1024
 _MANY_ELEMENTS = 2**24
 
-# Ops that are not tried: those that only ATen's own code calls, so that their kernels may not check their arguments; those whose kernels
-# refuse sizes of one; and histc, whose fake kernel checks the dtype by device (CUDA's takes integers).
-_UNASKED = re.compile(
+# Ops that are not tried: ops that only ATen's own code calls, whose kernels may not check their arguments; ops whose kernels refuse sizes
+# of one; and histc, whose fake kernel checks the dtype by device (CUDA's kernel accepts integers).
+_UNTRIED = re.compile(
     "backward|flash|efficient|cudnn|miopen|mkldnn|fused|foreach|nested|jagged|embedding_bag|rnn|lstm|gru|int_mm|int4|int8|mixed_dtypes"
     "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|histc|empty|as_strided|resize|set_|item|equal|unsafe_view"
 )
 
-# Arguments that determine sizes, or must fit them, with their values in trials with small tensors. (The output_size of a resizing kernel
-# differs from the tensors' size, since such kernels only copy a tensor that has the right size already.)
+# Arguments that determine sizes, or must agree with them, with their values in trials with small tensors. (The output_size of a resizing
+# kernel differs from the tensors' size, since such kernels only copy a tensor of the right size.)
 _FIXED = dict.fromkeys(["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1)
 _FIXED |= dict.fromkeys(["padding", "output_padding", "low"], 0) | {"pad": 1, "high": 1, "output_size": 2}
 
 _known: dict[Any, str] = {}
 
 
-def reason(node: Node) -> str:
-    """Returns the message with which torch's kernel refuses the dtypes of a node's operands; "" if it accepts them, or cannot be tried."""
+def refusal_of_node(node: Node) -> str:
+    """Returns the message with which torch's kernel refuses a node's arguments; "" if it accepts them, or cannot be tried."""
     op = node.target
     if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # by name: graphs hold copies of overloads
         return ""
@@ -73,28 +74,34 @@ def reason(node: Node) -> str:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Returns the message with which torch's kernel refuses these arguments, like `reason`, but given fake tensors instead of a node."""
+    """Returns the message with which torch's kernel refuses these arguments; "" if it accepts them, or cannot be tried.
+
+    Args:
+        args, kwargs: The op's arguments, with fake tensors.
+    """
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not _can_be_asked(op, tensors, args):
+    if not _can_be_tried(op, tensors, args):
         return ""
     if not all(tensor.is_cpu or tensor.device.type == "jax" for tensor in tensors):
-        # The trial runs on the CPU. Other devices' kernels accept other dtypes, but refuse the same numbers.
+        # The trial runs on the CPU. Kernels of other devices accept other dtypes, but refuse the same numbers.
         numbers, name = torch.utils._pytree.tree_leaves((args, kwargs)), op._schema.name.removeprefix("aten::")
-        is_asked = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
-        return refusal_of_numbers(op, args, kwargs) if is_asked else ""
+        is_tried = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
+        return refusal_of_numbers(op, args, kwargs) if is_tried else ""
     is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS) and not _is_decided_by_values(op, args, kwargs)
     key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
-        known = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
+        known = _try_kernel(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
         # Not in a forked child: larger matrix products would wait for threads that it does not have.
         if not known and op._schema.name not in _WARN_OF_ONE and not forks.is_cut_off():
-            known = _ask(op, args, kwargs, _OWN_SHAPES, None) if is_small else _ask(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
+            known = (
+                _try_kernel(op, args, kwargs, _OWN_SHAPES, None) if is_small else _try_kernel(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
+            )
         _known[key] = known
     return known
 
 
 def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a symbol, a mask or the values of tensors decide which arguments a kernel accepts: in a trial these values are zeros."""
+    """True if a symbol, a mask or the values of tensors decide which arguments a kernel accepts. In a trial, these values are zeros."""
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
     values = torch.SymInt, torch.SymFloat, torch.SymBool
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
@@ -103,33 +110,33 @@ def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[s
     )
 
 
-def refusal_of_these(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def refusal_after_failure(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Like `refusal`, for the arguments of a lowering that has failed.
 
-    The trial keeps their shapes, unless they have very many elements.
+    The trial keeps the shapes. Arguments with very many elements are not tried.
     """
     if not isinstance(op, OpOverload):
         return ""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not _can_be_asked(op, tensors, args) or not _is_small(tensors, _MANY_ELEMENTS):
+    if not _can_be_tried(op, tensors, args) or not _is_small(tensors, _MANY_ELEMENTS):
         return ""
-    return _ask(op, args, kwargs, _OWN_SHAPES, None)
+    return _try_kernel(op, args, kwargs, _OWN_SHAPES, None)
 
 
 def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Like `refusal`, for these numbers only: kernels refuse some for their values, such as 300 for an int8."""
+    """Like `refusal`, only for the values of numbers, such as 300 for an int8."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     # Kernels often fill a tensor of one element without checking the number, so the trial with size 1 is left out.
-    return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors, args) else ""
+    return _try_kernel(op, args, kwargs, _TRIALS[1:]) if _can_be_tried(op, tensors, args) else ""
 
 
-def is_doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype]) -> bool:
-    """True if torch's kernel may refuse numbers for their values.
+def is_doubtful(name: str, numbers: Iterable[Any], tensor_dtypes: Iterable[torch.dtype]) -> bool:
+    """True if torch's kernel might refuse numbers because of their values.
 
     Args:
         name: The op's name, without namespace.
         numbers: The numbers among its arguments.
-        found: The dtypes of its tensors.
+        tensor_dtypes: The dtypes of its tensors.
     """
     limits: tuple[float, float] | None = None
     for value in numbers:
@@ -137,26 +144,27 @@ def is_doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype])
         if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float) or not math.isfinite(value):
             continue
         if limits is None:
-            infos = [torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype) for dtype in found if not _unlimited(dtype)]
+            infos = [
+                torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype) for dtype in tensor_dtypes if not _is_unlimited(dtype)
+            ]
             limits = max((info.min for info in infos), default=-math.inf), min((info.max for info in infos), default=math.inf)
         if not limits[0] <= value <= limits[1] or (value < 0 and kind is int and name == "pow"):
             return True
     return False
 
 
-def _unlimited(dtype: torch.dtype) -> bool:
+def _is_unlimited(dtype: torch.dtype) -> bool:
+    """True if kernels accept every number for this dtype."""
     return dtype.is_complex or dtype in (torch.bool, torch.float64)
 
 
-def trusts(op: OpOverload) -> bool:
-    """True for an op that is not tried: its kernel may not check its arguments, since only ATen's own code calls it, or refuses small
-    sizes.
-    """
-    return _UNASKED.search(op._schema.name) is not None
+def is_untried(op: OpOverload) -> bool:
+    """True for an op that is not tried, because its kernel may not check its arguments, or refuses small sizes."""
+    return _UNTRIED.search(op._schema.name) is not None
 
 
-def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
-    if op.namespace != "aten" or op.is_view or op._schema.is_mutable or trusts(op):
+def _can_be_tried(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
+    if op.namespace != "aten" or op.is_view or op._schema.is_mutable or is_untried(op):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
         if with_generator(op) is None:
@@ -168,7 +176,7 @@ def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequ
 
 
 def with_generator(op: OpOverload) -> OpOverload | None:
-    """Returns the overload of an op that takes a generator, and otherwise the same arguments; None if there is none."""
+    """Returns the overload of an op that takes the same arguments and a generator; None if there is none."""
     wanted = [_facts(argument) for argument in op._schema.arguments if argument.name != "generator"]
     for name in (op._overloadname, *op.overloadpacket.overloads()):
         found = getattr(op.overloadpacket, name)
@@ -183,12 +191,16 @@ def _facts(argument: Any) -> tuple[str, str]:
 
 
 def _is_small(tensors: Sequence[torch.Tensor], limit: int) -> bool:
-    """True if the tensors have static shapes and at most `limit` elements in all."""
+    """True if the tensors have static shapes and at most `limit` elements in total."""
     return all(type(size) is int for tensor in tensors for size in tensor.shape) and sum(tensor.numel() for tensor in tensors) <= limit
 
 
 def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_small: bool) -> Any:
-    """Returns a hashable key of the properties of the arguments that determine the answer. `is_small`: shapes and sizes are among them."""
+    """Returns a hashable key of the arguments' properties that determine the result of a trial.
+
+    Args:
+        is_small: True if the properties include shapes and sizes.
+    """
     schema = {argument.name: argument for argument in op._schema.arguments}
 
     def key(argument: Any, value: Any) -> Any:
@@ -199,7 +211,7 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
             return tuple(key(argument, item) for item in value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return type(value)
-        # Numbers that a trial replaces do not matter.
+        # Numbers that a trial replaces by others do not matter.
         return type(value) if type(value) is int and not is_small and _is_replaced(argument) else repr(value)
 
     positional = tuple(key(argument, value) for argument, value in zip(schema.values(), args, strict=False))
@@ -210,9 +222,9 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
 _FILLED = frozenset(["aten::full", "aten::scalar_tensor"])
 _COUNTED = frozenset(["aten::linspace", "aten::logspace"])
 
-# Each trial is the size of all dimensions of all tensors, and the value of all elements. Some kernels (linalg_cross) refuse sizes other
-# than three before they check dtypes, some (lu_solve) refuse zeros. A negative size means the tensors' own sizes, limited to its absolute
-# value: the size of the last dimension of a grid_sampler's grid is the number of spatial dimensions.
+# Each trial is (size of all dimensions of all tensors, value of all elements). Some kernels (linalg_cross) refuse sizes other than three
+# before they check dtypes, some (lu_solve) refuse zeros. A negative size keeps the tensors' sizes, up to its absolute value: the size of
+# the last dimension of a grid_sampler's grid is the number of spatial dimensions.
 _TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
 _OWN_SHAPES = ((-sys.maxsize, 0), (-sys.maxsize, 1))
 _SMALLER = ((-2, 0),)
@@ -222,7 +234,7 @@ _SMALLER = ((-2, 0),)
 _WARN_OF_ONE = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
 
 
-def _ask(
+def _try_kernel(
     op: OpOverload,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -232,8 +244,9 @@ def _ask(
     """Runs trials and returns the message of a refusal, or "".
 
     Args:
-        trials: (size, content) pairs for `_small`, run until one succeeds.
-        about: The first exception whose message matches is the refusal. If None, the last exception is the refusal if all trials fail.
+        trials: (size, content) pairs for `_small`; they run until one succeeds.
+        about: The first exception whose message matches this pattern is the refusal. If None, all trials must fail, and the last exception
+            is the refusal.
     """
     message = ""
     schema = {argument.name: argument for argument in op._schema.arguments}
@@ -262,7 +275,14 @@ def _ask(
 
 
 def _small(argument: Any, value: Any, size: int, content: int) -> Any:
-    """Returns a trial's argument for tensors of this size in all dimensions, or, if `size` is negative, of at most -size."""
+    """Returns an argument of a trial.
+
+    Args:
+        argument: The schema's argument.
+        value: The argument's value in the graph.
+        size: The size of all dimensions of tensors; if negative, -size limits the sizes.
+        content: The value of all elements of tensors.
+    """
     if isinstance(value, torch.Tensor):
         sizes = [size if size > 0 or not isinstance(given, int) else min(given, -size) for given in value.shape]
         return torch.full([abs(given) for given in sizes], content, dtype=value.dtype)
@@ -290,21 +310,21 @@ def _is_size(argument: Any) -> bool:
     return isinstance(kind, torch.SymIntType)
 
 
-_decomposing = threading.local()
+_thread = threading.local()
 
 
-def checked(op: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a decomposition so that it leaves an op as it is where the op's kernel refuses the dtypes."""
+def unless_refused(op: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a decomposition so that it does not decompose a call that the op's kernel refuses."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_decomposing, "inside", False):
+        if getattr(_thread, "is_decomposing", False):
             return decomposition(*args, **kwargs)
         if refusal(op, args, kwargs):
             return NotImplemented
-        _decomposing.inside = True
+        _thread.is_decomposing = True
         try:
             return decomposition(*args, **kwargs)
         finally:
-            _decomposing.inside = False
+            _thread.is_decomposing = False
 
     return decompose

@@ -1,8 +1,7 @@
-"""Reproducible random draws: ops of a graph whose PRNG key is an explicit argument.
+"""Random ops whose PRNG key is an explicit operand, so that a draw can be repeated.
 
-A checkpointed region that is recomputed in the backward pass must draw the numbers of the forward pass. There a draw is written as two
-nodes: `random_key`, whose value the forward graph passes to the backward graph, and `keyed`, the op itself, which is a pure function of the
-key.
+A checkpointed region that is recomputed in the backward pass must draw the numbers of the forward pass. So a draw in such a region is two
+nodes: `random_key`, whose value the forward graph passes to the backward graph, and `keyed`, the op as a pure function of the key.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .registry import lowers
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define("random_key(int number, *, Device device) -> Tensor")
 
-# The number distinguishes a graph's keys: torch merges two equal nodes into one.
+# The argument `number` makes the keys of a graph distinct nodes: torch merges equal nodes.
 random_key = torch.ops.dynaxla.random_key.default
 
 KEY_SHAPE, KEY_DTYPE = (2,), torch.int32
@@ -40,12 +39,12 @@ def _random_key(number: int, ctx: Context) -> Array:
 
 
 def keyed(op: torch._ops.OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
-    """In a graph: op(*args, **kwargs), drawn with the value of a `random_key`. Only programs run it; the Python function raises."""
+    """A node's target: op(*args, **kwargs), with the value of a `random_key` as PRNG key. The interpreter evaluates it; calls raise."""
     raise AssertionError(f"{op} with a key is an op of programs alone")
 
 
-def alone(node: Node) -> GraphModule:
-    """Returns the op of a `keyed` node as a graph, whose inputs are the node's operands, in the order of `operands`."""
+def single_op_graph(node: Node) -> GraphModule:
+    """Returns the op of a `keyed` node as a graph. Its inputs are the op's operands, in the order of `operands`."""
     op, _, *args = node.args
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -60,17 +59,17 @@ def alone(node: Node) -> GraphModule:
 
 
 def operands(node: Node) -> list[Node]:
-    """Returns the nodes among the arguments of a `keyed` node's op, each once."""
+    """Returns the nodes among the arguments of a `keyed` node's op, without duplicates."""
     found: dict[Node, None] = {}
     torch.fx.node.map_arg((node.args[2:], dict(node.kwargs)), lambda source: found.setdefault(source))
     return list(found)
 
 
-def draw(graph: Subgraph, key: Array, inputs: Sequence[Any], ctx: Context) -> Any:
+def draw_keyed(graph: Subgraph, key: Array, inputs: Sequence[Any], ctx: Context) -> Any:
     """In a program: returns the value of a `keyed` node.
 
     Args:
-        graph: The op's own graph (`alone`).
+        graph: The op's graph; see `single_op_graph`.
         key: The value of the `random_key`, int32[2].
         inputs: The values of the op's operands.
     """

@@ -1,4 +1,4 @@
-"""The memory order of a node's operands, derived from the graph: the dimensions from the slowest-varying to the fastest."""
+"""Derives the memory order of a node's operands from the graph: the dimensions from the slowest-varying to the fastest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.fx import Node
 
 from ..torch_ops import aten
 from .context import Context
-from .dimensions import all_known
+from .dimensions import is_static
 from .graphs import is_view
 from .metadata import TensorSpec
 
-# Views that keep the dimensions, at most in another order.
+# Views that keep the dimensions, or permute them.
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
-# XLA recomputes these ops in each loop that reads them.
-_AGAIN = frozenset(
+# Ops that XLA recomputes in each loop that reads their results.
+_RECOMPUTED = frozenset(
     [
         aten._to_copy.default,
         aten.abs.default,
@@ -50,15 +50,16 @@ def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
 def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
     """Undoes the transposes that produced the current node's positional argument `value`.
 
-    Returns the array before the transposes (or `value` itself), and for each dimension of `value` its position in that array. A contraction
-    over the original's dimensions needs no transpose at all.
+    A contraction over the dimensions of the array before the transposes needs no transpose.
+
+    Returns: The array before the transposes, or `value` itself, and the position of each dimension of `value` in that array.
     """
     return untransposed_node(ctx, ctx.node.args[index], value)
 
 
 def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tuple[int, ...]]:
     """Undoes the transposes that produced the value of a node, like `untransposed`."""
-    places = list(range(value.ndim))
+    positions = list(range(value.ndim))
     while isinstance(node, Node) and node.target in _TRANSPOSES:
         source = ctx.values[node.args[0]]
         order = list(range(source.ndim))
@@ -67,47 +68,49 @@ def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tup
         elif node.target in (aten.t.default, aten.transpose.int) and source.ndim > 1:
             first, second = node.args[1:] or (0, 1)
             order[first], order[second] = order[second], order[first]
-        node, value, places = node.args[0], source, [order[place] for place in places]
-    return value, tuple(places)
+        node, value, positions = node.args[0], source, [order[position] for position in positions]
+    return value, tuple(positions)
 
 
 def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
-    """Returns the current node's positional argument in the dimension order in which XLA reads its sources fastest.
+    """Transposes the current node's positional argument `value` to the order in which XLA reads its sources fastest.
 
-    Returns the array, and for each dimension of `value` its position in that array. The order matters because XLA:CPU computes the operand
-    of a reduction within the reduction's loop, in the loop's order. If the sources have several orders, the one whose last dimension is
-    longest is taken, and row-major order among equals.
+    The order matters because XLA:CPU computes the operand of a reduction within the reduction's loop, in the loop's order. If the sources
+    have several orders, the order with the longest last dimension is taken, and row-major order among equals.
+
+    Returns: The array, and the position of each dimension of `value` in that array.
     """
-    source, places = untransposed(ctx, index, value)
+    source, positions = untransposed(ctx, index, value)
     node = ctx.node.args[index]
-    if source is not value or not isinstance(node, Node) or value.ndim < 2 or not all_known(value.shape):
-        return source, places
-    plain = tuple(range(value.ndim))
-    order = max(_orders(ctx, node), key=lambda order: (value.shape[order[-1]], order == plain), default=plain)
-    return value if order == plain else lax.transpose(value, order), tuple(order.index(dim) for dim in plain)
+    if source is not value or not isinstance(node, Node) or value.ndim < 2 or not is_static(value.shape):
+        return source, positions
+    row_major = tuple(range(value.ndim))
+    order = max(_orders(ctx, node), key=lambda order: (value.shape[order[-1]], order == row_major), default=row_major)
+    return value if order == row_major else lax.transpose(value, order), tuple(order.index(dim) for dim in row_major)
 
 
 def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
-    """Returns the memory orders of the tensors of the node's shape that the node's loop reads.
+    """Returns the memory orders of the tensors of the node's shape that the loop of the node reads.
 
-    An elementwise op is part of that loop if nothing outside the loop uses its result. An op of `_AGAIN` is also part of it if all its
-    users read it in loops; its sources are then read again, too.
+    An elementwise op is part of the loop if nothing outside the loop uses its result. An op of `_RECOMPUTED` is also part of it if all its
+    users read its result in loops. Then its sources are read again, too.
     """
     shape, inside, found = ctx.spec(node).shape, set[Node](), dict[Node, tuple[int, ...]]()
-    left = [(node, len(node.users) > 1)]
-    while left:
-        each, again = left.pop()
-        if not _is_pointwise(each) or (again and not (each.target in _AGAIN and all(map(_reads_in_a_loop, each.users)))):
-            spec = ctx.spec(each)
-            is_there = each.op == "placeholder" or is_view(each)
+    pending = [(node, len(node.users) > 1)]
+    while pending:
+        current, is_recomputed = pending.pop()
+        can_be_recomputed = current.target in _RECOMPUTED and all(map(_reads_in_a_loop, current.users))
+        if not _is_pointwise(current) or (is_recomputed and not can_be_recomputed):
+            spec = ctx.spec(current)
+            has_own_order = current.op == "placeholder" or is_view(current)
             if 0 not in spec.stride:  # an expanded tensor is read fast in any order
-                found[each] = spec.order if is_there else tuple(range(len(shape)))
+                found[current] = spec.order if has_own_order else tuple(range(len(shape)))
             continue
-        inside.add(each)
-        found.pop(each, None)
-        for source in each.all_input_nodes:
+        inside.add(current)
+        found.pop(current, None)
+        for source in current.all_input_nodes:
             if source not in inside and isinstance(source.meta.get("val"), torch.Tensor) and ctx.spec(source).shape == shape:
-                left.append((source, again or not inside.issuperset(source.users)))
+                pending.append((source, is_recomputed or not inside.issuperset(source.users)))
     return list(found.values())
 
 

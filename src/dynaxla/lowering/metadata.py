@@ -51,12 +51,18 @@ class TensorSpec:
 
 
 class SymbolValues:
-    """Concrete values for the symbols, or for whole expressions of symbols, of a graph with dynamic shapes."""
+    """Concrete values of the symbols of a graph with dynamic shapes.
+
+    Attributes:
+        values: The values by symbol, or by expression of symbols.
+    """
 
     def __init__(self, values: Mapping[Any, int] | None = None) -> None:
         self.values = dict(values or {})
         self._expressions: dict[Any, int] = dict(self.values)
-        self._specs: dict[int, tuple[torch.Tensor, TensorSpec]] = {}  # by id; the entry holds the tensor, so that its id is not reused
+        self._specs: dict[
+            int, tuple[torch.Tensor, TensorSpec]
+        ] = {}  # by id; the entry keeps the tensor alive, so that its id is not reused
 
     def integer(self, value: int | torch.SymInt) -> int:
         """Returns the value of a size, stride or offset."""
@@ -84,7 +90,7 @@ class SymbolValues:
         return spec
 
     def concrete(self, value: Any) -> Any:
-        """Returns a node's metadata with concrete numbers: a TensorSpec for a tensor, a tuple for several values, an int for a size."""
+        """Returns a node's metadata with concrete numbers: a TensorSpec for a tensor, an int for a size, a tuple for several values."""
         if isinstance(value, torch.Tensor):
             return self.spec(value)
         if isinstance(value, (tuple, list)):

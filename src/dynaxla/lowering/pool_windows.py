@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from . import dtypes
 from .dtypes import DType
 
-# With more elements in a window, the lowerings no longer handle each element of a window by an operation of its own.
+# The most elements of a window for which lowerings emit an operation per element of a window.
 MOST_TAPS = 36
 
 Sizes = Sequence[int]
@@ -21,7 +21,17 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class PoolWindows:
-    """The windows along one dimension: `out` windows over a dimension of size `size`, each of `kernel` elements, `dilation` apart."""
+    """The pooling windows along one dimension.
+
+    Attributes:
+        dim: The dimension.
+        size: The size of the unpadded input along the dimension.
+        out: The number of windows.
+        kernel: The number of elements of a window.
+        stride: The distance between the first elements of adjacent windows.
+        padding: The number of padding elements before the input.
+        dilation: The distance between adjacent elements of a window.
+    """
 
     dim: int
     size: int
@@ -32,8 +42,8 @@ class PoolWindows:
     dilation: int
 
     @property
-    def margins(self) -> tuple[int, int]:
-        """The padding that the windows need at both ends; negative where they leave a remainder of the input unread."""
+    def edge_padding(self) -> tuple[int, int]:
+        """The padding (low, high) that the windows need. It is negative at an end where the windows do not read all of the input."""
         reach = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return self.padding, reach - self.size - self.padding
 
@@ -43,7 +53,7 @@ class PoolWindows:
         return np.arange(self.out) * self.stride - self.padding
 
     def tap(self, x: Array, number: int) -> Array:
-        """Returns element `number` of every window along the dimension. `x` is padded already."""
+        """Returns element `number` of each window along the dimension. `x` is the padded input."""
         first = number * self.dilation
         last = first + (self.out - 1) * self.stride
         return lax.slice_in_dim(x, first, last + 1, self.stride, self.dim)
@@ -54,9 +64,16 @@ def lowest(dtype: DType) -> float | int:
     return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
 
 
-def pad(x: Array, value: float | int, margins: dict[int, tuple[int, int]], spacing: int = 0) -> Array:
-    """Pads some dimensions, or crops them where a margin is negative, with `spacing` new elements between adjacent old ones."""
-    return lax.pad(x, lax.full((), value, x.dtype), [(*margins[dim], spacing) if dim in margins else (0, 0, 0) for dim in range(x.ndim)])
+def pad(x: Array, value: float | int, edge_padding: dict[int, tuple[int, int]], interior: int = 0) -> Array:
+    """Pads some dimensions, as `lax.pad` does.
+
+    Args:
+        value: The value of the new elements.
+        edge_padding: By dimension, (low, high); negative numbers crop.
+        interior: The number of new elements between adjacent elements, in these dimensions.
+    """
+    config = [(*edge_padding[dim], interior) if dim in edge_padding else (0, 0, 0) for dim in range(x.ndim)]
+    return lax.pad(x, lax.full((), value, x.dtype), config)
 
 
 def windows_along(
@@ -65,7 +82,7 @@ def windows_along(
     """Returns the windows along each spatial dimension.
 
     Args:
-        space, out: The trailing (spatial) sizes of the input and the output.
+        space, out: The spatial sizes of the input and the output, which are the trailing ones.
         rank: The number of dimensions of the input.
         kernel, stride, padding, dilation: One value for each spatial dimension, or one for all. An empty stride means the kernel size.
     """
@@ -75,13 +92,18 @@ def windows_along(
 
 
 def reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
-    """Returns the sum or maximum of each window. Elements beyond the ends have the value `initial`."""
-    crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
+    """Returns the sum or maximum of each window. Padding elements have the value `initial`.
+
+    Args:
+        function: "max" for the maximum, otherwise the sum.
+        dims: The windows along each pooled dimension.
+    """
+    crop = {dim.dim: (0, min(dim.edge_padding[1], 0)) for dim in dims}
     if any(high for _, high in crop.values()):
         x = pad(x, initial, crop)
     window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
     for dim in dims:
         window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
-        padding[dim.dim] = (dim.margins[0], max(dim.margins[1], 0))
+        padding[dim.dim] = (dim.edge_padding[0], max(dim.edge_padding[1], 0))
     combine = lax.max if function == "max" else lax.add
     return lax.reduce_window(x, np.array(initial, x.dtype), combine, window, stride, padding, window_dilation=dilation)

@@ -1,7 +1,9 @@
 """ATen's type promotion and casts, as operations on JAX arrays.
 
-Source: c10/core/ScalarType (promoteTypes) and ATen/native/TypeProperties.cpp (result_type): tensors with dimensions outrank rank-0 tensors,
-which outrank Python numbers; a lower rank only counts where its category (bool < int < float < complex) is higher.
+Tensors with dimensions take priority over rank-0 tensors, and these over Python numbers. An operand of lower priority counts only if its
+category (bool < int < float < complex) is higher.
+
+Source: c10/core/ScalarType (promoteTypes), ATen/native/TypeProperties.cpp (result_type)
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
-from .dynamic_scalars import is_open
-from .eager import Eager
+from .dynamic_scalars import is_dynamic
+from .eager import EagerBehavior
 from .symbolic_numbers import as_array, is_symbolic
 
 
 class Promotion(enum.Enum):
     """The dtypes in which an elementwise op computes and returns, as in `torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND`."""
 
-    DEFAULT = enum.auto()  # compute in the common dtype (half types in float32), return the common dtype
-    NO_OPMATH = enum.auto()  # the same, but half types are computed as they are (moves and comparisons: exact anyway)
-    INT_TO_FLOAT = enum.auto()  # integers become the default float
-    ALWAYS_BOOL = enum.auto()  # compute in the common dtype, return bool
-    COMPLEX_TO_FLOAT = enum.auto()  # complex operands give their real dtype (abs)
-    BOOL_TO_LONG = enum.auto()  # bool operands become int64
+    DEFAULT = enum.auto()  # computes in the common dtype (half types in float32), returns the common dtype
+    NO_OPMATH = enum.auto()  # the same, but half types are not computed in float32: for copies and comparisons, which are exact anyway
+    INT_TO_FLOAT = enum.auto()  # like DEFAULT, but integers become the default float
+    ALWAYS_BOOL = enum.auto()  # computes in the common dtype, returns bool
+    COMPLEX_TO_FLOAT = enum.auto()  # like DEFAULT, but the result of complex operands has their real dtype (abs)
+    BOOL_TO_LONG = enum.auto()  # computes in the common dtype, bool operands in int64
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
@@ -102,7 +104,7 @@ def computation_and_result_dtype(operands: Sequence[Any], kind: Promotion) -> tu
 
 
 def convert(operand: Any, dtype: DType) -> jax.Array:
-    """Returns an array or a Python number as an array of `dtype`; complex to real drops the imaginary part, as ATen's copies do."""
+    """Casts an array or a Python number to an array of `dtype`, as ATen's copies do: complex to real drops the imaginary part."""
     if isinstance(operand, jax.Array):
         if operand.dtype == dtype:
             return operand
@@ -115,7 +117,7 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
         if dtype == _E8M0:
             return _to_power_of_two(lax.convert_element_type(operand, np.float32))
         if dtypes.is_bool(operand.dtype) and dtypes.is_inexact(dtype):
-            # XLA would rewrite the product of x and a converted bool as a select of x or 0, but inf * 0 must be nan.
+            # XLA would rewrite the product of x and a converted bool to a select of x or 0, but inf * 0 must be NaN.
             return lax.select(operand, full_like(operand, 1, dtype), full_like(operand, 0, dtype))
         if dtype == _E4M3 and _saturates():
             if not dtypes.is_float(operand.dtype) or operand.dtype.itemsize == 1:
@@ -131,9 +133,9 @@ _E4M3, _E8M0 = (dtypes.to_jax(dtype) for dtype in (torch.float8_e4m3fn, torch.fl
 
 @functools.cache
 def _saturates() -> bool:
-    """True if this torch casts numbers above float8_e4m3fn's maximum, 448, to 448, infinity included.
+    """True if this torch casts numbers above 448, the maximum of float8_e4m3fn, to 448, infinity included.
 
-    Releases after 2.11 do. XLA returns NaN for them.
+    Releases after 2.11 do. XLA's cast returns NaN.
     """
     with _disable_current_modes():
         return bool(torch.tensor([torch.inf]).to(torch.float8_e4m3fn).float() == 448)
@@ -160,42 +162,42 @@ def _to_power_of_two(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.convert_element_type(rounded, np.uint8), _E8M0)
 
 
-_here = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
-def casting_as(eager: Eager) -> Iterator[None]:
-    """Within the context, in this thread, operands are cast as this platform's ATen kernels cast them."""
-    before = getattr(_here, "like_x86", False), getattr(_here, "rounds_operands", False)
-    _here.like_x86, _here.rounds_operands = eager.casts_like_x86, eager.rounds_operands
+def casting_as(eager: EagerBehavior) -> Iterator[None]:
+    """Makes casts in this thread those of a platform's ATen kernels while the context is open."""
+    before = getattr(_thread, "casts_like_x86", False), getattr(_thread, "rounds_operands", False)
+    _thread.casts_like_x86, _thread.rounds_operands = eager.casts_like_x86, eager.rounds_operands
     try:
         yield
     finally:
-        _here.like_x86, _here.rounds_operands = before
+        _thread.casts_like_x86, _thread.rounds_operands = before
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
     """Casts a float to an integer, rounding towards zero.
 
-    C++ leaves the result for NaN and for numbers out of range undefined, so ATen's result depends on the processor: XLA saturates, as CUDA
-    and ARM do; x86's instructions return the lowest integer for all of them.
+    In C++ the result is undefined for NaN and for numbers out of range, so ATen's result depends on the processor. XLA saturates, as CUDA
+    and ARM do. The instructions of x86 return the lowest integer in all these cases.
 
-    Narrow dtypes wrap (-1.0 is 255 as uint8), through int32; uint8 and uint32 wrap through int64. For numbers below int32 or above uint32,
-    ATen's vectorized loops return another uint32 than its scalar loops (over the remainder, and over strided memory); this function follows
-    the scalar loops.
+    Narrow dtypes are cast through int32 and wrap (-1.0 becomes 255 as uint8); uint8 from float64, and uint32, are cast through int64. For
+    numbers below int32 or above uint32, ATen's vectorized loops return another uint32 than its scalar loops (over the remainder, and over
+    strided memory). This function returns the result of the scalar loops.
 
     Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type
     """
-    if not getattr(_here, "like_x86", False):
+    if not getattr(_thread, "casts_like_x86", False):
         return lax.convert_element_type(lax.convert_element_type(x, np.int32) if dtype.itemsize < 4 else x, dtype)
     if x.dtype.itemsize < 4:
-        x = lax.convert_element_type(x, np.float32)  # once, where XLA:CPU would convert at each step; and float32 has an infinity
+        x = lax.convert_element_type(x, np.float32)  # once: XLA:CPU would convert at each step; also, float32 has an infinity
     if dtype == np.uint64:
         half = number(2.0**63, x.dtype)
         upper = lax.ge(x, half)
         low = _to_signed(lax.select(upper, lax.sub(x, half), x), np.dtype(np.int64))
         return lax.convert_element_type(lax.bitwise_xor(low, lax.select(upper, full_like(low, -(2**63)), full_like(low, 0))), dtype)
-    # A float32 outside the range of int32 is a multiple of 256, so it wraps to 0 as uint8, and so does the lowest integer.
+    # A float32 outside the range of int32 is a multiple of 256 and wraps to 0 as uint8. So does the lowest integer.
     is_wide = dtype in (np.int64, np.uint32) or (dtype == np.uint8 and x.dtype == np.float64)
     return lax.convert_element_type(_to_signed(x, np.dtype(np.int64 if is_wide else np.int32)), dtype)
 
@@ -203,20 +205,20 @@ def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
 def _to_signed(x: jax.Array, dtype: DType) -> jax.Array:
     """Casts floats to int32 or int64 as x86 does.
 
-    One comparison is enough: it excludes the lowest integer itself, but the result for excluded numbers is the lowest integer.
+    One comparison is enough. It is false for the lowest integer, too, but the result is the lowest integer wherever it is false.
     """
     limits = np.iinfo(dtype)
-    fits = lax.lt(lax.abs(x), number(-float(limits.min), x.dtype))
-    return lax.select(fits, lax.convert_element_type(x, dtype), full_like(x, limits.min, dtype))
+    is_in_range = lax.lt(lax.abs(x), number(-float(limits.min), x.dtype))
+    return lax.select(is_in_range, lax.convert_element_type(x, dtype), full_like(x, limits.min, dtype))
 
 
 def number(value: Any, dtype: DType) -> Any:
     """Returns a Python number as a NumPy scalar of `dtype`, cast as ATen casts it: integers wrap, floats overflow to infinity.
 
-    JAX's elementwise primitives accept the scalar as an operand next to an array of that dtype, and broadcast it. An open number, or a
-    number that depends on symbolic sizes, becomes an array of rank 0, which the primitives accept as well.
+    JAX's elementwise primitives accept the scalar as an operand next to an array of that dtype, and broadcast it. A dynamic scalar (see
+    dynamic_scalars.py), or a number that depends on symbolic sizes, becomes an array of rank 0, which the primitives accept as well.
     """
-    if is_open(value):
+    if is_dynamic(value):
         return value.cast(dtype)
     if is_symbolic(value):
         array = as_array(value)
@@ -231,12 +233,12 @@ def number(value: Any, dtype: DType) -> Any:
 
 
 def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.Array:
-    """Returns an array of the shape of `array` filled with one number; cheaper to trace than `lax.full_like`."""
+    """Returns an array of one number, with the shape of `array`. Cheaper to trace than `lax.full_like`."""
     return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the common shape.
+    """Returns the shape to which all shapes broadcast.
 
     Raises:
         ValueError: There is none.
@@ -245,7 +247,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         return np.broadcast_shapes(*map(tuple, shapes))
     rank = max(map(len, shapes))
     columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
-    # torch has compared these sizes already: a symbolic size is not 1, and it equals all sizes of its dimension that are not 1.
+    # Torch has compared these sizes: a symbolic size is not 1, and equals all other sizes of its dimension that are not 1.
     return tuple(next((size for size in column if export.is_symbolic_dim(size) or size != 1), 1) for column in columns)
 
 
@@ -256,7 +258,7 @@ def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Broadcasts to `shape`, aligning the trailing dimensions.
+    """Broadcasts an array to `shape`; the trailing dimensions are aligned.
 
     Raises:
         ValueError: The array does not broadcast to `shape`.
@@ -273,16 +275,19 @@ def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide_second: bool = False) -> jax.Array:
-    """Applies `function` to promoted, broadcast operands and casts its result.
+    """Applies `function` to promoted and broadcast operands, and casts its result.
 
-    On the CPU, ATen casts operands to the common dtype before it computes in a wider one: with a half-precision tensor as the other
-    operand, a number or a rank-0 float32 is first rounded to that dtype.
+    On the CPU, ATen casts operands to the common dtype before it computes in a wider one. So if the other operand is a half-precision
+    tensor, a number or a rank-0 float32 is first rounded to half precision.
 
     Args:
-        wide_second: A second operand of one element is not rounded, as in ATen's products and quotients.
+        function: A function of arrays of one dtype and one shape.
+        operands: Arrays and Python numbers.
+        kind: The kind of promotion.
+        wide_second: True if a second operand of one element is not rounded, as in ATen's products and quotients.
     """
     computation, result = computation_and_result_dtype(operands, kind)
-    common = result_type(operands) if getattr(_here, "rounds_operands", False) else computation
+    common = result_type(operands) if getattr(_thread, "rounds_operands", False) else computation
 
     def cast(position: int, operand: Any) -> jax.Array:
         is_array = isinstance(operand, jax.Array)

@@ -10,16 +10,17 @@ class RandomKeys:
     """An iterator over distinct JAX PRNG keys that are derived from one key.
 
     Args:
-        before: The number of keys that the caller has already derived from the same key.
+        key: The key from which they are derived.
+        offset: The number of keys that the caller has already derived from `key`.
 
     Attributes:
         count: The number of keys taken from this iterator.
     """
 
-    def __init__(self, key: Array, before: Array | int = 0) -> None:
-        self._key, self._before = key, before
+    def __init__(self, key: Array, offset: Array | int = 0) -> None:
+        self._key, self._offset = key, offset
         self.count = 0
 
     def __next__(self) -> Array:
         self.count += 1
-        return jax.random.fold_in(self._key, self._before + self.count)
+        return jax.random.fold_in(self._key, self._offset + self.count)

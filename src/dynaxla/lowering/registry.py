@@ -3,10 +3,11 @@
     @lowers(aten.cumsum.default)
     def cumsum(x, dim, *, dtype=None): ...
 
-A lowering receives the op's arguments as the schema orders them: positional ones by position, keyword-only ones by name. Tensors come as
-`jax.Array` (tracers), dtypes as NumPy dtypes, sizes as ints. A lowering may omit keyword-only arguments that cannot change the values
-(`layout`, `device`, `pin_memory`, `memory_format`, `non_blocking`), and arguments that it does not support: a node that sets an unsupported
-argument to another value than its default raises `UnsupportedOp`. A parameter named `ctx` receives the `Context`.
+A lowering receives the op's arguments in the order of the schema: positional ones by position, keyword-only ones by name. Tensors are
+passed as `jax.Array` (tracers), dtypes as NumPy dtypes, sizes as ints. A parameter named `ctx` receives the `Context`.
+
+A lowering may omit keyword-only arguments that cannot change the values (`layout`, `device`, `pin_memory`, `memory_format`,
+`non_blocking`), and arguments that it does not support. A node with a non-default value of an unsupported argument raises `UnsupportedOp`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .promotion import Promotion, elementwise
 Lowering = Callable[..., Any]
 Function = TypeVar("Function", bound=Lowering)
 
-# Arguments that determine where or how a result is stored. The runtime places and lays out results, so lowerings do not need these.
+# Arguments that determine where and how a result is stored. Lowerings do not need them: the runtime places and lays out results.
 STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "non_blocking"})
 
 
@@ -43,26 +44,26 @@ class Rule:
     Attributes:
         op: The overload.
         function: The lowering.
-        platforms: JAX's names of its platforms ("cpu", "cuda", "rocm", "tpu"); empty for all.
+        platforms: JAX's names of the lowering's platforms ("cpu", "cuda", "rocm", "tpu"); empty for all.
         takes_context: True if the function has a `ctx` parameter.
-        where: The place of its definition, as module:line.
-        by: The module that registered it.
+        location: The module and line of the function's definition, as module:line.
+        registered_by: The module that registered the lowering.
     """
 
     op: OpOverload
     function: Lowering
     platforms: tuple[str, ...]
     takes_context: bool
-    where: str
-    by: str
+    location: str
+    registered_by: str
     _positional: int = field(repr=False, default=0)
     _keywords: frozenset[str] = field(repr=False, default=frozenset())
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Arranges a node's arguments for the function.
+        """Returns the positional and the keyword arguments of the function for a node.
 
         Raises:
-            UnsupportedOp: An argument that the lowering omits has another value than its default.
+            UnsupportedOp: An argument that the lowering omits has a non-default value.
         """
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
@@ -93,7 +94,13 @@ class Rule:
 
 
 def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str], bool]:
-    """Returns the number of positional arguments that `function` takes, its keyword-only arguments, and True if it takes the context."""
+    """Checks a lowering's signature against the op's schema.
+
+    Returns: The number of positional arguments that `function` takes, its keyword-only arguments, and True if it takes the context.
+
+    Raises:
+        TypeError: The signature does not fit the schema.
+    """
     schema = op._schema.arguments
     keyword_only = {argument.name for argument in schema if argument.kwarg_only}
     available = sum(not argument.kwarg_only for argument in schema)
@@ -117,30 +124,33 @@ def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str]
 
 
 @dataclass(frozen=True)
-class _Named:
-    """A lowering of an op that is known only by its name.
+class _NamedLowering:
+    """A lowering that is registered for an op's name instead of an overload.
 
     Attributes:
         function: The lowering.
-        platforms, where, by: As in `Rule`.
+        platforms, location, registered_by: As in `Rule`.
     """
 
     function: Lowering
     platforms: tuple[str, ...]
-    where: str
-    by: str
+    location: str
+    registered_by: str
 
 
-# The prefix of modules whose lowerings the hash of dynaxla's sources identifies.
-_OWN = "dynaxla."
+# The prefix of dynaxla's modules. The hash of dynaxla's sources identifies their lowerings.
+_OWN_PREFIX = "dynaxla."
 
 
 class Registry:
-    """Lowerings by overload and platform. A platform-specific lowering precedes the general one, an overload's own precedes its name's.
+    """Lowerings by overload and platform.
+
+    A lowering for the platform takes priority over the general one, and a lowering of the overload over one of the op's name.
 
     Args:
-        load: Registers dynaxla's own lowerings. It is called lazily, at the first lookup or the first registration by another library:
-            importing the lowerings takes longer than everything else that a new process needs to run a program from the cache.
+        load: Registers dynaxla's own lowerings. It is called at the first lookup, or at the first registration by another library. It is
+            not called earlier, because the import of the lowerings takes longer than all other work of a new process that runs a program
+            from the cache.
     """
 
     def __init__(self, load: Callable[[], object] | None = None) -> None:
@@ -148,20 +158,20 @@ class Registry:
         self._is_loading = False
         self._lock = forks.lock()
         self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
-        self._named: dict[tuple[str, str | None], _Named] = {}
-        self._bound: dict[tuple[OpOverload, _Named], Rule | None] = {}
-        self._holding: dict[OpOverload, Callable[[Node], Any]] = {}
+        self._named: dict[tuple[str, str | None], _NamedLowering] = {}
+        self._bound: dict[tuple[OpOverload, _NamedLowering], Rule | None] = {}
+        self._keep_alive_by: dict[OpOverload, Callable[[Node], Any]] = {}
 
     def fill(self) -> None:
-        """Registers dynaxla's own lowerings, once.
+        """Registers dynaxla's own lowerings, unless that has been done.
 
-        After a failure the next call tries again, and fails in the same way if nothing has changed: the registry keeps no lowering of a
-        module that did not load.
+        After a failure, the next call tries again. It fails in the same way if nothing has changed, since the registry keeps no lowering of
+        a module whose import failed.
         """
         if self._load is None:
             return
         with self._lock:
-            if self._load is None or self._is_loading:  # the modules that are being imported look up lowerings, too
+            if self._load is None or self._is_loading:  # a module that is being imported looks up lowerings
                 return
             self._is_loading = True
             try:
@@ -174,12 +184,13 @@ class Registry:
                 self._is_loading = False
 
     def _forget_unloaded_modules(self) -> None:
-        """Removes the lowerings of dynaxla modules whose import failed, since Python executes these modules from the start at the next
-        import.
+        """Removes the lowerings of dynaxla's modules whose import failed.
+
+        At the next import, Python executes these modules from the start.
         """
 
-        def is_kept(lowering: Rule | _Named) -> bool:
-            return not lowering.by.startswith(_OWN) or lowering.by in sys.modules
+        def is_kept(lowering: Rule | _NamedLowering) -> bool:
+            return not lowering.registered_by.startswith(_OWN_PREFIX) or lowering.registered_by in sys.modules
 
         self._rules = {key: rule for key, rule in self._rules.items() if is_kept(rule)}
         self._named = {key: named for key, named in self._named.items() if is_kept(named)}
@@ -187,11 +198,12 @@ class Registry:
     def register(
         self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None, by: str | None = None
     ) -> None:
-        """Adds a lowering for one overload, unless the installed torch does not have it.
+        """Adds a lowering for one overload, if the installed torch has the overload.
 
         Args:
-            source: The function whose place is reported, if not `function`.
-            by: The module that registers the lowering, if not the caller.
+            platforms: The platforms for which it is registered; empty for the general lowering.
+            source: The function whose location is reported, if not `function`.
+            by: The module that registers the lowering, if not the caller's.
 
         Raises:
             ValueError: The op already has a lowering for the platform.
@@ -200,23 +212,27 @@ class Registry:
         if isinstance(op, MissingOp):
             return
         platforms, by = tuple(platforms), by or _caller()
-        if not by.startswith(_OWN):
+        if not by.startswith(_OWN_PREFIX):
             self.fill()
-        rule = _rule(op, function, platforms, _place(source or function), by)
+        rule = _rule(op, function, platforms, _location(source or function), by)
         for platform in platforms or (None,):
             if earlier := self._rules.get((op, platform)):
-                raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {rule.where}")
+                raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.location} and at {rule.location}")
             self._rules[op, platform] = rule
 
-    def hold(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
-        """Registers a function for nodes of this op that returns the object which a node's arguments only name; holders of the graph keep
-        it alive.
-        """
-        self._holding[op] = find
+    def keep_alive(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
+        """Registers a function that returns an object which must live as long as a graph with a node of this op.
 
-    def held(self, node: Node) -> Any:
-        """Returns the object that must be kept alive for a node; None for most nodes."""
-        find = self._holding.get(node.target) if isinstance(node.target, OpOverload) else None
+        The node's arguments contain only a name of the object.
+
+        Args:
+            find: Takes the node, and returns the object.
+        """
+        self._keep_alive_by[op] = find
+
+    def kept_alive(self, node: Node) -> Any:
+        """Returns the object that must live as long as a node's graph; None for most ops."""
+        find = self._keep_alive_by.get(node.target) if isinstance(node.target, OpOverload) else None
         return None if find is None else find(node)
 
     def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = (), by: str | None = None) -> None:
@@ -228,52 +244,56 @@ class Registry:
             ValueError: The name already has a lowering for the platform.
         """
         by = by or _caller()
-        if not by.startswith(_OWN):
+        if not by.startswith(_OWN_PREFIX):
             self.fill()
-        named = _Named(function, tuple(platforms), _place(function), by)
+        named = _NamedLowering(function, tuple(platforms), _location(function), by)
         for platform in named.platforms or (None,):
             if earlier := self._named.get((name, platform)):
-                raise ValueError(f"{name} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {named.where}")
+                raise ValueError(
+                    f"{name} has two lowerings for {platform or 'all platforms'}: at {earlier.location} and at {named.location}"
+                )
             self._named[name, platform] = named
 
     def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
         """Returns the lowering of an overload for a platform; None if there is none.
 
         Raises:
-            TypeError: The lowering registered for the op's name fits none of its overloads.
+            TypeError: The lowering registered for the op's name fits no overload of the op.
         """
         self.fill()
         if isinstance(op, MissingOp):
             return None
         if rule := self._rules.get((op, platform)) or self._rules.get((op, None)):
             return rule
-        for place in (platform, None):
-            named = self._named.get((op._schema.name, place))
+        for key in (platform, None):
+            named = self._named.get((op._schema.name, key))
             if named is not None and (rule := self._bind(op, named)) is not None:
                 return rule
         return None
 
-    def _bind(self, op: OpOverload, named: _Named) -> Rule | None:
-        """Returns the rule for one of the overloads of a name; None if the lowering fits only other overloads."""
+    def _bind(self, op: OpOverload, named: _NamedLowering) -> Rule | None:
+        """Returns the rule of a named lowering for an overload; None if the lowering fits only other overloads."""
         key = op, named
         if key not in self._bound:
             rule, refusal = _try_rule(op, named)
             if refusal is not None and not any(_try_rule(other, named)[0] for other in _overloads(op)):
                 raise refusal
-            self._bound[key] = rule  # another thread that gets here at the same time stores an equal rule
+            self._bound[key] = rule  # another thread may do this at the same time, with an equal rule
         return self._bound[key]
 
-    def places(self) -> list[str] | None:
-        """Returns the lowerings registered by other libraries, as "op platform module:line". Dynaxla's own are identified by its sources.
+    def external_lowerings(self) -> list[str] | None:
+        """Returns the lowerings registered by other libraries, as "op platform module:line".
 
-        Returns None if one of them is defined outside dynaxla and JAX, since only the versions of these two identify the code.
+        The hash of dynaxla's sources identifies dynaxla's own lowerings.
+
+        Returns: None if one of the functions is defined outside dynaxla and JAX, because only the versions of these two identify the code.
         """
-        found = [(str(op), platform, rule.where, rule.by) for (op, platform), rule in list(self._rules.items())]
-        found += [(name, platform, lowering.where, lowering.by) for (name, platform), lowering in list(self._named.items())]
-        others = [(op, platform, where) for op, platform, where, by in found if not by.startswith(_OWN)]
-        if any(where.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, where in others):
+        found = [(str(op), platform, rule.location, rule.registered_by) for (op, platform), rule in list(self._rules.items())]
+        found += [(name, platform, lowering.location, lowering.registered_by) for (name, platform), lowering in list(self._named.items())]
+        others = [(op, platform, location) for op, platform, location, by in found if not by.startswith(_OWN_PREFIX)]
+        if any(location.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, location in others):
             return None
-        return sorted(f"{op} {platform} {where}" for op, platform, where in others)
+        return sorted(f"{op} {platform} {location}" for op, platform, location in others)
 
     def __len__(self) -> int:
         self.fill()
@@ -286,20 +306,20 @@ class Registry:
         return {op for op, _ in list(self._rules)} | named
 
 
-def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], where: str, by: str) -> Rule:
+def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], location: str, registered_by: str) -> Rule:
     positional, keywords, takes_context = _parameters(op, function)
-    return Rule(op, function, platforms, takes_context, where, by, positional, keywords)
+    return Rule(op, function, platforms, takes_context, location, registered_by, positional, keywords)
 
 
-def _try_rule(op: OpOverload, named: _Named) -> tuple[Rule | None, TypeError | None]:
+def _try_rule(op: OpOverload, named: _NamedLowering) -> tuple[Rule | None, TypeError | None]:
     try:
-        return _rule(op, named.function, named.platforms, named.where, named.by), None
+        return _rule(op, named.function, named.platforms, named.location, named.registered_by), None
     except TypeError as error:
         return None, error
 
 
-def _place(function: Lowering) -> str:
-    """Returns the place where a function is defined, as module:line."""
+def _location(function: Lowering) -> str:
+    """Returns the module and line of a function's definition, as module:line."""
     code = inspect.unwrap(function)
     return f"{getattr(inspect.getmodule(code), '__name__', '?')}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"
 
@@ -315,7 +335,7 @@ def _overloads(op: OpOverload) -> list[OpOverload]:
 
 
 def _existing(name: str) -> list[OpOverload]:
-    """Returns the overloads of an op that is known by its name; an empty list if the op does not exist (yet)."""
+    """Returns the overloads of the op with a name; an empty list if the op does not exist (yet)."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]

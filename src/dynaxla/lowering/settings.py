@@ -1,4 +1,4 @@
-"""The PyTorch settings that change the numerics of a program."""
+"""The PyTorch settings that change the numerical results of a program."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Settings(NamedTuple):
         deterministic: True if sums, including those of scatter ops, must have the same order at every call. CUDA only.
         tpu_products: The precision of float32 matrix products, which a TPU computes from products of bfloat16. TPU only.
 
-    Torch's other precision settings need no program of their own. Products of half types are accumulated in float32, and so are at least as
+    Torch's other precision settings need no separate programs. Products of half types are accumulated in float32, and so are at least as
     precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation`, `allow_fp16_reduced_precision_reduction` and
-    `allow_bf16_reduced_precision_reduction`, on or off. "bf16" is no precision of CUDA's, and counts as float32 there. The settings that
+    `allow_bf16_reduced_precision_reduction`, on or off. CUDA has no precision "bf16", which counts as float32 there. The settings that
     select cuDNN's algorithm (`benchmark`, `deterministic`) change the order of sums, not their precision.
     """
 
@@ -35,10 +35,10 @@ class Settings(NamedTuple):
 
     @staticmethod
     def current(platform: str) -> Settings:
-        """Returns the settings that PyTorch's kernels would read now, from its older API, its newer one, or both.
+        """Returns the settings that PyTorch's kernels would use now. They may be set by the older API, the newer one, or both.
 
         Args:
-            platform: JAX's name.
+            platform: JAX's name of the platform.
         """
         reader = _READERS.get(platform)
         return EXACT if reader is None else reader()
@@ -91,9 +91,9 @@ EXACT = Settings()
 
 
 def precision_for(precision: lax.Precision, dtype: DType) -> lax.Precision:
-    """Returns the precision of products of operands of this dtype; `precision` is that for float32.
+    """Returns the precision for products of operands of this dtype. `precision`: the precision for float32.
 
-    Products of half types are exact, so all precisions mean the same. On a TPU, XLA fuses a product with its consumers, such as a softmax,
-    only if its precision is DEFAULT.
+    Products of half types are exact, so the result is the same for all precisions. On a TPU, XLA fuses a product with its consumers, such
+    as a softmax, only if its precision is DEFAULT.
     """
     return lax.Precision.DEFAULT if dtype.itemsize <= 2 else precision

@@ -1,4 +1,4 @@
-"""Expressions of sizes as Python functions. A call takes a microsecond, sympy's substitution of values a hundred."""
+"""Compiles expressions of sizes to Python functions. A call takes a microsecond, sympy's substitution of values a hundred."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from sympy.logic.boolalg import And, BooleanAtom, BooleanFunction, Not, Or
 
-# torch's and sympy's operations on integers, by class name, as Python's operators and functions.
+# Python's operators and functions for torch's and sympy's operations on integers, by class name.
 _OPERATORS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "PowByNatural": "**"}
 _FUNCTIONS = {"Min": "min", "Max": "max"}
 
 
 class _NotArithmetic(Exception):
-    """Raised for an expression that is not made of integers, symbols and operations on integers."""
+    """The expression has other parts than integers, symbols and operations on integers."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
     """Returns a function from the values of symbols to the value of a sympy expression.
 
-    The value is an int, or a bool for a condition; a condition that the values do not decide is False. The given mapping may also have the
-    values of whole expressions, for symbols that have none.
+    The value is an int, or a bool for a condition. A condition that the values do not decide is False. If a symbol has no value, the
+    mapping may have the value of an expression that contains the symbol.
     """
     names: dict[Any, str] = {}
     try:
@@ -34,7 +34,7 @@ def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
     def evaluate(values: Mapping[Any, int]) -> int | bool:
         try:
             found: int | bool = compute(values)
-        except KeyError:  # a part of the expression has a value, its symbols have none
+        except KeyError:  # the mapping has values of expressions instead of symbols
             return _substituted(expression, values)
         return found
 

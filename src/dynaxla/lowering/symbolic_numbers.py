@@ -1,7 +1,7 @@
-"""Numbers that depend on symbolic sizes, as operands of a program for export, which computes them at run time.
+"""Numbers that depend on symbolic sizes. A program for export computes them at run time.
 
-A symbolic size is a JAX symbolic dimension. Lowerings may use it wherever a shape has it, and `promotion.number` converts it to an array. A
-float that is computed from symbolic sizes is a `SymbolicFloat`.
+A symbolic size is a JAX symbolic dimension. Lowerings may use it in shapes, and `promotion.number` converts it to an array. A float that is
+computed from symbolic sizes is a `SymbolicFloat`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from jax.errors import InconclusiveDimensionOperation
 
 
 class SymbolicFloat:
-    """A Python float that depends on symbolic sizes. It passes `isinstance` as a float. Its comparisons raise
-    InconclusiveDimensionOperation.
+    """A Python float that depends on symbolic sizes.
+
+    `isinstance` takes it for a float. Comparisons raise InconclusiveDimensionOperation.
 
     Attributes:
-        array: Its value, float64[].
+        array: The value, float64[].
     """
 
-    __array_ufunc__ = None  # NumPy leaves arithmetic with it to its own methods
+    __array_ufunc__ = None  # makes NumPy leave arithmetic with this class to the methods below
 
     def __init__(self, array: jax.Array) -> None:
         self.array = array
@@ -95,7 +96,7 @@ def _is_size(*values: Any) -> bool:
     return any(map(export.is_symbolic_dim, values))
 
 
-# Replacements for the functions on sizes in graphs that do not accept symbolic sizes.
+# By function on sizes in graphs: a replacement that accepts symbolic sizes.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: _sym_float,
     torch._sym_sqrt: _sym_sqrt,

@@ -75,7 +75,7 @@ def calls_in(text: str) -> list[str]:
 
 def hold(ctx: Context) -> None:
     """Makes the program run all its collectives, whether or not a result depends on them."""
-    call_back(ctx, lambda outputs, inputs: None, [], [], views=[], acts=True)
+    call_back(ctx, lambda outputs, inputs: None, [], [], views=[], has_effect=True)
 
 
 def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
@@ -90,14 +90,14 @@ def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -
 def _in_order(ctx: Context, form: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Returns the result of a collective that runs after the collective before it in the graph, and before the next one."""
     waits = processes.never()
-    if ctx.turn is not None:
-        waits &= ctx.turn[0] != 0
+    if ctx.effect_token is not None:
+        waits &= ctx.effect_token[0] != 0
     start, one = (0,) * x.ndim, (1,) * x.ndim
     first = lax.slice(x, start, one)
     # Two different values to select from: XLA assumes that a value known at compile time is the same in all processes, and gathers nothing.
     first = lax.select(waits, (first == 0).astype(x.dtype), first)
     found = form(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
-    ctx.turn = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
+    ctx.effect_token = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
     return found
 
 

@@ -18,7 +18,7 @@ from single_op import Call, graph_of
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.cuda import fused_attention
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.implementations import Choice, Implementation, Implementations, Operand, expected, generic
+from dynaxla.lowering.implementations import Chooser, Implementation, Implementations, Operand, choose_by_rules, choose_generic
 from dynaxla.lowering.ops import attention_implementations
 from dynaxla.lowering.ops.attention_implementations import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
 
@@ -74,7 +74,9 @@ def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor
     return Call(op, (grad, q, k, v, *args), kwargs)
 
 
-def function_of(calls: Sequence[Call], platform: str = "cuda", choose: Choice = expected, **settings: bool) -> tuple[Function, list[Any]]:
+def function_of(
+    calls: Sequence[Call], platform: str = "cuda", choose: Chooser = choose_by_rules, **settings: bool
+) -> tuple[Function, list[Any]]:
     """The calls for a platform, and their inputs as arrays."""
     module, tensors, _ = graph_of(calls)
     arrays = [jax.numpy.asarray(x.double().numpy()).astype(str(x.dtype).removeprefix("torch.")) for x in tensors]
@@ -213,23 +215,23 @@ def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> No
     """Of the forward and of the gradient: as by the implementation with the scores in memory."""
     monkeypatch.setattr(fused_attention, "_call", attention_kernel)
 
-    def results(call: Call, choose: Choice) -> list[torch.Tensor]:
+    def results(call: Call, choose: Chooser) -> list[torch.Tensor]:
         function, arrays = function_of([call], choose=choose)
         return [torch.from_numpy(np.array(x, np.float64)) for x in jax.jit(lambda *args: function(args).outputs)(*arrays)]
 
     with jax.enable_x64(True):
         call = make()
-        by_cudnn, by_xla = results(call, expected), results(call, generic)
+        by_cudnn, by_xla = results(call, choose_by_rules), results(call, choose_generic)
         torch.testing.assert_close(by_cudnn, by_xla, rtol=0.02, atol=0.02)
         again = backward(call, results=(by_xla[0].to(BF16), by_xla[1].float()))
-        torch.testing.assert_close(results(again, expected), results(again, generic), rtol=0.03, atol=0.03)
+        torch.testing.assert_close(results(again, choose_by_rules), results(again, choose_generic), rtol=0.03, atol=0.03)
 
 
 # --- in blocks of rows
 
 
 def in_blocks(implementations: Implementations[Any], problem: Any) -> Implementation[Any]:
-    return implementations.by_name["blocks"] if "blocks" in implementations.by_name else expected(implementations, problem)
+    return implementations.by_name["blocks"] if "blocks" in implementations.by_name else choose_by_rules(implementations, problem)
 
 
 def operand(*shape: int, dtype: str = "bfloat16") -> Operand:
@@ -297,7 +299,7 @@ def hiding_rows(rows: int, columns: int) -> torch.Tensor:
     return mask
 
 
-def results_by(choose: Choice, call: Call) -> list[torch.Tensor]:
+def results_by(choose: Chooser, call: Call) -> list[torch.Tensor]:
     function, arrays = function_of([call], choose=choose)
     draws = [jax.random.key(7)] if function.draws_random else []
     found = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick.options())(arrays, draws)
@@ -312,10 +314,10 @@ def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call = IN_BLOCKS[name]()
     tolerance = 0.02 if call.args[0].dtype == BF16 else 1e-5
     with jax.enable_x64(True):
-        by_blocks, by_xla = results_by(in_blocks, call), results_by(generic, call)
+        by_blocks, by_xla = results_by(in_blocks, call), results_by(choose_generic, call)
         torch.testing.assert_close(by_blocks, by_xla, rtol=tolerance, atol=tolerance)
         again = backward(call, results=(by_xla[0].to(call.args[0].dtype), by_xla[1].float()))
-        torch.testing.assert_close(results_by(in_blocks, again), results_by(generic, again), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(results_by(in_blocks, again), results_by(choose_generic, again), rtol=tolerance, atol=tolerance)
 
 
 def test_gradients_in_blocks_are_those_of_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import Interpreter, dtypes
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.implementations import expected
+from dynaxla.lowering.implementations import choose_by_rules
 
 aten = torch.ops.aten
 Outputs = Sequence[torch.Tensor]
@@ -57,7 +57,7 @@ def program(case: str, dtype: torch.dtype, platform: str) -> tuple[Function, lis
     tensors = [torch.randn(shape).to(dtype) for shape in shapes]
     module = make_fx(function, tracing_mode="fake")(*tensors)
     module.graph.eliminate_dead_code()
-    return Function(Interpreter(module, platform), choose=expected), tensors
+    return Function(Interpreter(module, platform), choose=choose_by_rules), tensors
 
 
 def convolutions(case: str, dtype: torch.dtype, platform: str) -> list[list[str]]:

@@ -15,7 +15,7 @@ from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.implementations import Choices, expected
+from dynaxla.lowering.implementations import RecordingChooser, choose_by_rules
 from dynaxla.lowering.tpu import pallas_attention
 from dynaxla.lowering.tpu.pallas_attention import KernelSettings
 
@@ -123,7 +123,7 @@ def attention(rows: int, columns: int, *, count: int = 8, key_heads: int = 2, ma
     ]
 
 
-def stablehlo(call: Call, choose: Any = expected) -> str:
+def stablehlo(call: Call, choose: Any = choose_by_rules) -> str:
     with jax.enable_x64(True):
         module, tensors, _ = graph_of([call])
         function = Function(Interpreter(module, "tpu"), choose=choose)
@@ -155,11 +155,11 @@ def test_dropout_takes_scores_in_blocks(call: Call) -> None:
 
 @pytest.mark.parametrize("call", attention(2048, 2048))
 def test_without_the_kernels_scores_are_in_blocks(call: Call) -> None:
-    choices = Choices(expected)
-    stablehlo(call, choices)
-    assert len(choices.refusable) == 1
-    choices.avoids_refusable = True
-    assert "2048x2048" not in stablehlo(call, choices)
+    chooser = RecordingChooser(choose_by_rules)
+    stablehlo(call, chooser)
+    assert len(chooser.refusable) == 1
+    chooser.avoids_refusable = True
+    assert "2048x2048" not in stablehlo(call, chooser)
 
 
 @pytest.mark.parametrize("call", [*attention(1, 4096), *attention(64, 64)])

@@ -17,7 +17,7 @@ from torch.fx import Node
 from ...runtime.layout import Layout
 from ...torch_ops import aten
 from ..context import Context
-from ..graphs import is_view, is_wanted
+from ..graphs import is_result_used, is_view
 from ..implementations import Implementations
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
@@ -287,7 +287,7 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
             return False
-        if node.target in _OF_VECTORS and not is_wanted(node, 1):
+        if node.target in _OF_VECTORS and not is_result_used(node, 1):
             return False
         operands = updates[node].operands if node in updates else node.all_input_nodes
         if not _is_constant(node):
@@ -330,7 +330,7 @@ def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -
     first = (operands or results)[0]
     matrix = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
-    used = sum(is_wanted(ctx.node, place) for place in range(len(results)))
+    used = sum(is_result_used(ctx.node, place) for place in range(len(results)))
     return UnfusableOp(op, numbers, dense or is_copied, matrix, first.dtype, used)
 
 

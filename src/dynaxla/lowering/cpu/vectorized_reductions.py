@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from jax import Array, lax
 
 from .. import dtypes
-from ..dimensions import all_known
+from ..dimensions import is_static
 from ..promotion import number
 from .materialize import in_memory
 
@@ -114,7 +114,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     takes up to 12 times as long as necessary. It does the same for one dimension that a reshape has merged from several. Reduced dimensions
     with others between them are summed in two steps: the last ones first if they hold many elements, else the others first.
     """
-    if not all_known(x.shape):
+    if not is_static(x.shape):
         return lax.reduce_sum(x, dims)
     large = [dim for dim in dims if x.shape[dim] > 1]
     first, last = min(large, default=0), max(large, default=0)
@@ -151,7 +151,7 @@ def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:
     dims = tuple(dims)
     outer = x.ndim - len(dims)
-    if not all_known(x.shape):
+    if not is_static(x.shape):
         return plain(x, dims)
     count = math.prod(x.shape[outer:])
     # Some float8 dtypes have no infinities.
@@ -231,7 +231,7 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
     """True if `sum_rows` can sum x over dims: they are adjacent, hold more than _FEW_ROWS elements, and others of size > 1 follow."""
     first, last = min(dims, default=0), max(dims, default=0)
     return (
-        all_known(x.shape)
+        is_static(x.shape)
         and dtypes.is_float(x.dtype)
         and x.dtype.itemsize >= 4
         and len(dims) == last - first + 1

@@ -22,12 +22,12 @@ def by_taps(dims: Sequence[PoolWindows], x: Array, order: Sequence[int]) -> Arra
 
     `order` is the memory order of x in the program: its dimensions from the slowest to the fastest.
     """
-    if not any(any(dim.margins) for dim in dims):
+    if not any(any(dim.edge_padding) for dim in dims):
         return _taps(dims, x)
     # Without the barrier, XLA would recompute the padding for each tap, with a branch for each element. The barrier's operand is row-major
     # in memory, so its dimensions are brought into the order of x.
     moved = [dataclasses.replace(dim, dim=order.index(dim.dim)) for dim in dims]
-    padded = pad(lax.transpose(x, order), lowest(x.dtype), {dim.dim: dim.margins for dim in moved})
+    padded = pad(lax.transpose(x, order), lowest(x.dtype), {dim.dim: dim.edge_padding for dim in moved})
     return lax.transpose(_taps(moved, lax.optimization_barrier(padded)), np.argsort(order))
 
 

@@ -13,7 +13,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp_nonpositive
-from ..dynamic_scalars import is_open
+from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
@@ -217,7 +217,7 @@ def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
 
 def _at_most(x: Array, limit: Any) -> Array:
     """x <= limit, in float32 for half types: ATen's kernel for the CPU compares them so. Source: ATen native/cpu/Activation.cpp"""
-    is_exact = not is_open(limit) and not is_symbolic(limit) and float(x.dtype.type(limit)) == limit
+    is_exact = not is_dynamic(limit) and not is_symbolic(limit) and float(x.dtype.type(limit)) == limit
     wide = x if is_exact else lax.convert_element_type(x, dtypes.accumulator(x.dtype))
     return lax.le(wide, number(limit, wide.dtype))
 

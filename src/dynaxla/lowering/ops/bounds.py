@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ...torch_ops import aten
 from ..context import Context
-from ..dimensions import surely, wrap
+from ..dimensions import definitely, wrap
 from ..promotion import number
 
 Interval = tuple[int, int]  # the lowest and the highest value, both included
@@ -31,13 +31,13 @@ def require_index(
     """
     low, high = -size if from_end else 0, size - 1
     known = interval(ctx, source)
-    if index.size == 0 or (known is not None and surely(lambda: low <= known[0] and known[1] <= high)):
+    if index.size == 0 or (known is not None and definitely(lambda: low <= known[0] and known[1] <= high)):
         return
     limits = np.iinfo(index.dtype)
     good = lax.full(index.shape, True)
-    if not surely(lambda: low <= limits.min):
+    if not definitely(lambda: low <= limits.min):
         good = lax.ge(index, number(low, index.dtype))
-    if not surely(lambda: high >= limits.max):
+    if not definitely(lambda: high >= limits.max):
         good = lax.bitwise_and(good, lax.le(index, number(high, index.dtype)))
     ctx.require(good, error, message)
 

@@ -115,7 +115,7 @@ def _collective(*args: Any, ctx: Context) -> Any:
         agreement.run(index, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
 
     plain = (*map(str, settings), str(name))
-    results = call_back(ctx, write, arrays, given, views=views, plain=plain, acts=True)
+    results = call_back(ctx, write, arrays, given, views=views, plain=plain, has_effect=True)
     return results if isinstance(ctx.output, (tuple, list)) else results[0]
 
 

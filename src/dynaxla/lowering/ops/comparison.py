@@ -14,7 +14,7 @@ from ...runtime import private
 from ...torch_ops import aten
 from .. import dtypes
 from ..dtypes import DType
-from ..dynamic_scalars import is_open
+from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 
@@ -75,14 +75,14 @@ def _keeps_zeros(dtype: DType) -> bool:
 def at_least(x: Array, low: Any) -> Array:
     """max(x, low) for a number `low`. With low = 0, zeros keep their sign (see `_keeps_zeros`), as in ATen; XLA's maximum of 0.0 and -0.0
     is 0.0."""
-    if _keeps_zeros(x.dtype) and not is_open(low) and low == 0:
+    if _keeps_zeros(x.dtype) and not is_dynamic(low) and low == 0:
         return lax.select(lax.lt(x, number(low, x.dtype)), full_like(x, low), x)
     return _maximum(x, expand(convert(low, x.dtype), x.shape))
 
 
 def at_most(x: Array, high: Any) -> Array:
     """min(x, high) for a number `high`. With high = 0, zeros keep their sign, as in `at_least`."""
-    if _keeps_zeros(x.dtype) and not is_open(high) and high == 0:
+    if _keeps_zeros(x.dtype) and not is_dynamic(high) and high == 0:
         return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
     return _minimum(x, expand(convert(high, x.dtype), x.shape))
 

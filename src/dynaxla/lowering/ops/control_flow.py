@@ -79,8 +79,8 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
     *arrays, code = lax.cond(predicate, branch(0, true_graph), branch(1, false_graph))
     if others[0] != others[1]:
         raise UnsupportedOp("torch.cond with a result that is a tensor in only one branch, or a different number in each branch")
-    ctx.checks.report(found[0], code, predicate)
-    ctx.checks.report(found[1], code, lax.bitwise_not(predicate))
+    ctx.checks.add_inner(found[0], code, predicate)
+    ctx.checks.add_inner(found[1], code, lax.bitwise_not(predicate))
     remaining = iter(arrays)
     return [next(remaining) if other is None else other[0] for other in others[0]]
 
@@ -115,7 +115,7 @@ def while_loop(
     ctx.checks += first.checks
     state = (going, Checks().failure(), lax.full((), 0, np.dtype(np.uint32)), start)
     _, code, _, values = lax.while_loop(lambda state: state[0], body, state)
-    ctx.checks.report(found, code)
+    ctx.checks.add_inner(found, code)
     return values
 
 
@@ -141,7 +141,7 @@ def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Se
         return (outputs[: len(start)], code), outputs[len(start) :]
 
     (values, code), stacked = lax.scan(body, (start, Checks().failure()), (lax.iota(np.dtype(np.uint32), length), *xs), length=length)
-    ctx.checks.report(found, code)
+    ctx.checks.add_inner(found, code)
     return [*values, *stacked]
 
 

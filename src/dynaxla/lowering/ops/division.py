@@ -13,8 +13,8 @@ from jax import numpy as jnp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..dimensions import surely
-from ..dynamic_scalars import is_open
+from ..dimensions import definitely
+from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, number, result_type
 from ..registry import lowers
 from ..symbolic_numbers import as_array, is_symbolic
@@ -38,7 +38,7 @@ def _is_broadcast(x: Any, y: Any) -> bool:
     """True if several elements of x share a divisor that is not known to be a power of two."""
     if isinstance(y, Array):
         return isinstance(x, Array) and y.shape != broadcast_shapes([x.shape, y.shape])
-    return is_open(y) or is_symbolic(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
+    return is_dynamic(y) or is_symbolic(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
 
 
 def exact_division(ctx: Context) -> Function:
@@ -112,7 +112,7 @@ def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
     if not ctx.eager.refuses_zero_divisors or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
         return
     if is_symbolic(y):
-        if surely(lambda: y > 0):
+        if definitely(lambda: y > 0):
             return
         y = as_array(y)
     if isinstance(y, Array):

@@ -19,7 +19,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
-from ..dynamic_scalars import is_open
+from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
@@ -58,7 +58,7 @@ def plus_zero(x: Array) -> Array:
 
 def _is_zero(value: Any, sign: int = 1) -> bool:
     """True for a zero of this sign that is a constant of the compiled program: neither open nor symbolic."""
-    is_number = isinstance(value, (int, float)) and not is_open(value) and not is_symbolic(value)
+    is_number = isinstance(value, (int, float)) and not is_dynamic(value) and not is_symbolic(value)
     return is_number and value == 0 and math.copysign(1, value) == sign
 
 
@@ -102,7 +102,7 @@ def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
 
 def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
     """x + alpha * y. zeros: for x and for y, True if it is a tensor of constant zeros."""
-    is_positive = isinstance(alpha, (int, float)) and not is_open(alpha) and 0 <= alpha < math.inf  # the factor inf makes a NaN of 0
+    is_positive = isinstance(alpha, (int, float)) and not is_dynamic(alpha) and 0 <= alpha < math.inf  # the factor inf makes a NaN of 0
     if is_positive and (zeros[1] or _is_zero(y)):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     if zeros[0] or _is_zero(x):

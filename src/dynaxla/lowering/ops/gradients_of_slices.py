@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ...torch_ops import aten
 from ..context import Context
-from ..dimensions import all_known, clamp_slice, wrap
+from ..dimensions import clamp_slice, is_static, wrap
 from ..promotion import expand
 from .shape import joined
 
@@ -46,7 +46,7 @@ def sum_of_slices(ctx: Context) -> Array | None:
     if not _is_of_pieces(node) or _is_part(node):
         return None
     leaves, shape = list(_leaves(node)), ctx.output.shape
-    if not all_known(shape) or 0 in shape or any(ctx.spec(leaf).dtype != ctx.output.dtype for leaf in leaves):
+    if not is_static(shape) or 0 in shape or any(ctx.spec(leaf).dtype != ctx.output.dtype for leaf in leaves):
         return None
     found: list[_Piece] = []
     for leaf in leaves:

@@ -16,7 +16,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import torch_kernels
 from ..dtypes import DType
-from ..graphs import is_wanted
+from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
 from ..registry import lowers
 from .comparison import is_nan
@@ -85,7 +85,7 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
     if x.shape[-1] > 2:
         require_convergence(x, ctx, "linalg.eigh")
     x, finite = finite_only(x)
-    if compute_v and is_wanted(ctx.node, 1):
+    if compute_v and is_result_used(ctx.node, 1):
         vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
         vectors = nan_unless(finite, vectors)
     else:
@@ -111,7 +111,7 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
     x, finite = finite_only(x)
     nothing = None if compute_uv else lax.full((0,), 0, x.dtype)
-    if compute_uv and (is_wanted(ctx.node, 0) or is_wanted(ctx.node, 2)):
+    if compute_uv and (is_result_used(ctx.node, 0) or is_result_used(ctx.node, 2)):
         u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
         u, vh = nan_unless(finite, u), nan_unless(finite, vh)
     else:
@@ -131,7 +131,7 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
     """
     x, finite = finite_only(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
-    values, *vectors = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=is_wanted(ctx.node, 1))
+    values, *vectors = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=is_result_used(ctx.node, 1))
     require_convergence(values, ctx, "linalg.eig")
     return values, vectors[0] if vectors else None
 

@@ -21,9 +21,9 @@ from ..context import Context
 from ..cpu import gemv, onednn, onednn_support, torch_kernels
 from ..cpu.materialize import in_memory
 from ..cpu.widening import widened
-from ..dimensions import all_known, surely
+from ..dimensions import definitely, is_static
 from ..dtypes import DType
-from ..eager import eager_on
+from ..eager import eager_behavior_on
 from ..epilogue import with_activation
 from ..implementations import Implementations, Operand
 from ..memory_order import eager_order, untransposed, untransposed_node
@@ -259,7 +259,7 @@ def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
 @CONTRACTION.implementation("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
     dtype = dtypes.accumulator(problem.out)
-    x, y = widened(x, y, problem.platform, surely(lambda: min(problem.rows, problem.columns) <= 1))
+    x, y = widened(x, y, problem.platform, definitely(lambda: min(problem.rows, problem.columns) <= 1))
     out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
     return convert(out, problem.out)
 
@@ -334,7 +334,11 @@ _FEW_TERMS = 400
 
 
 def _is_loop(y: Array, z: Array, ctx: Context) -> bool:
-    return eager_on(ctx.platform).loops_over_few_terms and y.ndim == 3 and surely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
+    return (
+        eager_behavior_on(ctx.platform).loops_over_few_terms
+        and y.ndim == 3
+        and definitely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
+    )
 
 
 def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
@@ -370,7 +374,7 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
         return None
     source = ctx.values[node.args[0]]
     # Also a matrix, or only some of its elements, may be expanded.
-    if source.ndim != 2 or ctx.values[node].shape[1:] != source.shape or not all_known(ctx.input(index - 1).shape):
+    if source.ndim != 2 or ctx.values[node].shape[1:] != source.shape or not is_static(ctx.input(index - 1).shape):
         return None
     return untransposed_node(ctx, node.args[0], source)
 
@@ -496,7 +500,9 @@ def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
     Shape:  y (n, m) gives (n); x is broadcast to it.
     """
-    is_loop = eager_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)  # ATen calls BLAS's gemv for real types only
+    is_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(
+        y.dtype
+    )  # ATen calls BLAS's gemv for real types only
     return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=is_loop)
 
 

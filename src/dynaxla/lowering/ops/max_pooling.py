@@ -19,7 +19,7 @@ from ..context import Context
 from ..cpu import torch_kernels, window_maxima
 from ..cpu.channels_last import order_in_program
 from ..dtypes import DType
-from ..graphs import is_wanted
+from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
 from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
 from ..promotion import convert
@@ -47,10 +47,10 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
     position = lax.reshape(lax.iota(np.int32 if count < 2**31 else np.int64, count), shape)
     position = lax.broadcast_in_dim(position, x.shape, range(x.ndim))
     for dim in reversed(dims):
-        before, after = dim.margins
+        before, after = dim.edge_padding
         padded = before > 0 or after > 0
         if before or after:
-            margins = {dim.dim: dim.margins}
+            margins = {dim.dim: dim.edge_padding}
             x, position = pad(x, lowest(x.dtype), margins), pad(position, -1, margins)
         best, best_position = dim.tap(x, 0), dim.tap(position, 0)
         for tap in range(1, dim.kernel):
@@ -245,7 +245,7 @@ def max_pool_with_indices(
     dims = windows_along(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
-    if not is_wanted(ctx.node, 1):
+    if not is_result_used(ctx.node, 1):
         return _maximum(dims, x, ctx), None
     problem = MaxPool(x.shape, tuple(dims), ceil_mode, order_in_program(ctx), x.dtype, ctx.platform)
     maxima, positions = ctx.choose(MAX_POOL, problem).run(problem, x)

@@ -16,7 +16,7 @@ from ..context import Context
 from ..cpu import onednn, onednn_support
 from ..cpu.vectorized_reductions import Reduction, sum_neighbours
 from ..dtypes import DType
-from ..graphs import is_wanted
+from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
 from ..promotion import convert
 from ..registry import lowers
@@ -115,7 +115,7 @@ def native_layer_norm(
     Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
     """
     count = len(normalized_shape)
-    if not is_wanted(ctx.node, 1) and not is_wanted(ctx.node, 2):
+    if not is_result_used(ctx.node, 1) and not is_result_used(ctx.node, 2):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
         return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
     out, mean, inverse = normalize_last(x, count, weight, bias, eps, ctx.sum)

@@ -95,8 +95,8 @@ def partition_spec(spec: Sequence[str]) -> PartitionSpec:
 
 
 def _where(ctx: Context) -> NamedSharding:
-    assert ctx.where is not None, "values of processes stand in programs for several of them alone"
-    return ctx.where
+    assert ctx.replicated is not None, "values of processes stand in programs for several of them alone"
+    return ctx.replicated
 
 
 def _along(dim: int, axis: str) -> PartitionSpec:

@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, sum_neighbours
-from ..dimensions import reduced, surely, wrap
+from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
 from ..promotion import broadcast_shapes, convert, expand
@@ -77,7 +77,7 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_or if out == np.bool_ else ctx.sum
     total = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
     return keep(convert(total, out), x, dims, keepdim)
@@ -101,7 +101,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     Dtype:  `dtype` if given, else that of x, which then is a float or complex dtype.
     """
     out = dtype or x.dtype
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
     count = math.prod(x.shape[d] for d in dims)
     return keep(convert(lax.div(total, _number(count, total)), out), x, dims, keepdim)
@@ -125,7 +125,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_and if out == np.bool_ else reduce_prod
     result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
     return keep(convert(result, out), x, dims, keepdim)
@@ -160,7 +160,7 @@ def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x.
     """
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     return keep(_reduce(ctx, x, dims, ctx.max), x, dims, keepdim)
 
 
@@ -171,7 +171,7 @@ def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x.
     """
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     return keep(_reduce(ctx, x, dims, ctx.min), x, dims, keepdim)
 
 
@@ -188,7 +188,7 @@ def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Con
 def first_place(hits: Array, dim: int) -> Array:
     """Returns the first index along one dimension where `hits` is True. There must be one."""
     size = hits.shape[dim]
-    kind = "int32" if surely(lambda: size < 2**31) else "int64"
+    kind = "int32" if definitely(lambda: size < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, hits.shape, dim)
     return convert(reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
 
@@ -318,7 +318,7 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 def _truth_dims(dim: Dims, rank: int) -> tuple[int, ...]:
     """Returns the dimensions that any and all reduce: unlike in sums, none for an empty list."""
-    return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduced(dim, rank)
+    return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduction_dims(dim, rank)
 
 
 @lowers(aten.any.default)
@@ -348,7 +348,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
     Shape:  x without `dim` (all dimensions if None or empty).
     Dtype:  int64.
     """
-    return lax.reduce_sum(convert(_truth(x), _INT64), reduced(dim, x.ndim))
+    return lax.reduce_sum(convert(_truth(x), _INT64), reduction_dims(dim, x.ndim))
 
 
 @lowers(aten.hash_tensor.default)
@@ -358,7 +358,7 @@ def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  uint64.
     """
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     wide = convert(x, np.dtype(np.float64)) if dtypes.is_float(x.dtype) else convert(x, _INT64)
     return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
 
@@ -368,7 +368,7 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 
     The variance of complex numbers is the sum of the variances of both parts.
     """
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     count = math.prod(x.shape[d] for d in dims)
     freedom = max(count - (1 if correction is None else correction), 0)
 
@@ -438,7 +438,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x; the default float for bool and integers.
     """
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
     return keep(convert(result, out), x, dims, keepdim)
 
@@ -464,7 +464,7 @@ def linalg_vector_norm(
     Dtype:  the real dtype of `dtype`, if given, else of x.
     """
     out = dtypes.real(dtype or x.dtype)
-    dims = reduced(dim, x.ndim)
+    dims = reduction_dims(dim, x.ndim)
     work = dtypes.accumulator(dtype or x.dtype)
 
     def norm(x: Array, dims: Sequence[int]) -> Array:

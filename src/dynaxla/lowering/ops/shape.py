@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from ...torch_ops import aten
 from ..context import Context
-from ..dimensions import clamp_slice, infer, move, slice_dim, wrap, wrap_all
+from ..dimensions import clamp_slice, infer_size, move, slice_dim, wrap, wrap_all
 from ..dtypes import accumulator
 from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
@@ -46,7 +46,7 @@ lower_table(
 )
 def view(x: Array, size: Sequence[int]) -> Array:
     """The same elements, in row-major order, in another shape. One size may be -1 and is inferred."""
-    return lax.reshape(x, infer(size, x.size))
+    return lax.reshape(x, infer_size(size, x.size))
 
 
 @lowers(aten.expand.default, aten.expand_copy.default)

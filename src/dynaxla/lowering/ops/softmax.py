@@ -10,7 +10,7 @@ from .. import dtypes
 from ..cpu.exponential import exp_nonpositive
 from ..cpu.materialize import in_memory
 from ..cpu.vectorized_reductions import reduce_largest, reduce_max, reduce_sum
-from ..dimensions import surely
+from ..dimensions import definitely
 from ..dtypes import DType
 from ..promotion import convert, number
 from ..registry import lowers
@@ -59,7 +59,7 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = exp_nonpositive(_shifted(wide, dim))
-    if surely(lambda: wide.size <= _FEW_ROWS * wide.shape[dim]):
+    if definitely(lambda: wide.size <= _FEW_ROWS * wide.shape[dim]):
         weights = in_memory(weights)
     return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..dimensions import slice_dim, surely, wrap
+from ..dimensions import definitely, slice_dim, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
@@ -26,7 +26,7 @@ def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Ar
 
     NaN is the largest value; -0.0 equals 0.0.
     """
-    kind = "int32" if surely(lambda: x.shape[dim] < 2**31) else "int64"
+    kind = "int32" if definitely(lambda: x.shape[dim] < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, x.shape, dim)
     if descending:
         # Sorting the reversed tensor and reversing the result keeps equal elements in order, and puts NaN first.

@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ...torch_ops import aten
-from ..graphs import is_wanted
+from ..graphs import is_result_used
 
 _BY_LU = frozenset([
     aten.linalg_lu_factor_ex.default, aten.linalg_lu.default, aten._linalg_solve_ex.default, aten.linalg_inv_ex.default,
@@ -36,7 +36,7 @@ def _on_tpu(node: Node) -> bool:
     if torch.complex128 in found:
         return True
     if node.target is aten._linalg_svd.default:
-        return is_wanted(node, 0) or is_wanted(node, 2)
+        return is_result_used(node, 0) or is_result_used(node, 2)
     if node.target is aten.linalg_pinv.atol_rtol_tensor:
         return not node.kwargs.get("hermitian", False)
     return node.target in _BY_LU and torch.float64 in found

@@ -33,7 +33,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ...capture.graph import AtenGraph, written_inputs
 from ...lowering.fallback import writes
-from ...lowering.graphs import FOR_CHECKS, viewed
+from ...lowering.graphs import FOR_CHECKS, view_source
 from ...lowering.interpreter import is_plain_python
 from ...lowering.ops.commit_if_ok import held
 from ...runtime import private
@@ -276,7 +276,7 @@ class _Memory:
     def holds(self, node: Node) -> bool:
         """True if a node's tensor lies in one of these storages."""
         origin = node
-        while (source := viewed(origin)) is not None:
+        while (source := view_source(origin)) is not None:
             origin = source
         return origin in self._inputs or private.storage_id(node.meta["val"]) in self._storages
 

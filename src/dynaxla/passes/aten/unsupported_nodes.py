@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...capture.graph import is_array
-from ...lowering.asynchronous import in_program, is_asynchronous, leaves
+from ...lowering.asynchronous import can_be_in_program, is_asynchronous, leaves
 from ...lowering.fallback import writes
 from ...lowering.interpreter import needs_kernel
 from ...torch_ops import aten
@@ -48,7 +48,7 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
         if node.op == "call_function":
             if not symbols <= known or _has_tag(node, torch.Tag.data_dependent_output):
                 found[node] = ON_VALUES
-            elif is_asynchronous(node) and (is_inner or not in_program(node)):
+            elif is_asynchronous(node) and (is_inner or not can_be_in_program(node)):
                 found[node] = ASYNCHRONOUS
             elif writes(node.target):
                 found[node] = WRITES

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from ...lowering import dtypes
 from ...lowering.cpu import onednn, onednn_support, weight_orders
 from ...lowering.cpu.weight_orders import Packing
-from ...lowering.epilogue import follow
+from ...lowering.epilogue import following_activation
 from ...lowering.ops.convolution import CONVOLUTION, Convolution
 from ...torch_ops import aten
 
@@ -62,7 +62,7 @@ def _pack_product(
     (rows, inputs), (_, columns), dtype = _shape(x), _shape(weight), weight.meta["val"].dtype
     if not _is_worthwhile(rows, weight, [x, bias, node]) or (bias is not None and _shape(bias) != (columns,)):
         return
-    following = follow(node)
+    following = following_activation(node)
     activation = following.name if following is not None and following.name in onednn.ACTIVATIONS else ""
     packing = weight_orders.of_linear(rows, inputs, columns, dtypes.to_jax(dtype), bias is not None, activation, device)
     if packing is not None:

@@ -23,7 +23,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
-from ...lowering.kernel_refusals import reason
+from ...lowering.kernel_refusals import refusal_of_node
 from ...torch_ops import aten
 
 _IDENTITIES = (aten.alias.default, aten.detach.default, aten.clone.default)
@@ -298,7 +298,7 @@ def _accepts_in_place(node: Node) -> bool:
     indices, dtype = _tensors(index_args), node.args[0].meta["val"].dtype
     dtypes = {item.dtype for item in indices}
     has_safe_indices = dtypes == {torch.int64} or (is_put and dtypes == {torch.bool} and len(indices) == 1)
-    return has_safe_indices and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
+    return has_safe_indices and all(item.dtype == dtype for item in _tensors(others)) and not refusal_of_node(node)
 
 
 def _selected_range(step: ViewOp, sizes: Sequence[Any]) -> tuple[int, int, int] | None:

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from ...capture.graph import AtenGraph, copy_graph, graph_device
 from ...capture.inputs import Sizes
-from ...lowering.graphs import storage_of, user_line, viewed
+from ...lowering.graphs import storage_of, user_line, view_source
 from ...lowering.interpreter import draws_random, is_plain_python
 from ...runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
@@ -372,7 +372,7 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
 def _shared(nodes: list[Node]) -> Node:
     """Returns the node in whose memory the values of all these nodes lie. Raises: NoPaddingRule if one has another dtype."""
     origin = nodes[0]
-    while (source := viewed(origin)) is not None:
+    while (source := view_source(origin)) is not None:
         origin = source
     if origin.op != "call_function" or any(node.meta["val"].dtype != origin.meta["val"].dtype for node in nodes):
         raise NoPaddingRule("two outputs share memory")

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.decompositions import decompositions
 from dynaxla.lowering import Context
-from dynaxla.lowering.slice_updates import PRODUCTS, UpdatedOperand, reading
+from dynaxla.lowering.slice_updates import PRODUCTS, UpdatedOperand, updated_operand
 
 
 def readings(graph: GraphModule) -> list[UpdatedOperand]:
@@ -18,7 +18,7 @@ def readings(graph: GraphModule) -> list[UpdatedOperand]:
     ctx, found = Context("cpu"), []
     for node in graph.graph.nodes:
         ctx.node = node
-        found += [reading(ctx, position) for position in PRODUCTS.get(node.target, ())]
+        found += [updated_operand(ctx, position) for position in PRODUCTS.get(node.target, ())]
     return [item for item in found if item is not None]
 
 
@@ -35,7 +35,7 @@ def graph_of(name: str) -> GraphModule:
 def test_who_needs_no_whole(name: str) -> None:
     found = readings(graph_of(name))
     assert len(found) == READERS[name].by_parts
-    assert all(item.places >= 4 for item in found)
+    assert all(item.capacity >= 4 for item in found)
 
 
 def test_what_is_read() -> None:

@@ -81,7 +81,7 @@ class PackedOrPlain:
         self._lock = forks.lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if weight_orders.holds() and not eager_fallback.is_being_traced() and not eager_fallback.is_needed(args):
+        if weight_orders.are_orders_valid() and not eager_fallback.is_being_traced() and not eager_fallback.is_needed(args):
             return self._packed(args)
         with self._lock:
             if self._plain is None:

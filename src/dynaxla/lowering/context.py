@@ -13,7 +13,7 @@ from torch.fx import Node
 from ..runtime.collective_agreement import ProgramCollectives
 from ..runtime.process_networks import Members
 from .checks import Checks
-from .cpu.vectorized_reductions import extrema, summing
+from .cpu.vectorized_reductions import max_and_min_functions, sum_function
 from .eager import eager_behavior_on
 from .epilogue import FusedResults
 from .implementations import Chooser, choose_by_rules
@@ -66,8 +66,8 @@ class Context:
         self.eager = eager_behavior_on(platform)
         self.settings = settings
         self.choose = choose
-        self.sum = summing(reorders)
-        self.max, self.min = extrema(reorders)
+        self.sum = sum_function(reorders)
+        self.max, self.min = max_and_min_functions(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
         self.agreement = ProgramCollectives()

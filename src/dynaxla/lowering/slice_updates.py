@@ -1,7 +1,7 @@
-"""Products that read a tensor with a few slices replaced, such as a key/value cache after a new token.
+"""Finds products that read a tensor with a few slices replaced, such as a key/value cache after a new token.
 
-A product can read the old tensor and the new slices instead, so that the updated tensor is never materialized. The graph determines whether
-this is possible: all readers of the updated tensor must be such products, directly or through views.
+Such a product can read the old tensor and the new slices instead, so that the updated tensor is never materialized. This is possible if all
+consumers of the updated tensor are such products, directly or through views.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SliceUpdate:
 
     Attributes:
         node: The node.
-        dims: The updated dimensions: each slice has one index in each of them, and covers all others.
+        dims: The updated dimensions. Each slice has one index in each of them, and covers all other dimensions.
         count: The number of slices.
     """
 
@@ -46,8 +46,9 @@ class SliceUpdate:
         return base
 
 
-# A part of a dimension: the base's dimension that it is (None if the values are repeated along it), and its size.
+# A factor of a view's dimension: the dimension of the base (None if the values are repeated along it), and its size.
 Factor = tuple[int | None, int]
+# For each dimension of a view, its factors.
 Factors = tuple[tuple[Factor, ...], ...]
 
 
@@ -56,20 +57,20 @@ class OperandRoles:
     """The dimensions of one operand of a product, by their role.
 
     Attributes:
-        over: The dimensions that are summed.
-        batch: The dimensions that both operands keep.
+        contracting: The dimensions that are summed.
+        batch: The batch dimensions, which both operands have.
         other: The position of the other operand, or of an argument that has the same sizes in the dimensions `outer`.
         outer: The dimensions of `other` that are not summed.
     """
 
-    over: tuple[int, ...]
+    contracting: tuple[int, ...]
     batch: tuple[int, ...]
     other: int
     outer: tuple[int, ...]
 
 
 _ATTENTION = {1: OperandRoles((3,), (0, 1), 0, (0, 1, 2)), 2: OperandRoles((2,), (0, 1), 0, (0, 1, 2))}
-# By op, and by the position of the operand.
+# By op and position of the operand.
 PRODUCTS: dict[Any, dict[int, OperandRoles]] = {
     aten.mm.default: {0: OperandRoles((1,), (), 1, (1,)), 1: OperandRoles((0,), (), 0, (0,))},
     aten.bmm.default: {0: OperandRoles((2,), (0,), 1, (0, 2)), 1: OperandRoles((1,), (0,), 0, (0, 1))},
@@ -84,8 +85,8 @@ class UpdatedOperand:
 
     Attributes:
         updates: The updates, in the order in which they are applied, with slices in the same dimensions.
-        parts: For each dimension of the tensor, the sizes into which the views split it. The other attributes refer to these split
-            dimensions, in their order.
+        parts: For each dimension of the tensor, the sizes into which the views split it. In the other attributes, dimensions are split
+            dimensions, numbered in order.
         factors: For each dimension of the operand, the split dimensions that it consists of, without dimensions of size 1.
         dims: The updated dimensions, in which slices have indices.
         dtype: The tensor's dtype.
@@ -107,7 +108,7 @@ class UpdatedOperand:
         return tuple(size for sizes in self.parts for size in sizes)
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """The number of possible slices."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
@@ -117,34 +118,31 @@ class UpdatedOperand:
 
     @property
     def is_moved(self) -> bool:
-        """True if the dimensions that both operands keep are not the leading dimensions of the tensor."""
+        """True if the batch dimensions are not the leading dimensions of the tensor."""
         kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim] if origin is not None}
         others = [dim for dim, size in enumerate(self.shape) if size > 1 and dim not in kept]
         return bool(kept) and min(others) < max(kept)
 
     @property
     def has_strides(self) -> bool:
-        """True if the product sums one of the tensor's dimensions, has one other in its result, and one of these two is fastest in memory.
-
-        Dimensions that both operands keep do not count.
-        """
+        """True if, besides batch dimensions, the tensor has one contracting and one other dimension, one of which is fastest in memory."""
         kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim]}
-        over = {origin for dim in self.roles.over for origin, _ in self.factors[dim]}
+        over = {origin for dim in self.roles.contracting for origin, _ in self.factors[dim]}
         long = [dim for dim, size in enumerate(self.shape) if size > 1]
         return len(over) == 1 and len(long) == len(kept - {None}) + 2 and long[-1] not in kept
 
     @property
     def sums_slices(self) -> bool:
         """True if the product sums over an updated dimension; otherwise its result has these dimensions."""
-        return any(origin in self.dims for dim in self.roles.over for origin, _ in self.factors[dim])
+        return any(origin in self.dims for dim in self.roles.contracting for origin, _ in self.factors[dim])
 
 
-def reading(ctx: Context, position: int) -> UpdatedOperand | None:
-    """Returns the way in which the current node, a product, reads an argument.
+def updated_operand(ctx: Context, position: int) -> UpdatedOperand | None:
+    """Returns the description of an argument of the current node, a product, that is a view of an updated tensor.
 
-    Returns None if the argument is not an updated tensor, or if some other node needs the whole updated tensor.
+    Returns: None if the argument is not an updated tensor, or if another node needs the whole updated tensor.
     """
-    found = _structure(ctx, ctx.node, position)
+    found = _operand_structure(ctx, ctx.node, position)
     if found is None or not _is_avoidable(ctx, found.updates[0]):
         return None
     updates = list(found.updates)
@@ -154,7 +152,7 @@ def reading(ctx: Context, position: int) -> UpdatedOperand | None:
 
 
 def _is_avoidable(ctx: Context, update: SliceUpdate) -> bool:
-    """True if all readers of the updated tensor are products that can read its parts, or later updates for which the same is true."""
+    """True if all consumers of the updated tensor are products that can read its parts, or later updates for which the same holds."""
     for user, read in _readers(update.node):
         positions = [position for position, argument in enumerate(user.args) if argument is read]
         if _uses(user, read) != len(positions):
@@ -163,7 +161,7 @@ def _is_avoidable(ctx: Context, update: SliceUpdate) -> bool:
         if later is not None and read is update.node and positions == [0] and later.dims == update.dims:
             if not _is_avoidable(ctx, later):
                 return False
-        elif not all(_structure(ctx, user, position) for position in positions):
+        elif not all(_operand_structure(ctx, user, position) for position in positions):
             return False
     return True
 
@@ -176,7 +174,7 @@ def _uses(user: Node, node: Node) -> int:
 
 
 def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Yields the nodes that read a node's values, directly or through views: the reader, and the node that it takes."""
+    """Yields the consumers of a node's values, directly or through views: the consumer, and the node or view that it reads."""
     for user in node.users:
         if user.target in _VIEWS and user.args[0] is node:
             yield from _readers(user)
@@ -184,7 +182,7 @@ def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
             yield user, node
 
 
-def _structure(ctx: Context, product: Node, position: int) -> UpdatedOperand | None:
+def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOperand | None:
     """Returns the way in which a product reads an argument, regardless of other readers; None if it cannot read the parts."""
     roles = PRODUCTS.get(product.target, {}).get(position)
     node, other = product.args[position], product.args[roles.other] if roles is not None else None
@@ -204,8 +202,8 @@ def _structure(ctx: Context, product: Node, position: int) -> UpdatedOperand | N
     shape = [size for sizes in parts for size in sizes]
     owners = [dim for dim, sizes in enumerate(parts) for _ in sizes]
     dims = tuple(dim for dim, owner in enumerate(owners) if owner in update.dims and shape[dim] > 1)
-    factors = _viewed(ctx, shape, views)
-    if factors is None or not _fits(factors, roles, dims):
+    factors = _view_factors(ctx, shape, views)
+    if factors is None or not _is_computable(factors, roles, dims):
         return None
     repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
     outer = math.prod(ctx.spec(other).shape[dim] for dim in roles.outer)
@@ -230,11 +228,11 @@ def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[
     return tuple(map(tuple, whole))
 
 
-def _fits(factors: Factors, roles: OperandRoles, updated: Sequence[int]) -> bool:
+def _is_computable(factors: Factors, roles: OperandRoles, updated: Sequence[int]) -> bool:
     """True if the product can be computed from the old tensor and the slices.
 
-    Only batch dimensions, which both operands keep, may repeat values. An updated dimension may be a batch dimension unless it is the only
-    updated one; the others must either all be summed, or all be in the result.
+    Only batch dimensions may repeat values. An updated dimension may be a batch dimension, unless it is the only updated one. The other
+    updated dimensions must either all be contracting, or all be in the result.
     """
     kinds = set()
     for dim, factor in enumerate(factors):
@@ -242,11 +240,11 @@ def _fits(factors: Factors, roles: OperandRoles, updated: Sequence[int]) -> bool
         if any((origin is None and not is_batch) for origin, _ in factor):
             return False
         if any(origin in updated for origin, _ in factor):
-            kinds.add("batch" if is_batch else "over" if dim in roles.over else "free")
-    return not kinds >= {"over", "free"} and (len(updated) > 1 or "batch" not in kinds)
+            kinds.add("batch" if is_batch else "contracting" if dim in roles.contracting else "free")
+    return not kinds >= {"contracting", "free"} and (len(updated) > 1 or "batch" not in kinds)
 
 
-# Ops that keep the values in their order: views that at most change the shape, and copies.
+# Ops that keep the order of the values: views that only change the shape, and copies.
 _RESHAPES = frozenset(
     [
         aten.view.default,
@@ -264,7 +262,7 @@ _RESHAPES = frozenset(
 _VIEWS = _RESHAPES | {aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default}
 
 
-def _viewed(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | None:
+def _view_factors(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | None:
     """Returns the factors of the dimensions of a view; None if a factor would have to be split."""
     factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(shape))
     for node in views:
@@ -290,12 +288,12 @@ def _viewed(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | 
 
 def _regrouped(factors: Factors, shape: Sequence[int]) -> Factors | None:
     """Regroups the factors for the dimensions of another shape; None if a factor would have to be split."""
-    left = [factor for group in factors for factor in group]
+    remaining = [factor for group in factors for factor in group]
     groups = []
     for size in shape:
         group: list[Factor] = []
-        while math.prod(part for _, part in group) < size and left:
-            group.append(left.pop(0))
+        while math.prod(part for _, part in group) < size and remaining:
+            group.append(remaining.pop(0))
         if math.prod(part for _, part in group) != size:
             return None
         groups.append(tuple(group))
@@ -307,7 +305,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def _update(ctx: Context, node: Node) -> SliceUpdate | None:
-    """Returns the update that a node performs, if each slice has one index in some dimensions and covers all others; else None."""
+    """Returns the update that a node performs; None if its slices are not of the kind described by `SliceUpdate`."""
     rule = _UPDATES.get(node.target)
     if rule is None or not isinstance(node.args[0], Node):
         return None
@@ -332,17 +330,17 @@ def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int
 
 
 def _of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Returns the updated dimensions and the number of slices, if the indices are repeated along the dimensions that the slices cover."""
+    """Returns the updated dimensions and the number of slices; None if the index tensor does not cover the other dimensions."""
     dim, index = wrap(node.args[1], len(spec.shape)), node.args[2]
     given = ctx.spec_of(index).shape
     if (*given[:dim], *given[dim + 1 :]) != (*spec.shape[:dim], *spec.shape[dim + 1 :]):
         return None
-    chosen = chosen_by(ctx, index)
+    chosen = varying_dims(ctx, index)
     return tuple(sorted({*chosen, dim})), math.prod(given[at] for at in {*chosen, dim})
 
 
-def chosen_by(ctx: Context, index: Node) -> tuple[int, ...]:
-    """Returns the dimensions along which the values of an index tensor differ."""
+def varying_dims(ctx: Context, index: Node) -> tuple[int, ...]:
+    """Returns the dimensions along which an index tensor may vary: those that are not expanded."""
     shape = ctx.spec_of(index).shape
     if index.target is not aten.expand.default:
         return tuple(range(len(shape)))
@@ -351,15 +349,15 @@ def chosen_by(ctx: Context, index: Node) -> tuple[int, ...]:
     return tuple(dim for dim, size in enumerate(own) if size > 1)
 
 
-def sliced(ctx: Context, node: Node) -> range:
-    """Returns the indices to which slice_scatter or select_scatter writes."""
-    size = ctx.spec(node).shape[wrap(_argument(node, 2, "dim", 0), len(ctx.spec(node).shape))]
+def written_range(ctx: Context, node: Node) -> range:
+    """Returns the indices that slice_scatter or select_scatter overwrites."""
+    size = ctx.spec(node).shape[wrap(_get_argument(node, 2, "dim", 0), len(ctx.spec(node).shape))]
     if node.target is aten.select_scatter.default:
-        index = ctx.spec_of(_argument(node, 3, "index", 0))
+        index = ctx.spec_of(_get_argument(node, 3, "index", 0))
         index += size if index < 0 else 0
         return range(index, index + 1)
-    start, end = (ctx.spec_of(_argument(node, place, name, None)) for place, name in ((3, "start"), (4, "end")))
-    step = ctx.spec_of(_argument(node, 5, "step", 1))
+    start, end = (ctx.spec_of(_get_argument(node, place, name, None)) for place, name in ((3, "start"), (4, "end")))
+    step = ctx.spec_of(_get_argument(node, 5, "step", 1))
     first, _, count = clamp_slice(size, start, end, step)
     return range(first, first + count * step, step)
 
@@ -367,10 +365,10 @@ def sliced(ctx: Context, node: Node) -> range:
 def _of_slice(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     if may_overlap(ctx.spec_of(node.args[0])):
         return None
-    return (wrap(_argument(node, 2, "dim", 0), len(spec.shape)),), len(sliced(ctx, node))
+    return (wrap(_get_argument(node, 2, "dim", 0), len(spec.shape)),), len(written_range(ctx, node))
 
 
-def _argument(node: Node, position: int, name: str, default: Any) -> Any:
+def _get_argument(node: Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 

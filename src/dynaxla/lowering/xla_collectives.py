@@ -1,10 +1,9 @@
-"""Lowers collectives over several processes to XLA's own collectives, in a program that each process compiles for itself, with its own
-shapes.
+"""Lowers collectives over several processes to XLA's own collectives.
 
-XLA defines no order among collectives that do not depend on each other, and the processes' programs need not be alike. So each collective
-depends on the one before, through its first element, in a way that XLA cannot see through: the collectives run in the order of the graph.
-The compiled program is checked for that order (`calls_in`), because XLA assumes that all processes run the same program and might optimize
-on that assumption.
+Each process compiles its own program, with its own shapes. XLA defines no order among collectives that do not depend on each other, and
+the programs of the processes may differ. So each collective depends on the one before, through its first element, in a way that XLA cannot
+simplify: the collectives run in the order of the graph. The compiled program is checked for that order (`calls_in`), because XLA assumes
+that all processes run the same program, and might optimize on that assumption.
 
 The results are those of torch's collectives, up to the order of summation.
 """
@@ -26,59 +25,59 @@ from ..runtime.private_processes import Groups
 from .context import Context
 from .fallback import call_back
 
-# The reductions of all_reduce and reduce_scatter. Torch's own collective is called for other reductions, and for other dtypes.
+# The reductions of all_reduce and reduce_scatter. For other reductions and dtypes, torch's own collective is called.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "avg": jnp.sum, "product": jnp.prod, "max": jnp.max, "min": jnp.min}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_FLOATS, "int8", "uint8", "int32", "int64")
 
 
-def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequence[Any], name: str, note: Callable[[], object]) -> Any:
+def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequence[Any], name: str, on_use: Callable[[], object]) -> Any:
     """Returns the results of the current node's collective, one for each array, or None if torch's own collective must be called.
 
     Args:
         kind: The name of the collective's op.
         settings: The op's arguments other than its tensors and its group.
         name: The name of the process group.
-        note: Called if XLA's own collective is used.
+        on_use: Called if XLA's own collective is used, and more than one process takes part.
     """
     members = ctx.members
     assert members is not None
-    form = _FORMS.get(kind)
+    collective = _COLLECTIVES.get(kind)
     size = len(members.cliques[name])
-    if form is None:
+    if collective is None:
         return None
-    groups = members.cover(name, evenly=form not in (_all_reduce, _broadcast))
-    if groups is None or not all(_has_form(kind, array, settings, size) for array in arrays):
+    groups = members.cover(name, evenly=collective not in (_all_reduce, _broadcast))
+    if groups is None or not all(_is_supported(kind, array, settings, size) for array in arrays):
         return None
     if size == 1:
-        return [array[None] if form is _all_gather and array.ndim == 0 else array for array in arrays]
-    note()
+        return [array[None] if collective is _all_gather and array.ndim == 0 else array for array in arrays]
+    on_use()
     outputs = ctx.output if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     found = []
     for array, output in zip(arrays, outputs, strict=True):
         if not array.size:
             found.append(jnp.zeros(output.shape, output.jax_dtype))
             continue
-        members.calls.append(_CALLS.get(form, "all-to-all"))
-        found.append(_in_order(ctx, functools.partial(form, groups=groups, settings=settings), array))
+        members.calls.append(_XLA_OPS.get(collective, "all-to-all"))
+        found.append(_in_order(ctx, functools.partial(collective, groups=groups, settings=settings), array))
     return found
 
 
-# A collective call in the text of a compiled program.
+# Matches a collective in the text of a compiled program.
 _CALL = re.compile(r"= \S+ (all-reduce|all-gather|all-to-all)(?:-start)?\(|= \([^=]*\) (all-reduce|all-gather|all-to-all)(?:-start)?\(")
 
 
 def calls_in(text: str) -> list[str]:
-    """Returns the names of the collectives in a compiled program's text, in the order in which the program calls them."""
+    """Returns the names of the collectives in the text of a compiled program, in the order in which they run."""
     return [first or second for first, second in _CALL.findall(text)]
 
 
-def hold(ctx: Context) -> None:
-    """Makes the program run all its collectives, whether or not a result depends on them."""
+def keep_collectives(ctx: Context) -> None:
+    """Makes the program run all its collectives, even if no result depends on them."""
     call_back(ctx, lambda outputs, inputs: None, [], [], views=[], has_effect=True)
 
 
-def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
+def _is_supported(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
     if kind.startswith(("all_reduce", "reduce_scatter")):
         return str(array.dtype) in (_FLOATS if settings[0] == "avg" else _REDUCED) and settings[0] in _REDUCTIONS
     if kind == "all_to_all_single":
@@ -87,16 +86,17 @@ def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -
     return True
 
 
-def _in_order(ctx: Context, form: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Returns the result of a collective that runs after the collective before it in the graph, and before the next one."""
-    waits = processes.never()
+def _in_order(ctx: Context, collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Returns the result of a collective, which runs after the previous collective of the graph and before the next one."""
+    opaque_false = processes.never()
     if ctx.effect_token is not None:
-        waits &= ctx.effect_token[0] != 0
+        opaque_false &= ctx.effect_token[0] != 0
     start, one = (0,) * x.ndim, (1,) * x.ndim
     first = lax.slice(x, start, one)
-    # Two different values to select from: XLA assumes that a value known at compile time is the same in all processes, and gathers nothing.
-    first = lax.select(waits, (first == 0).astype(x.dtype), first)
-    found = form(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
+    # The operands of the select differ, so that XLA cannot simplify it to a constant. XLA assumes that constants are equal in all
+    # processes, and would gather nothing.
+    first = lax.select(opaque_false, (first == 0).astype(x.dtype), first)
+    found = collective(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
     ctx.effect_token = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
     return found
 
@@ -112,9 +112,9 @@ def _all_gather(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Ar
 
 
 def _reduce_scatter(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Sends each process all parts that belong to it; the process then reduces them itself, in a fixed order.
+    """Sends each process the parts of its result. The process then reduces them, in a fixed order.
 
-    XLA's own reduce-scatter waits for at most 30 s (jaxlib 0.10.2).
+    XLA's own reduce-scatter waits for the other processes for at most 30 s (jaxlib 0.10.2).
     """
     reduction, size = settings[0], len(groups[0])
     parts = processes.all_to_all(x, groups).reshape(size, x.shape[0] // size, *x.shape[1:])
@@ -128,9 +128,9 @@ def _all_to_all(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Ar
 
 
 def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Broadcasts by a sum to which every process but the source contributes zeros, because XLA:CPU has no broadcast.
+    """Broadcasts by a sum, because XLA:CPU has no broadcast. All processes other than the source contribute zeros.
 
-    The values are summed as integers of the same width, so that every bit arrives.
+    The values are summed as integers of the same width, which preserves all bits.
     """
     (source,) = settings
     if jnp.iscomplexobj(x):
@@ -138,23 +138,23 @@ def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Arr
         return lax.complex(real, imag)
     kind = np.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, kind)
-    mine = processes.place() == groups[0][source]
-    found = processes.all_reduce(jnp.where(mine, bits, jnp.zeros_like(bits)), groups, "sum")
+    is_source = processes.place() == groups[0][source]
+    found = processes.all_reduce(jnp.where(is_source, bits, jnp.zeros_like(bits)), groups, "sum")
     return found.astype(bool) if x.dtype == bool else lax.bitcast_convert_type(found, x.dtype)
 
 
 def _shard_dim(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Turns shards along one dimension into shards along another one."""
+    """Changes the sharded dimension."""
     gather, shard = (dim % x.ndim for dim in settings[:2])
     size = len(groups[0])
     cut = jnp.moveaxis(x.reshape(*x.shape[:shard], size, x.shape[shard] // size, *x.shape[shard + 1 :]), shard, 0)
     parts = processes.all_to_all(cut, groups)
-    whole = jnp.moveaxis(parts, 0, gather)
-    shape = list(whole.shape)
-    return whole.reshape(*shape[:gather], size * shape[gather + 1], *shape[gather + 2 :])
+    gathered = jnp.moveaxis(parts, 0, gather)
+    shape = list(gathered.shape)
+    return gathered.reshape(*shape[:gather], size * shape[gather + 1], *shape[gather + 2 :])
 
 
-_FORMS: dict[str, Callable[..., jax.Array]] = {
+_COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
     "all_gather_into_tensor": _all_gather,
     "all_gather_into_tensor_coalesced": _all_gather,
     "all_reduce": _all_reduce,
@@ -165,4 +165,4 @@ _FORMS: dict[str, Callable[..., jax.Array]] = {
     "reduce_scatter_tensor_coalesced": _reduce_scatter,
     "shard_dim_alltoall": _shard_dim,
 }
-_CALLS = {_all_gather: "all-gather", _all_reduce: "all-reduce", _broadcast: "all-reduce"}
+_XLA_OPS = {_all_gather: "all-gather", _all_reduce: "all-reduce", _broadcast: "all-reduce"}

@@ -33,11 +33,11 @@ def random(*shape: int) -> np.ndarray:
 
 
 def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert onednn_support.takes(np.dtype(np.float32)) == onednn_support.is_available()
-    assert not onednn_support.takes(np.dtype(np.float64))
-    assert not onednn_support.takes(np.dtype(np.int32))
+    assert onednn_support.supports(np.dtype(np.float32)) == onednn_support.is_available()
+    assert not onednn_support.supports(np.dtype(np.float64))
+    assert not onednn_support.supports(np.dtype(np.int32))
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.99.0")
-    assert not onednn_support.takes_packed()
+    assert not onednn_support.supports_packed()
 
 
 @needs_onednn

@@ -172,7 +172,7 @@ def test_causal_values(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_takes(dtype: np.dtype[Any], size: int, taken: bool) -> None:
-    assert fused_attention.takes(dtype, size) == taken
+    assert fused_attention.supports(dtype, size) == taken
 
 
 @pytest.mark.parametrize(("version", "known"), [("0.10.2", True), ("0.11.0", True), ("0.13.0", False), ("1.10.0", False)])

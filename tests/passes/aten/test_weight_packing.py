@@ -22,7 +22,7 @@ from dynaxla.lowering.cpu import onednn_support, weight_orders
 from dynaxla.runtime import private
 
 pytestmark = pytest.mark.skipif(
-    not onednn_support.takes_packed() or not hasattr(os, "sched_getaffinity"),
+    not onednn_support.supports_packed() or not hasattr(os, "sched_getaffinity"),
     reason="weights are packed for the oneDNN of a jaxlib that was tried, on Linux",
 )
 
@@ -135,7 +135,7 @@ def test_threads_on_fewer_processors(tmp_path: Path) -> None:
 
     def work(processors: set[int]) -> None:
         os.sched_setaffinity(0, processors)
-        results.append((weight_orders.holds(), compiled(x)))
+        results.append((weight_orders.are_orders_valid(), compiled(x)))
 
     wanted = [(allowed, True), ({min(allowed)}, len(allowed) == 1)]
     for processors, _ in wanted:

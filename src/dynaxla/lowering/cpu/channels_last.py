@@ -1,7 +1,7 @@
-"""The channels-last memory order of activations between convolutions on the CPU, which the CPU's convolution kernels read and write.
+"""The channels-last memory order of activations between convolutions on the CPU, whose kernels read and write this order.
 
-Arrays keep PyTorch's order of dimensions, (batch, channel, *space). A transpose before each convolution and one after it express the
-memory order; between two convolutions these transposes cancel out (see transposes.py).
+Arrays keep PyTorch's order of dimensions, (batch, channel, *space). A transpose before and one after each convolution express the memory
+order. Between two convolutions these transposes cancel out; see passes/jaxpr/transposes.py.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def channels_first(x: Array) -> Array:
 
 
 def order_between_convolutions(rank: int, platform: str) -> Order | None:
-    """Returns the memory order of activations: their dimensions from the slowest to the fastest; None means row-major."""
+    """Returns the memory order of activations: the dimensions from the slowest-varying to the fastest. None means row-major."""
     return _last(rank) if platform == "cpu" else None
 
 
 def order_in_program(ctx: Context) -> Order:
-    """Returns the memory order of the current node's first argument in the program: its dimensions from the slowest to the fastest.
+    """Returns the memory order of the current node's first argument in the program: the dimensions from the slowest-varying to the fastest.
 
-    Results of convolutions and of their gradients are channels-last, graph inputs have the caller's order, and other nodes have the order
-    of their first operand of the same rank.
+    Results of convolutions and of their gradients are channels-last. Graph inputs have the caller's order. Other nodes have the order of
+    their first operand of the same rank.
     """
     node: torch.fx.Node = ctx.node.args[0]
     rank = node.meta["val"].dim()
     while node.op == "call_function":
         if node.target in (aten.convolution.default, aten.convolution_backward.default):
             return _last(rank)
-        # A node with several results has no rank (None); its operands are followed.
+        # The rank of a node with several results is None. The search continues at its operands.
         sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]
         if not sources:
             break

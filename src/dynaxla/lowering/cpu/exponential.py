@@ -1,6 +1,6 @@
-"""A float32 exponential function for XLA:CPU. XLA's own is slower, and does not get faster with wider vectors.
+"""A float32 exponential function for XLA:CPU. XLA's own is slower, and does not become faster with wider vectors.
 
-Source: expf of S. L. Moshier's Cephes library (two-part range reduction, polynomial); the power of two is built from its exponent bits.
+Source: expf of S. L. Moshier's Cephes library (two-part range reduction, polynomial). The power of two is made of its exponent bits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from jax import Array, lax
 
 from ..promotion import full_like
 
-# Below _LOW results are denormal, which XLA's CPU programs flush to zero; above _HIGH they are infinite.
+# Below _LOW, results are denormal, and XLA's CPU programs flush them to zero. Above _HIGH, results are infinite.
 _LOW, _HIGH = -87.33654, 89.0
-# Adding this rounds a float32 to an integer, which is then in the lowest bits. (XLA would simplify away adding and subtracting it.)
+# The addition of this number rounds a float32 to an integer, which is then in the lowest bits. (XLA would remove an addition and a
+# subtraction of the number.)
 _ROUND = 1.5 * 2**23
 _ROUND_BITS = int(np.array(_ROUND, np.float32).view(np.int32))
 _INFINITY_BITS = int(np.array(np.inf, np.float32).view(np.int32))
@@ -34,7 +35,7 @@ def exp_nonpositive(x: Array) -> Array:
     return _exp_nonpositive_anywhere(x) if x.dtype == np.float32 else lax.exp(x)
 
 
-# Custom derivatives are needed since JAX takes the derivative of bit arithmetic as zero.
+# Custom derivatives are needed because JAX's derivative of bit arithmetic is zero.
 
 
 @jax.custom_jvp
@@ -61,14 +62,17 @@ def _exp(x: Array) -> Array:
 
 def _exp_nonpositive(x: Array) -> Array:
     below = lax.lt(x, _number(x, _LOW))
-    # Comparisons with NaN are false, so NaNs stay in the fraction.
+    # Comparisons with NaN are false, so the fraction of NaN is NaN.
     fraction, integer = _split(lax.select(below, _number(x, _LOW), x))
     power = lax.shift_left(lax.sub(integer, full_like(integer, _ROUND_BITS - _BIAS)), full_like(integer, 23))
     return lax.select(below, _number(x, 0), lax.mul(fraction, lax.bitcast_convert_type(power, np.float32)))
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """Splits e to the power of x into a number near 1 and an integer, whose lowest bits are the exponent of a power of two."""
+    """Factors e to the power of x.
+
+    Returns: A factor near 1, and an integer whose lowest bits are the exponent of the other factor, a power of two.
+    """
     shifted = lax.add(lax.mul(x, _number(x, _LOG2_E)), _number(x, _ROUND))
     integer = lax.bitcast_convert_type(shifted, np.int32)
     power = lax.convert_element_type(lax.sub(integer, full_like(integer, _ROUND_BITS)), np.float32)

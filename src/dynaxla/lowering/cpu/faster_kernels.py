@@ -1,11 +1,11 @@
 """Ops that torch's kernels compute faster than XLA:CPU, with the time that each kernel saves.
 
-XLA:CPU calls a function per element for some of these ops, sorts with a compiled comparator, and computes scans in several passes over
+For some of these ops, XLA:CPU calls a function per element. It sorts with a compiled comparator, and computes scans in several passes over
 all elements.
 
-Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). A kernel
-call takes about 20 microseconds, and it prevents fusion: operands are written to memory, and results read from there. The table has the
-kernels that save more than that.
+Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). The call
+of a kernel takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. The table
+has the kernels that save more than that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..context import Context
 from ..implementations import Implementations
 from ..metadata import TensorSpec
 
-# Nanoseconds that a kernel call must save.
+# The nanoseconds that a kernel call must save.
 _WORTHWHILE = 50_000
 
 
@@ -32,22 +32,22 @@ class KernelCall:
     """A call of an op, without the values of its tensors.
 
     Attributes:
-        op: the overload.
-        dtype, shape: of the first tensor argument.
-        numbers: number of elements of the largest argument or result.
-        settings: names and values of the given arguments that are not tensors.
+        op: The overload.
+        dtype, shape: The dtype and shape of the first tensor argument.
+        elements: The number of elements of the largest argument or result.
+        settings: The names and values of the given arguments that are not tensors.
         platform: JAX's name of the platform.
     """
 
     op: torch._ops.OpOverload
     dtype: torch.dtype
     shape: tuple[int, ...]
-    numbers: int
+    elements: int
     settings: tuple[tuple[str, Any], ...]
     platform: str
 
     def __str__(self) -> str:
-        return f"{self.op} of {self.numbers} numbers, {self.dtype}"
+        return f"{self.op} of {self.elements} elements, {self.dtype}"
 
 
 # Nanoseconds saved per element, by the dtypes for which torch's kernel is faster.
@@ -63,7 +63,7 @@ def _floats(nanoseconds: float) -> Saving:
     return dict.fromkeys(_WIDE, nanoseconds)
 
 
-def _numbers(nanoseconds: float) -> dict[torch.dtype, float]:
+def _floats_and_integers(nanoseconds: float) -> dict[torch.dtype, float]:
     return dict.fromkeys((*_WIDE, *_INTEGERS), nanoseconds)
 
 
@@ -92,37 +92,37 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.lcm.default: dict.fromkeys(_INTEGERS, 60),
     aten.lgamma.default: _floats(4),
     aten.log10.default: _floats(3),
-    aten.pow.Scalar: _numbers(5),
+    aten.pow.Scalar: _floats_and_integers(5),
     aten.pow.Tensor_Scalar: _floats(5),
     aten.pow.Tensor_Tensor: _floats(5),
     aten.remainder.Scalar: _floats(30),
     aten.remainder.Tensor: _floats(30),
-    aten.rsqrt.default: _floats(2.3),  # XLA computes 1 / sqrt(x) as slowly
+    aten.rsqrt.default: _floats(2.3),  # XLA computes 1 / sqrt(x), as slowly
     aten.sin.default: _floats(10),
     aten.special_bessel_j0.default: _floats(5),
     aten.special_zeta.default: _floats(100),
     aten.tan.default: _floats(35),
     # Sorting and selection.
-    aten.argsort.stable: _numbers(150),
-    aten.kthvalue.default: _numbers(140),
-    aten.median.default: _numbers(240),
-    aten.median.dim: _numbers(200),
-    aten.mode.default: _numbers(100),
-    aten.nanmedian.default: _numbers(240),
-    aten.nanmedian.dim: _numbers(200),
-    aten.sort.default: _numbers(150),
-    aten.sort.stable: _numbers(150),
-    aten.topk.default: _numbers(150),
+    aten.argsort.stable: _floats_and_integers(150),
+    aten.kthvalue.default: _floats_and_integers(140),
+    aten.median.default: _floats_and_integers(240),
+    aten.median.dim: _floats_and_integers(200),
+    aten.mode.default: _floats_and_integers(100),
+    aten.nanmedian.default: _floats_and_integers(240),
+    aten.nanmedian.dim: _floats_and_integers(200),
+    aten.sort.default: _floats_and_integers(150),
+    aten.sort.stable: _floats_and_integers(150),
+    aten.topk.default: _floats_and_integers(150),
     # Scans.
-    aten.cummax.default: _numbers(20),
-    aten.cummin.default: _numbers(20),
-    aten.cumprod.default: _numbers(9),
-    aten.cumsum.default: _numbers(6) | dict.fromkeys(_BOOLS, 6.0),
+    aten.cummax.default: _floats_and_integers(20),
+    aten.cummin.default: _floats_and_integers(20),
+    aten.cumprod.default: _floats_and_integers(9),
+    aten.cumsum.default: _floats_and_integers(6) | dict.fromkeys(_BOOLS, 6.0),
     aten.logcumsumexp.default: _floats(300),
-    # torch computes one row at a time, while it is in the processor's cache; XLA reads all rows from memory three times.
+    # Torch computes one row at a time, while it is in the processor's cache. XLA reads all rows from memory three times.
     aten._log_softmax.default: _floats(0.6),
     aten._log_softmax_backward_data.default: _floats(0.7),
-    # Copies and sums that XLA does element by element.
+    # Copies and sums that XLA computes element by element.
     aten._adaptive_avg_pool3d.default: _floats(5),
     aten._adaptive_avg_pool3d_backward.default: _floats(5),
     aten._embedding_bag.default: _floats(0.5),
@@ -157,7 +157,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
 
 
 def _is_costly_power(problem: KernelCall) -> bool:
-    """False for exponents that XLA computes by multiplications (small integers) or square roots (half-integers, but slowly in float64)."""
+    """True unless XLA computes the power by multiplications (small integers) or, not in float64, by square roots (half-integers)."""
     exponent = dict(problem.settings).get("exponent")
     if problem.dtype == torch.float64 and isinstance(exponent, (int, float)) and exponent % 1:
         return True
@@ -165,55 +165,55 @@ def _is_costly_power(problem: KernelCall) -> bool:
 
 
 def _is_of_smallest(problem: KernelCall) -> bool:
-    """True unless topk is that of the largest floats, for which XLA has a fast implementation."""
+    """True unless topk returns the largest floats, for which XLA has a fast implementation."""
     return dict(problem.settings).get("largest") is False or not problem.dtype.is_floating_point
 
 
-def _floors(problem: KernelCall) -> bool:
+def _is_floor(problem: KernelCall) -> bool:
     return dict(problem.settings).get("rounding_mode") == "floor"
 
 
 def _is_of_columns(problem: KernelCall) -> bool:
-    """True unless the op selects along the first dimension: XLA copies whole rows as fast."""
+    """True unless the op selects along the first dimension. XLA copies whole rows as fast as torch."""
     return dict(problem.settings).get("dim") not in (0, None)
 
 
 def _is_along_rows(problem: KernelCall) -> bool:
-    """True if `dim` is the last dimension. For others, XLA vectorizes over the contiguous inner dimensions."""
+    """True if `dim` is the last dimension. For other dimensions, XLA vectorizes over the contiguous inner dimensions."""
     dim = dict(problem.settings).get("dim")
     return dim in (-1, len(problem.shape) - 1)
 
 
 def _is_of_large_matrices(problem: KernelCall) -> bool:
-    """True for matrices of 128 columns or more. XLA computes all powers of a small matrix before torch has chosen how many it needs."""
+    """True for matrices of 128 columns or more. For small ones, XLA computes all powers in less time than torch needs to choose some."""
     return problem.shape[-1] >= 128
 
 
 def _has_many_smooth_rows(problem: KernelCall) -> bool:
-    """True for 16 or more transforms of smooth lengths: MKL is slow for large prime factors, and no faster than XLA for one transform."""
-    settings, numbers = dict(problem.settings), math.prod(problem.shape)
+    """True for 16 or more transforms of smooth lengths. MKL is slow for large prime factors, and no faster than XLA for one transform."""
+    settings, elements = dict(problem.settings), math.prod(problem.shape)
     lengths = [problem.shape[dim] for dim in settings["dim"]]
     if "last_dim_size" in settings:
         lengths[-1:] = [settings["last_dim_size"]]
-    return all(numbers >= 16 * length and _is_smooth(length) for length in lengths)
+    return all(elements >= 16 * length and _is_smooth(length) for length in lengths)
 
 
 def _is_smooth(length: int) -> bool:
-    """True if `length` has no prime factors but 2, 3, 5 and 7: it then divides a high enough power of 210."""
+    """True if `length` has no other prime factors than 2, 3, 5 and 7, so that it divides a power of 210."""
     return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
 # Ops whose lowerings write whole slices if the indices are expanded.
 _SCATTERS = (aten.scatter.src, aten.scatter_add.default)
 
-# By op, a predicate for the calls to which its saving applies; without an entry, all calls.
-_WHERE: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
+# By op: a predicate for the calls to which the saving applies. Without an entry, the saving applies to all calls.
+_CONDITIONS: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
     aten._fft_c2c.default: _has_many_smooth_rows,
     aten._fft_c2r.default: _has_many_smooth_rows,
     aten._fft_r2c.default: _has_many_smooth_rows,
     aten._log_softmax.default: _is_along_rows,
     aten._log_softmax_backward_data.default: _is_along_rows,
-    aten.div.Tensor_mode: _floors,
+    aten.div.Tensor_mode: _is_floor,
     aten.index_select.default: _is_of_columns,
     aten.linalg_matrix_exp.default: _is_of_large_matrices,
     aten.pow.Tensor_Scalar: _is_costly_power,
@@ -226,8 +226,8 @@ def _supports_torch(problem: KernelCall) -> bool:
 
 
 def _prefers_torch(problem: KernelCall) -> bool:
-    saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.numbers
-    return saving > _WORTHWHILE and _WHERE.get(problem.op, lambda _: True)(problem)
+    saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.elements
+    return saving > _WORTHWHILE and _CONDITIONS.get(problem.op, lambda _: True)(problem)
 
 
 KERNEL: Implementations[KernelCall] = Implementations("kernel")
@@ -245,7 +245,7 @@ def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
 
 
 def problem_of(node: Node, ctx: Context) -> KernelCall | None:
-    """Returns the current node's problem; None for an op without a faster kernel."""
+    """Returns the problem of the current node; None for an op without a faster kernel."""
     if node.target not in _SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target
@@ -256,8 +256,8 @@ def problem_of(node: Node, ctx: Context) -> KernelCall | None:
     if not tensors or (op in _SCATTERS and 0 in specs["index"][0].stride):
         return None
     settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
-    numbers = max(math.prod(spec.shape) for spec in (*tensors, *results))
-    return KernelCall(op, tensors[0].dtype, tensors[0].shape, numbers, settings, ctx.platform)
+    elements = max(math.prod(spec.shape) for spec in (*tensors, *results))
+    return KernelCall(op, tensors[0].dtype, tensors[0].shape, elements, settings, ctx.platform)
 
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:

@@ -1,4 +1,4 @@
-"""Calls of torch's flash attention kernels for the CPU, which compute the scores block by block and never hold all of them in memory."""
+"""Calls of torch's flash attention kernels for the CPU, which compute the scores block by block and never store all of them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ _OUT, _LOGSUMEXP = (0, 2, 1, 3), (0, 2, 1)
 
 
 def forward(
-    query: Array, key: Array, value: Array, mask: Array | None, held: Sequence[Operand], is_causal: bool, scale: float
+    query: Array, key: Array, value: Array, mask: Array | None, operand_specs: Sequence[Operand], is_causal: bool, scale: float
 ) -> tuple[Array, Array]:
     """Returns the attention output, and the log-sum-exp of each row of scores.
 
     Args:
-        mask: added to the scaled scores.
-        held: memory orders of query, key and value; with these, the kernels read them without copies.
+        mask: The mask, which is added to the scaled scores; or None.
+        operand_specs: The specs of query, key and value. With their memory orders, the kernels read the operands without copies.
+        is_causal: True if row i attends to columns 0 to i only.
+        scale: The factor of the scores.
 
     Shape:  query (batch, heads, rows, size), key and value (batch, heads, columns, size); mask (rows or 1, columns or 1), or with (batch or
             1, heads or 1) before them. Results: that of query; (batch, heads, rows).
     Dtype:  query, key, value and the output have the same; the mask has that or the accumulator's; log-sum-exp has the accumulator's.
     """
-    orders = [_taken(x) for x in held]
+    orders = [_kernel_order(x) for x in operand_specs]
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        tensors, masks = _turned_back(operands, orders), operands[len(orders) :]
+        tensors, masks = _from_orders(operands, orders), operands[len(orders) :]
         settings = {"attn_mask": next(iter(masks), None), "scale": scale}
         found = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, is_causal, **settings)
         for result, values, order in zip(results, found, (_OUT, _LOGSUMEXP), strict=True):
             result.copy_(values.permute(order))
 
     dtype = query.dtype
-    operands = [*_turned((query, key, value), orders), *([] if mask is None else [mask])]
+    operands = [*_to_orders((query, key, value), orders), *([] if mask is None else [mask])]
     shapes = [(_permuted(query.shape, _OUT), dtype), (_permuted(query.shape[:3], _LOGSUMEXP), dtypes.accumulator(dtype))]
     out, logsumexp = torch_kernels.call(write, operands, shapes)
     return lax.transpose(out, _OUT), lax.transpose(logsumexp, _LOGSUMEXP)
@@ -54,7 +56,7 @@ def backward(
     mask: Array | None,
     out: Array,
     logsumexp: Array,
-    held: Sequence[Operand],
+    operand_specs: Sequence[Operand],
     is_causal: bool,
     scale: float,
 ) -> tuple[Array, Array, Array]:
@@ -62,34 +64,34 @@ def backward(
 
     `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
     """
-    orders = [_OUT, *(_taken(x) for x in held), _OUT, _LOGSUMEXP]
+    orders = [_OUT, *(_kernel_order(x) for x in operand_specs), _OUT, _LOGSUMEXP]
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        tensors, masks = _turned_back(operands, orders), operands[len(orders) :]
+        tensors, masks = _from_orders(operands, orders), operands[len(orders) :]
         settings = {"attn_mask": next(iter(masks), None), "scale": scale}
         found = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, **settings)
         for result, gradient in zip(results, found, strict=True):
             result.copy_(gradient.permute(_OUT))
 
-    operands = [*_turned((grad, query, key, value, out, logsumexp), orders), *([] if mask is None else [mask])]
+    operands = [*_to_orders((grad, query, key, value, out, logsumexp), orders), *([] if mask is None else [mask])]
     found = torch_kernels.call(write, operands, [(_permuted(x.shape, _OUT), x.dtype) for x in (query, key, value)])
     grad_query, grad_key, grad_value = (lax.transpose(x, _OUT) for x in found)
     return grad_query, grad_key, grad_value
 
 
-def _taken(operand: Operand) -> tuple[int, ...]:
-    """Returns the memory order in which a tensor is passed to the kernels: its own, if its last dimension is contiguous there."""
+def _kernel_order(operand: Operand) -> tuple[int, ...]:
+    """Returns the memory order in which an operand is passed to the kernels: its own if the last dimension is contiguous, or row-major."""
     order = operand.order or (0, 1, 2, 3)
     return order if order[-1] == 3 else (0, 1, 2, 3)
 
 
-def _turned(arrays: Sequence[Array], orders: Sequence[Sequence[int]]) -> list[Array]:
+def _to_orders(arrays: Sequence[Array], orders: Sequence[Sequence[int]]) -> list[Array]:
     """Transposes each array to its order."""
     return [lax.transpose(x, order) for x, order in zip(arrays, orders, strict=True)]
 
 
-def _turned_back(tensors: Sequence[torch.Tensor], orders: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Undoes `_turned` for the first len(orders) tensors, and returns these."""
+def _from_orders(tensors: Sequence[torch.Tensor], orders: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Undoes `_to_orders` for the first len(orders) tensors. Returns these tensors."""
     return [x.permute(*np.argsort(order).tolist()) for x, order in zip(tensors, orders, strict=False)]
 
 

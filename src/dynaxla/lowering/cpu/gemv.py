@@ -1,8 +1,8 @@
-"""Matrix products x y with few rows in x (GEMV-like), which take no longer than one read of y from memory.
+"""Matrix products x @ y with few rows in x (GEMV-like), in the time of one read of y from memory.
 
-XLA:CPU's dot achieves that for float32 operands in the layout that it wants. It converts whole operands of half types first, and copies
-operands in other layouts. Here the product is written as elementwise work, which XLA:CPU vectorizes without such copies, or as oneDNN's
-matmul, which accepts strides. Comments call the rows of x "the few" and the vectors of y "the many".
+XLA:CPU's dot achieves that for float32 operands in its preferred layout. But it first converts whole operands of half types, and copies
+operands in other layouts. So the product is written as elementwise operations, which XLA:CPU vectorizes without such copies, or as oneDNN's
+matmul, which accepts strides.
 """
 
 from __future__ import annotations
@@ -17,32 +17,38 @@ from ..promotion import convert
 from . import onednn, split_k_gemv
 from .materialize import in_memory
 
-# Elementwise work reads all of y once for each row of x.
+# The most rows of x for elementwise operations, which read all of y once for each row of x.
 _FEW_ROWS = 4
-# _LANES: partial sums per result of _by_lanes. _SLICES: slices that _by_slices adds (with twice as many XLA does not vectorize).
+# The number of partial sums per result of _by_lanes.
 _LANES = 16
+# The number of slices that _by_slices adds. With twice as many, XLA does not vectorize.
 _SLICES = 8
 
 
 def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: lax.Precision) -> Array:
-    """Returns x times y for each batch. Half types are added in float32. `is_moved`: y is not row-major in memory.
+    """Returns x times y for each batch. Half types are added in float32.
+
+    Args:
+        is_over_last: True if the last dimension of y is contracted.
+        is_moved: True if y is not row-major in memory.
+        precision: The precision of XLA's dot.
 
     Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `is_over_last`, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
-    way = _way(x.shape[1], x.shape[2], y.dtype, is_over_last, is_moved)
-    if way is not None:
-        return way(x, y)
+    replacement = _replacement(x.shape[1], x.shape[2], y.dtype, is_over_last, is_moved)
+    if replacement is not None:
+        return replacement(x, y)
     dims = ((2,), (2 if is_over_last else 1,)), ((0,), (0,))
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtypes.accumulator(y.dtype))
 
 
-def has_way(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
-    """True if `product` does not use XLA's dot, for an x of `rows` rows of `count` elements and a row-major y of this dtype."""
-    return _way(rows, count, dtype, is_over_last, False) is not None
+def replaces_dot(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
+    """True if `product` does not use XLA's dot, for an x with `rows` rows of `count` elements, and a row-major y of this dtype."""
+    return _replacement(rows, count, dtype, is_over_last, False) is not None
 
 
-def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool) -> Callable[[Array, Array], Array] | None:
+def _replacement(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool) -> Callable[[Array, Array], Array] | None:
     if is_over_last and split_k_gemv.is_preferred(rows, count, dtype):
         return split_k_gemv.product
     if rows <= _FEW_ROWS and (is_moved or dtype.itemsize == 2):
@@ -54,9 +60,10 @@ def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool
 
 
 def strided_product(x: Array, y: Array, dims: Sequence[int]) -> Array:
-    """Returns x times y for each batch, by oneDNN, which reads y in its own memory order without a copy.
+    """Returns x times y for each batch, computed by oneDNN, which reads y without a copy.
 
-    `dims` are the dimensions of y: those of the batch, then that of the columns, then the contracted one.
+    Args:
+        dims: The dimensions of y: the batch dimensions, the dimension of the columns, the contracted dimension.
 
     Shape:  x (*batch, rows, n) gives (*batch, rows, columns).
     Dtype:  that of x and y.
@@ -66,22 +73,22 @@ def strided_product(x: Array, y: Array, dims: Sequence[int]) -> Array:
 
 
 def _by_lanes(x: Array, y: Array) -> Array:
-    """Contracts the last dimensions of x and y, with _LANES partial sums per result: each adds every 16th product."""
+    """Contracts the last dimensions of x and y, with _LANES partial sums per result: each is the sum of every 16th product."""
     wide = dtypes.accumulator(y.dtype)
     (batch, rows, count), columns = x.shape, y.shape[1]
     shape = batch, rows, columns, _LANES
     x = in_memory(convert(x, wide))
     total = lax.full(shape, 0, wide)
     for start in range(0, count, _LANES):
-        few = lax.slice_in_dim(x, start, start + _LANES, axis=2)
-        many = lax.slice_in_dim(y, start, start + _LANES, axis=2)
-        many = lax.broadcast_in_dim(convert(many, wide), shape, (0, 2, 3))
-        total = lax.add(total, lax.mul(lax.broadcast_in_dim(few, shape, (0, 1, 3)), many))
+        x_part = lax.slice_in_dim(x, start, start + _LANES, axis=2)
+        y_part = lax.slice_in_dim(y, start, start + _LANES, axis=2)
+        y_part = lax.broadcast_in_dim(convert(y_part, wide), shape, (0, 2, 3))
+        total = lax.add(total, lax.mul(lax.broadcast_in_dim(x_part, shape, (0, 1, 3)), y_part))
     return lax.reduce_sum(total, [3])
 
 
 def _by_slices(x: Array, y: Array) -> Array:
-    """Contracts the last dimension of x with the middle one of y: adds _SLICES slices to each other, then sums the result."""
+    """Contracts the last dimension of x with the middle one of y: adds _SLICES slices elementwise, then sums the result."""
     wide = dtypes.accumulator(y.dtype)
     (batch, rows, count), columns = x.shape, y.shape[2]
     length = count // _SLICES
@@ -89,8 +96,8 @@ def _by_slices(x: Array, y: Array) -> Array:
     x = in_memory(convert(x, wide))
     total = lax.full(shape, 0, wide)
     for start in range(0, count, length):
-        few = lax.slice_in_dim(x, start, start + length, axis=2)
-        many = lax.slice_in_dim(y, start, start + length, axis=1)
-        many = lax.broadcast_in_dim(convert(many, wide), shape, (0, 2, 3))
-        total = lax.add(total, lax.mul(lax.broadcast_in_dim(few, shape, (0, 1, 2)), many))
+        x_part = lax.slice_in_dim(x, start, start + length, axis=2)
+        y_part = lax.slice_in_dim(y, start, start + length, axis=1)
+        y_part = lax.broadcast_in_dim(convert(y_part, wide), shape, (0, 2, 3))
+        total = lax.add(total, lax.mul(lax.broadcast_in_dim(x_part, shape, (0, 1, 2)), y_part))
     return lax.reduce_sum(lax.optimization_barrier(total), [2])

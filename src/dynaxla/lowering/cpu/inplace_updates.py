@@ -1,6 +1,6 @@
-"""Restores in-place updates of tensors and of their slices, which functionalization has turned into copies.
+"""Restores in-place updates of tensors and of their slices, which functionalization has replaced by copies.
 
-Examples are gradients of Fourier transforms, and zeros of which a slice is filled.
+Examples are gradients of Fourier transforms, and a tensor of zeros with one slice filled.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch.utils import _pytree as pytree
 
 from ...torch_ops import aten
 
-# Ops that return a new tensor of one repeated value.
+# Ops that return a new tensor filled with one value.
 NEW = (
     aten.full.default, aten.zeros.default, aten.ones.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default,
 )  # fmt: skip
 
-# Ops whose kernels always return new memory. Other ops may return an operand if there is nothing to compute.
-_OWN = (*NEW, aten._fft_c2c.default, aten._fft_r2c.default, aten.clone.default)
+# Ops whose kernels always allocate their result. Other ops may return an operand if there is nothing to compute.
+_ALLOCATING = (*NEW, aten._fft_c2c.default, aten._fft_r2c.default, aten.clone.default)
 
-# The ops that write an updated slice back, and the view ops that take the slice.
+# By op that writes an updated slice back: the view op that takes the slice.
 _VIEWS = {aten.select_scatter.default: aten.select.int, aten.slice_scatter.default: aten.slice.Tensor}
 
 
@@ -32,10 +32,10 @@ class SliceWrite:
     """An update of a slice of a tensor by one op.
 
     Attributes:
-        base: the whole tensor.
-        view: the slice of it.
-        changed: the op's result, which is written back to base.
-        in_place: the in-place overload of that op.
+        base: The tensor.
+        view: The slice.
+        changed: The op's result, which is written back to the slice.
+        in_place: The in-place overload of the op.
     """
 
     base: Node
@@ -45,23 +45,23 @@ class SliceWrite:
 
     @property
     def operands(self) -> list[Node]:
-        """The nodes that the update reads: the whole tensor, and the op's inputs other than the slice."""
+        """The nodes that the update reads: the tensor, and the op's inputs other than the slice."""
         return [self.base, *(node for node in self.changed.all_input_nodes if node is not self.view)]
 
 
 def update_of(node: Node) -> SliceWrite | None:
-    """Returns the update of which `node` writes back the slice; None if there is none, or if other nodes read the old tensor or a slice."""
+    """Returns the update whose slice `node` writes back; None if there is none, or if other nodes read the old tensor or the slice."""
     if node.target not in _VIEWS:
         return None
-    base, changed, *place = node.args
-    if not (isinstance(base, Node) and isinstance(changed, Node) and changed.args and base.target in _OWN):
+    base, changed, *slice_arguments = node.args
+    if not (isinstance(base, Node) and isinstance(changed, Node) and changed.args and base.target in _ALLOCATING):
         return None
     view, in_place = changed.args[0], in_place_of(changed)
     if in_place is None or not (isinstance(view, Node) and view.target is _VIEWS[node.target] and view.args[0] is base):
         return None
-    are_alone = set(base.users) == {view, node} and list(view.users) == [changed] and list(changed.users) == [node]
-    is_same_place = _with_defaults(place) == _with_defaults(view.args[1:]) and not node.kwargs and not view.kwargs
-    if are_alone and is_same_place and are_alike(base, node) and _are_of_a_kind(view, changed):
+    are_only_users = set(base.users) == {view, node} and list(view.users) == [changed] and list(changed.users) == [node]
+    is_same_slice = _with_defaults(slice_arguments) == _with_defaults(view.args[1:]) and not node.kwargs and not view.kwargs
+    if are_only_users and is_same_slice and have_same_metadata(base, node) and _have_same_shape(view, changed):
         return SliceWrite(base, view, changed, in_place)
     return None
 
@@ -77,21 +77,21 @@ def in_place_of(node: Node) -> torch._ops.OpOverload | None:
     return found if found is not None and found._schema.is_mutable and uses == 1 else None
 
 
-def are_alike(one: Node, other: Node) -> bool:
-    """True if both values are tensors of the same static shape, strides, dtype and device. False for symbolic sizes."""
-    mine, theirs = one.meta.get("val"), other.meta.get("val")
-    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+def have_same_metadata(one: Node, other: Node) -> bool:
+    """True if both values are tensors with the same static shape, strides, dtype and device."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
-    if not all(isinstance(size, int) for size in (*mine.shape, *theirs.shape)):
+    if not all(isinstance(size, int) for size in (*first.shape, *second.shape)):
         return False
-    facts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (mine, theirs)]
+    facts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (first, second)]
     return facts[0] == facts[1]
 
 
 def write_in_place(graph: Graph) -> None:
-    """Replaces ops by their in-place overloads where no other node reads the operand: a new tensor (see NEW), or a slice of one.
+    """Replaces ops by their in-place overloads if no other node reads the operand: a new tensor (see NEW), or a slice of one.
 
-    This changes `graph` and saves a copy for each such op.
+    Changes `graph`. Each replacement saves a copy.
     """
     for node in list(graph.nodes):
         if (update := update_of(node)) is not None:
@@ -100,18 +100,18 @@ def write_in_place(graph: Graph) -> None:
             graph.erase_node(node)
             continue
         new = node.args[0] if node.args else None
-        is_new = isinstance(new, Node) and new.target in NEW and list(new.users) == [node] and are_alike(new, node)
+        is_new = isinstance(new, Node) and new.target in NEW and list(new.users) == [node] and have_same_metadata(new, node)
         if is_new and (in_place := in_place_of(node)) is not None:
             node.target = in_place
 
 
-def _with_defaults(place: Any) -> list[Any]:
+def _with_defaults(slice_arguments: Any) -> list[Any]:
     """Returns the arguments of a slice (dim, start, end, step), with defaults for missing ones."""
-    return [*place, *[0, None, None, 1][len(place) :]]
+    return [*slice_arguments, *[0, None, None, 1][len(slice_arguments) :]]
 
 
-def _are_of_a_kind(view: Node, changed: Node) -> bool:
-    mine, theirs = view.meta.get("val"), changed.meta.get("val")
-    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+def _have_same_shape(view: Node, changed: Node) -> bool:
+    first, second = view.meta.get("val"), changed.meta.get("val")
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
-    return (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
+    return (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)

@@ -1,8 +1,8 @@
 """Forces XLA to write an intermediate result to memory, so that its consumers do not recompute it.
 
-XLA:CPU fuses an elementwise function into each loop that reads its result: a residual network's sum is then recomputed for every later
-block, from all its summands. XLA removes optimization barriers before it decides about fusion. A call that XLA may not inline remains, and
-costs nothing at run time: its result is its argument's buffer.
+XLA:CPU fuses an elementwise function into each loop that reads its result. The sum of a residual network would be recomputed for every
+later block, from all its summands. Optimization barriers do not help: XLA removes them before it decides about fusion. A call that XLA must
+not inline remains, and costs nothing at run time: its result is the buffer of its argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAME = "dynaxla_in_memory"
 
 
 def in_memory(x: Array) -> Array:
-    """Returns x, which the program writes to memory once."""
+    """Returns x, and makes the program write it to memory."""
     with set_xla_metadata(inlineable="false"):
         return _call(x)
 

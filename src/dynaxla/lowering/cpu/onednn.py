@@ -1,8 +1,8 @@
 """Custom calls of oneDNN's convolution, matrix product and layer normalization, which run inside XLA:CPU's programs.
 
-On x86-64 jaxlib is built with oneDNN, but its compiler does not use it. It accepts custom calls to oneDNN all the same, and runs them on
-the program's buffers and threads. A call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A
-configuration that oneDNN rejects aborts the process, so callers must pass supported ones only. `onednn_support.py` decides where the calls
+On x86-64, jaxlib is built with oneDNN, but its compiler does not use it by itself. It accepts custom calls to oneDNN, and runs them on the
+program's buffers and threads. The configuration of a call is a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A
+configuration that oneDNN rejects aborts the process, so callers must only pass supported ones. `onednn_support.py` decides where the calls
 are used.
 
 Run as a script, this module is the self-test of its own calls: it imports nothing of dynaxla or torch.
@@ -49,10 +49,12 @@ def matmul(
     """Returns the products of the matrices in the last two dimensions. The dimensions before them must be equal.
 
     Args:
-        bias: added to each row.
-        activation: a key of ACTIVATIONS; applied to each element after the bias is added.
-        orders: memory orders of x, y and the result: dimensions from the slowest to the fastest; None means row-major.
-        packed: number of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py); x must be one matrix, too.
+        transpose_x, transpose_y: True if the matrices of x, or of y, are transposed; see Shape.
+        dtype: The dtype of the result.
+        bias: The bias, which is added to each row; or None.
+        activation: A key of ACTIVATIONS, applied after the bias is added; or "".
+        orders: The memory orders of x, y and the result: dimensions from the slowest-varying to the fastest. None means row-major.
+        packed: The number of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py). Then x must be one matrix, too.
 
     Shape:  x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype:  x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
@@ -75,7 +77,7 @@ def convolution(
     weight: Array,
     shape: Sequence[int],
     stride: Sequence[int],
-    margins: Sequence[tuple[int, int]],
+    padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
     dtype: DType,
@@ -87,8 +89,8 @@ def convolution(
     """Returns a convolution over one to three spatial dimensions.
 
     Args:
-        margins: padding at both ends of each spatial dimension, not negative.
-        packed: shape of the weight, if it is in oneDNN's own order (see weight_orders.py).
+        padding: (low, high) of each spatial dimension, not negative.
+        packed: The shape of the weight, if the weight is in oneDNN's own order (see weight_orders.py).
 
     Shape:  x (batch, *space, in); weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`; bias (out,); result `shape`,
             (batch, *space, out).
@@ -108,8 +110,8 @@ def convolution(
         },
         "output": {"dims": x.ndim, "data": data},
         "window": {
-            "pad_left": [low for low, _ in margins],
-            "pad_right": [high for _, high in margins],
+            "pad_left": [low for low, _ in padding],
+            "pad_right": [high for _, high in padding],
             "strides": list(stride),
             "window_dilations": list(dilation),
         },
@@ -147,7 +149,11 @@ def _call(
 ) -> Array:
     """Returns the result of a custom call.
 
-    `layouts` are the operands' dimensions from the slowest in memory to the fastest, `layout` the result's; None means row-major.
+    Args:
+        target: The name of the call.
+        config: The configuration.
+        layouts: The memory orders of the operands, from the slowest-varying dimension to the fastest. None means row-major.
+        layout: The memory order of the result.
     """
     call = jax.ffi.ffi_call(
         target,
@@ -170,20 +176,19 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def _xla_convolution(x: Array, weight: Array, stride: list[int], padding: list[tuple[int, int]], dilation: list[int], groups: int) -> Array:
-    """Returns a convolution of arrays with channels last, computed by XLA in float32."""
+    """Returns a convolution of channels-last arrays, computed by XLA in float32."""
     dims = range(1, x.ndim - 1)
     numbers = lax.ConvDimensionNumbers((0, x.ndim - 1, *dims), tuple(range(x.ndim)), (0, x.ndim - 1, *dims))
-    wide, heavy = x.astype(np.float32), weight.astype(np.float32)
+    wide, wide_weight = x.astype(np.float32), weight.astype(np.float32)
     return lax.conv_general_dilated(
-        wide, heavy, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
+        wide, wide_weight, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
     )
 
 
 def self_test(dtype: DType) -> str:
-    """Compares each call with XLA's own ops, in one program of JAX's.
+    """Compares each call with XLA's own ops, in one JAX program.
 
-    Returns:
-        "" if all results agree, otherwise the name of the first call whose result differs.
+    Returns: "" if all results agree, otherwise the name of the first call whose result differs.
     """
     generator = np.random.default_rng(0)
     shapes = {

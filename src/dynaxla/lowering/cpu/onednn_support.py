@@ -1,5 +1,7 @@
-"""Decides where dynaxla uses the oneDNN calls of `onednn.py`: if this jaxlib interprets them correctly, for dtypes and sizes for which they
-are faster."""
+"""Decides where dynaxla uses the oneDNN calls of `onednn.py`.
+
+They are used for dtypes and sizes for which they are faster, if this jaxlib interprets them correctly.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from ...runtime import clients, machine, private, programs, self_tests
 from ..dtypes import DType
 from . import onednn
 
-# Releases of jaxlib that are known to interpret the configuration correctly; others may number dimensions from one. This matters only if
-# the self-test has no results.
+# Releases of jaxlib that are known to interpret the configuration correctly. Others may number dimensions from one. This list is used only
+# if the self-test has no results.
 KNOWN = ((0, 10), (0, 11), (0, 12))
-# The exact versions that were tested with weights in oneDNN's own order. XLA checks neither size nor order of such a weight: if either
-# differs from the tested version's, a kernel computes wrong results, reads past the weight's end, or aborts the process.
+# The exact versions that were tested with weights in oneDNN's own order. XLA does not check size and order of such a weight. If a version
+# has another size or order, a kernel computes wrong results, reads past the weight's end, or aborts the process.
 PACKED = frozenset(["0.10.2"])
 
 _SUBJECTS = ("float32", "bfloat16")
@@ -27,7 +29,7 @@ _SUBJECTS = ("float32", "bfloat16")
 
 @functools.cache
 def why_not() -> str:
-    """Returns the reason why oneDNN's calls are not used here with float32; "" if they are used."""
+    """Returns the reason why oneDNN's calls are not used with float32; "" if they are used."""
     if not _has_calls():
         return "this jaxlib has none"
     return _refused("float32")
@@ -58,7 +60,7 @@ def _has_calls() -> bool:
         lowered = jax.jit(lambda x: onednn.matmul(x, x, False, False, x.dtype)).lower(jax.ShapeDtypeStruct((8, 8), np.float32))
     try:
         programs.compile_lowered(lowered, device, {})
-    except jax.errors.JaxRuntimeError:  # no such call
+    except jax.errors.JaxRuntimeError:  # XLA knows no such call
         return False
     return True
 
@@ -68,14 +70,14 @@ def is_available() -> bool:
     return not why_not()
 
 
-def takes_packed() -> bool:
+def supports_packed() -> bool:
     """True if weights may be passed to oneDNN in its own order."""
     return private.jaxlib_version() in PACKED and is_available()
 
 
 @functools.cache
-def takes(dtype: DType) -> bool:
-    """True if oneDNN computes with this dtype here, at least as fast as with float32."""
+def supports(dtype: DType) -> bool:
+    """True if oneDNN supports this dtype on this machine, and is at least as fast as with float32."""
     if dtype == np.float32:
         return is_available()
     if dtype == jax.numpy.bfloat16:
@@ -83,16 +85,20 @@ def takes(dtype: DType) -> bool:
     return False
 
 
-# If 1 / rows + 1 / columns is at least this, oneDNN's product for AVX2 copies no operand (its gemm_driver.cpp).
+# If 1 / rows + 1 / columns is at least this, oneDNN's matmul for AVX2 copies no operand (oneDNN's gemm_driver.cpp).
 _NO_COPY = 0.0038
-# A stride in float32 elements: consecutive reads at multiples of it map to few sets of the L1 cache.
+# A stride in float32 elements. Consecutive reads at multiples of it map to few sets of the L1 cache.
 _CRITICAL_DISTANCE = 512
 
 
 def is_slow(rows: int, columns: int, transpose_x: bool, transpose_y: bool, dtype: DType) -> bool:
-    """True if oneDNN's product misses the cache at each step, so that it takes 1.1 to 1.9 times as long as MKL's, with AVX2 only.
+    """True if oneDNN's matmul misses the cache at each step, which occurs only on processors with AVX2 alone.
 
-    Arguments are as for `onednn.matmul`; `rows` and `columns` are those of the result.
+    It then takes 1.1 to 1.9 times as long as MKL's.
+
+    Args:
+        rows, columns: The sizes of the result.
+        transpose_x, transpose_y, dtype: See `onednn.matmul`.
     """
     if not machine.has_avx2_alone() or dtype != np.float32:
         return False

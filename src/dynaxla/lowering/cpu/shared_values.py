@@ -1,4 +1,4 @@
-"""Chooses the values of a graph that XLA:CPU should write to memory once, instead of recomputing them for each consumer."""
+"""Chooses the values of a graph that XLA:CPU should write to memory, instead of recomputing them for each consumer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...torch_ops import aten
 from ..graphs import is_view
 from . import weight_orders
 
-# Nodes whose operands must be in memory: library calls, and the graph's output.
+# Targets of nodes whose operands must be in memory: library calls, and the graph's output.
 _READERS = frozenset(
     [
         aten.addmm.default,
@@ -25,7 +25,7 @@ _READERS = frozenset(
     ]
 )
 
-# Ops that read their gradient several times, in loops of XLA's.
+# Ops that read their gradient several times, in XLA's loops.
 _REREADERS = frozenset(
     [
         aten._fused_rms_norm_backward.default,
@@ -35,7 +35,7 @@ _REREADERS = frozenset(
     ]
 )
 
-# Costly functions that XLA's loops evaluate per element, some of them (as aten.polar) through others.
+# Costly functions that XLA's loops evaluate per element. Some of them (such as aten.polar) call others.
 _FUNCTIONS = frozenset(
     [
         aten.cos.default,
@@ -56,24 +56,24 @@ _FUNCTIONS = frozenset(
         aten.tanh.default,
     ]
 )
-# A value of at least _NUMBERS elements is worth its own loop, if another loop reads each element at least _TIMES times.
-_NUMBERS, _TIMES = 1024, 4
+# A value of at least _MIN_ELEMENTS elements is worth its own loop if another loop reads each element at least _MIN_READS times.
+_MIN_ELEMENTS, _MIN_READS = 1024, 4
 
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
-    """Returns the nodes of a graph whose values should be written to memory (see materialize.py); none on platforms other than the CPU."""
+    """Returns the nodes whose values should be written to memory (see materialize.py); none on platforms other than the CPU."""
     return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" else set()
 
 
 def _is_shared(node: Node) -> bool:
     """True if a computed tensor should be in memory.
 
-    The main case is a tensor that must be in memory for one consumer and has another: XLA would recompute it for the second one, and with
-    it all earlier sums of a network's residual path.
+    The main case is a tensor that must be in memory for one consumer, and has another one. XLA would recompute it for the other consumer,
+    together with all earlier sums of a network's residual path.
     """
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
-    if _is_cut(node):
+    if _is_split(node):
         return True
     readers = _readers(node)
     if any(reader.target in _REREADERS and reader.args[0] is gradient for reader, gradient in readers):
@@ -84,29 +84,31 @@ def _is_shared(node: Node) -> bool:
 
 
 def _repeats(reader: Node, given: Node, node: Node) -> bool:
-    """True if the loop of a larger, elementwise consumer would recompute the node's elements for each of its own.
+    """True if the loop of a larger, elementwise consumer would recompute each of the node's elements several times.
 
-    `given` is the node, or the view of it that the consumer reads. If it is broadcast along its last dimension, the loop computes an
-    element only once along that dimension.
+    Args:
+        reader: The consumer.
+        given: The node, or the view of it that the consumer reads. If it is broadcast along its last dimension, the loop computes an
+            element only once along that dimension.
     """
     if not _is_pointwise(reader):
         return False
     size, read, value = node.meta["val"].numel(), reader.meta["val"].numel(), given.meta["val"]
-    if not all(isinstance(number, int) for number in (size, read)) or size < _NUMBERS or read < _TIMES * size:
+    if not all(isinstance(number, int) for number in (size, read)) or size < _MIN_ELEMENTS or read < _MIN_READS * size:
         return False
     return value.dim() > 0 and value.shape[-1] != 1 and value.stride(-1) != 0
 
 
 def _has_function(node: Node) -> bool:
     """True if the fused loop of a node evaluates one of _FUNCTIONS."""
-    seen, left = set(), [node]
-    while left:
-        if (each := left.pop()) in seen or not (_is_pointwise(each) or is_view(each)):
+    seen, pending = set(), [node]
+    while pending:
+        if (current := pending.pop()) in seen or not (_is_pointwise(current) or is_view(current)):
             continue
-        if each.target in _FUNCTIONS:
+        if current.target in _FUNCTIONS:
             return True
-        seen.add(each)
-        left += each.all_input_nodes
+        seen.add(current)
+        pending += current.all_input_nodes
     return False
 
 
@@ -116,10 +118,10 @@ def _is_pointwise(node: Node) -> bool:
     return torch.Tag.pointwise in node.target.tags or node.target in (aten._to_copy.default, aten.polar.default)
 
 
-def _is_cut(node: Node) -> bool:
-    """True if slices cover a whole tensor, as for the gradient of a concatenation.
+def _is_split(node: Node) -> bool:
+    """True if slices cover all of a tensor, as for the gradient of a concatenation.
 
-    If XLA computed many such tensors in the loop of their sum, the loop would have more operands than XLA can vectorize.
+    If XLA computed many such tensors in the loop of their sum, the loop would have too many operands to be vectorized.
     """
     sizes = [user.meta["val"].numel() for user in node.users if user.target is aten.slice.Tensor]
     size = node.meta["val"].numel()
@@ -127,12 +129,12 @@ def _is_cut(node: Node) -> bool:
 
 
 def _rereads(reader: Node, value: Node) -> bool:
-    """True if a loop of XLA's reads the value, or the gradient of a convolution reads it for several results, each in another layout."""
+    """True if one of XLA's loops reads the value, or a convolution's gradient reads it for several results, each in another layout."""
     if reader.target is aten.convolution_backward.default and reader.args[0] is value:
         return sum(reader.args[10]) > 1
     return reader.target not in _READERS
 
 
 def _readers(node: Node) -> list[tuple[Node, Node]]:
-    """Returns the consumers of a node's values, through views too; each with the node or view that it reads."""
+    """Returns the consumers of a node's values, directly or through views, each with the node or view that it reads."""
     return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [(user, node)])]

@@ -19,9 +19,9 @@ def call(write: Write, operands: Sequence[Array], results: Sequence[tuple[tuple[
     """Returns results that `write` computes from the operands while the program runs.
 
     Args:
-        write: called with the results' buffers and the operands, all contiguous tensors; it must write the former, and only these.
-        operands: arrays of the program.
-        results: shape and dtype of each result.
+        write: Called with the buffers of the results and the operands, as contiguous tensors. It must write all buffers, and nothing else.
+        operands: Arrays of the program.
+        results: The shape and dtype of each result.
     """
     views = [(operand.shape, torch.empty(operand.shape, device="meta").stride()) for operand in operands]
     found: list[Array] = buffer_callback(Kernel(write, views), [jax.ShapeDtypeStruct(*result) for result in results])(*operands)

@@ -1,8 +1,8 @@
-"""Graphs in which XLA has nothing to fuse: the operands of each op are graph inputs, its results graph outputs.
+"""Finds graphs in which XLA has nothing to fuse: the operands of each op are graph inputs, and its results are graph outputs.
 
-XLA's program for such a graph either calls torch's kernels or has loops that compute the same. In the second case its results are in
-freshly allocated memory, out of the cache: an addition of a million elements takes twice as long. So torch runs such a graph, unless XLA's
-loops are so much faster that they make up for this.
+XLA's program for such a graph calls torch's kernels, or has loops that compute the same. The results of loops are in freshly allocated
+memory, which is not in the cache: an addition of a million elements takes twice as long. So torch runs such a graph, unless XLA's loops are
+fast enough to make up for this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from ..metadata import TensorSpec
 from .faster_kernels import KERNEL, problem_of
 from .inplace_updates import update_of
 
-# Elements of an op's largest tensor. Below, the cost of a call decides, which is about the same for both.
+# The number of elements of an op's largest tensor from which on the op counts as large. For smaller ops, the cost of a call decides, which
+# is about the same for torch and XLA.
 LARGE = 1 << 16
 
-# Matrix products, of which _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices
-# with sides up to _TERM_BY_TERM term by term; up to _SMALL they are small. Factorizations count as products of a matrix with itself.
+# Matrix products: _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices with sides
+# up to _TERM_BY_TERM term by term. Matrices with sides up to _SMALL are small. Factorizations count as products of a matrix with itself.
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _MULTIPLICATIONS = 4
 _TERM_BY_TERM, _SMALL = 8, 32
@@ -40,7 +41,7 @@ _FACTORIZATIONS = (
     aten.linalg_lu_factor_ex.default,
     aten.linalg_qr.default,
 )
-# Ops that return eigenvalues and eigenvectors. If a graph uses the eigenvalues only, lowerings compute no vectors.
+# Ops that return eigenvalues and eigenvectors. If a graph uses only the eigenvalues, their lowerings compute no vectors.
 _OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
 
 # Ops that XLA fuses neither with their operands nor with each other: a graph may chain them and still have nothing to fuse.
@@ -55,26 +56,26 @@ _UNFUSED = (
     aten.mv.default,
 )
 
-# Copies, which torch does fast of views (also of expanded ones), if they consist of whole contiguous runs.
+# Copies. Torch copies views fast, also expanded ones, if they consist of contiguous runs.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
-# Length of contiguous runs, with gaps between them, from which torch's elementwise loops and sums are as fast as for dense tensors. XLA's
-# loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
+# For a tensor of contiguous runs with gaps between them: the length of a run from which on torch's elementwise loops and sums are as fast
+# as for dense tensors. XLA's loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
 _RUN = 64
 _SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
 
-# Ops with optional results: maxima with their indices, singular values with their vectors. XLA computes the first result alone faster; for
-# both results the lowering calls torch's kernel.
+# Ops with optional results: maxima with their indices, singular values with their vectors. XLA is faster if only the first result is
+# needed. For both results, the lowering calls torch's kernel.
 _OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
-# Resampling, whose source indices are constants of XLA's program: gradients take half of torch's time.
+# Resampling. The source indices are constants of XLA's program, in which gradients take half of torch's time.
 _RESAMPLING = (
     *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
 
-# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; ops that combine
-# several ops are not in that benchmark).
+# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread). Ops that combine
+# several ops are not in that benchmark.
 _FASTER_BY_XLA = frozenset(
     {
         # Torch calls a function for each element, or reads and writes more memory than XLA.
@@ -172,7 +173,7 @@ _FASTER_BY_XLA = frozenset(
         # Combinations of several ops, which XLA fuses.
         aten._native_multi_head_attention.default,
         aten._transformer_encoder_layer_fwd.default,
-        # Transforms of few rows, or of lengths with large prime factors (the others have torch's kernel as their implementation).
+        # Transforms of few rows, or of lengths with large prime factors. For the others, torch's kernel is chosen (faster_kernels.py).
         aten._fft_c2c.default,
         aten._fft_c2r.default,
         aten._fft_r2c.default,
@@ -192,7 +193,7 @@ _FASTER_BY_XLA = frozenset(
 )
 
 
-# Ops for which torch is at least as fast in half types, and twice as fast without 512-bit vectors.
+# Ops for which torch is at least as fast as XLA in half types, and twice as fast on processors without 512-bit vectors.
 _FASTER_BY_TORCH_IN_HALVES = frozenset(
     {aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid.default, aten.sqrt.default}
 )
@@ -200,23 +201,24 @@ _FASTER_BY_TORCH_IN_HALVES = frozenset(
 
 @dataclass(frozen=True)
 class UnfusableOp:
-    """An op of a graph in which it can be fused with no other op.
+    """An op that can be fused with no other op of its graph.
 
     Attributes:
-        op: the overload.
-        numbers: number of elements of its largest tensor, or the equivalent amount of work.
-        dense: True if torch reads its operands fast: they are dense, or consist of long runs that the op accepts, or are copied in runs.
-        matrix: the longest of the last two dimensions of its first operand.
-        dtype: of the first operand.
-        results: number of results that the graph uses.
+        op: The overload.
+        work: The number of elements of the largest tensor, or the equivalent amount of work.
+        is_read_fast: True if torch reads the operands fast: they are dense, or consist of long runs that the op accepts, or are copied in
+            runs.
+        matrix_size: The longest of the last two dimensions of the first operand.
+        dtype: The dtype of the first operand.
+        used_results: The number of results that the graph uses.
     """
 
     op: torch._ops.OpOverload
-    numbers: int
-    dense: bool
-    matrix: int
+    work: int
+    is_read_fast: bool
+    matrix_size: int
     dtype: torch.dtype
-    results: int
+    used_results: int
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,8 @@ class UnfusableGraph:
     """A graph without anything to fuse.
 
     Attributes:
-        ops: its ops, without constants and without the ops that `kernels` counts.
-        kernels: number of further ops whose implementation is torch's kernel.
+        ops: The ops, without constants and without the ops that `kernels` counts.
+        kernels: The number of further ops, for which torch's kernel is chosen.
         platform: JAX's name of the platform.
     """
 
@@ -234,28 +236,31 @@ class UnfusableGraph:
     platform: str
 
     def __str__(self) -> str:
-        return "nothing to fuse: " + (", ".join(f"{op.op} of {op.numbers} numbers" for op in self.ops) or "torch's kernels alone")
+        return "nothing to fuse: " + (", ".join(f"{op.op} of {op.work} elements" for op in self.ops) or "torch's kernels alone")
 
 
 GRAPH: Implementations[UnfusableGraph] = Implementations("graph")
 
 
 def _prefers_torch(problem: UnfusableGraph) -> bool:
-    """True if torch is expected to run the graph faster.
+    """True if torch is expected to run the graph faster than XLA.
 
-    Each small op costs torch microseconds, so small ops must not outnumber the large ones and the calls of torch's kernels.
+    Torch takes microseconds for each small op. So small ops must not outnumber the large ops and the calls of torch's kernels.
     """
-    large = [op for op in problem.ops if op.numbers >= LARGE]
+    large = [op for op in problem.ops if op.work >= LARGE]
     small = len(problem.ops) - len(large)
-    return len(large) + problem.kernels >= small and all(op.dense and not _is_faster_by_xla(op) for op in large)
+    return len(large) + problem.kernels >= small and all(op.is_read_fast and not _is_faster_by_xla(op) for op in large)
 
 
 def _is_faster_by_xla(op: UnfusableOp) -> bool:
-    """True if XLA's loops for the op are faster than torch's kernel: not for small matrices, whose batches XLA computes one by one."""
-    are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
-    in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
-    has_several_devices = op.op in _OF_SEVERAL and op.results > 1
-    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several_devices)
+    """True if XLA's loops for the op are faster than torch's kernel.
+
+    They are not for small matrices, because XLA computes the matrices of a batch one by one.
+    """
+    is_small_product = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix_size <= _SMALL
+    is_slower_in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
+    uses_several_results = op.op in _OF_SEVERAL and op.used_results > 1
+    return op.op in _FASTER_BY_XLA and not (is_small_product or is_slower_in_halves or uses_several_results)
 
 
 @GRAPH.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
@@ -273,13 +278,13 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
 
     `ctx` supplies sizes and the choice of implementations.
     """
-    alone: dict[Node, UnfusableOp] = {}
+    unfused: dict[Node, UnfusableOp] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
     updates = {node: update for node in computed if (update := update_of(node)) is not None}
     changed = {update.changed for update in updates.values()}
     kernels = 0
     for node in computed:
-        if node in changed:  # an in-place update: this node and the one that writes the slice back count as one
+        if node in changed:  # an in-place update counts as one op: this node, and the node that writes the slice back
             continue
         ctx.node = node
         if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
@@ -291,15 +296,15 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             return False
         operands = updates[node].operands if node in updates else node.all_input_nodes
         if not _is_constant(node):
-            computed_before = [origin for origin in map(_origin, operands) if origin in alone]
-            if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
+            computed_before = [origin for origin in map(_origin, operands) if origin in unfused]
+            if any(item.target not in _UNFUSED for item in (node, *computed_before)) and computed_before:
                 return False
-            alone[node] = _described(node.target, operands, ctx)
-    return bool(computed) and ctx.choose(GRAPH, UnfusableGraph(tuple(alone.values()), kernels, ctx.platform)).run()
+            unfused[node] = _description(node.target, operands, ctx)
+    return bool(computed) and ctx.choose(GRAPH, UnfusableGraph(tuple(unfused.values()), kernels, ctx.platform)).run()
 
 
 def _is_free(node: Node) -> bool:
-    """True for nodes that cost torch nothing: views, arithmetic on sizes, selection of one of an op's results."""
+    """True for nodes that take torch no time: views, arithmetic on sizes, selections of one of an op's results."""
     return is_view(node) or node.target is aten._unsafe_view.default or is_plain_python(node)
 
 
@@ -311,27 +316,27 @@ def _is_constant(node: Node) -> bool:
 
 
 def _origin(node: Node) -> Node:
-    """Returns the node that computes a value, through views and selections of one of several results."""
+    """Returns the node that computes a value: the source of its views and of selections of one of an op's results."""
     while node.op == "call_function" and _is_free(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
-def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> UnfusableOp:
+def _description(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> UnfusableOp:
     operands = [spec for spec in map(ctx.spec, given) if isinstance(spec, TensorSpec)]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
-    numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
+    work = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
     if op in _PRODUCTS:
-        numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
+        work = max(work, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
     elif op in _FACTORIZATIONS:
-        numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
+        work = work * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
     takes_runs = torch.Tag.pointwise in op.tags or op in _SUMS
-    dense = all(Layout.of(spec.shape, spec.stride).dense or (takes_runs and _is_in_runs(spec)) for spec in operands)
+    is_read_fast = all(Layout.of(spec.shape, spec.stride).dense or (takes_runs and _is_in_runs(spec)) for spec in operands)
     first = (operands or results)[0]
-    matrix = max(first.shape[-2:], default=1)
+    matrix_size = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
     used = sum(is_result_used(ctx.node, place) for place in range(len(results)))
-    return UnfusableOp(op, numbers, dense or is_copied, matrix, first.dtype, used)
+    return UnfusableOp(op, work, is_read_fast or is_copied, matrix_size, first.dtype, used)
 
 
 def _is_in_runs(spec: TensorSpec) -> bool:
@@ -345,6 +350,6 @@ def _is_in_runs(spec: TensorSpec) -> bool:
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:
-    """True if neighbours in the copy's memory are neighbours in the source, or one expanded element."""
+    """True if elements that are adjacent in the copy are adjacent in the source, or are one expanded element."""
     steps = [pair for size, *pair in zip(result.shape, result.stride, source.stride, strict=True) if size != 1]
     return bool(steps) and min(steps)[1] in (0, 1)

@@ -1,21 +1,24 @@
-"""Reductions over contiguous elements, written such that XLA:CPU vectorizes them.
+"""Reductions over contiguous elements, in a form that XLA:CPU vectorizes.
 
-XLA:CPU compiles a reduction over the innermost dimension to a loop in which each step waits for the last one. For max and min, which must
-propagate NaNs, that takes four times as long as necessary. There are two remedies:
+XLA:CPU compiles a reduction over the innermost dimension to a loop in which each step waits for the previous one. For max and min, which
+must propagate NaNs, that takes four times as long as necessary. There are two remedies.
 
-Folding (`_fold`) combines slices of a row elementwise until a vector register's worth of elements is left.
+Folding (`_fold`) combines slices of a row elementwise, until about as many elements are left as a vector register holds.
 
-Cutting into parts (`_reduce_parts`) is better for sums, and for reductions of a single row, such as all elements of an array. A row is cut
-into a few parts, which are combined elementwise: XLA:CPU computes the operand in the same loop, and reads memory as fast as torch does.
-With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is vectorized:
-the sum of `gelu(x) * silu(y)` takes two to three times as long with 8 parts as with 4 to 6, the soft margin loss up to ten times with 7, 8
-or 10. For operands in memory or with little arithmetic, 8 parts would save up to a fifth for sums along rows, and nothing for a sum over
-all elements.
+Splitting into parts (`_reduce_parts`) is better for sums, and for reductions of a single row, such as all elements of an array. A row is
+split into a few parts, which are combined elementwise. XLA:CPU computes the operand in the same loop, and reads memory as fast as torch
+does.
 
-Parts are whole registers, and the few elements behind the last part are reduced separately. Slices of equal width with a padded last one
-take seven times as long for binary cross entropy in rows of 197, and three times for products in rows of 50,257. The combined part is
-written to memory, and then reduced in the same way: XLA would fuse both steps into one loop, which is not vectorized and takes up to 20
-times as long. All of this makes sums more exact.
+- With more parts, the loop over the parts is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is
+  vectorized. The sum of `gelu(x) * silu(y)` takes two to three times as long with 8 parts as with 4 to 6, the soft margin loss up to ten
+  times as long with 7, 8 or 10. For operands in memory or with little arithmetic, 8 parts would save up to a fifth for sums along rows, and
+  nothing for a sum over all elements.
+- A part has the length of several registers. The few elements after the last part are reduced separately. Slices of equal width
+  with a padded last one take seven times as long for binary cross entropy in rows of 197, and three times for products in rows of 50,257.
+- The combined part is written to memory, and then reduced in the same way. XLA would otherwise fuse both steps into one loop, which is not
+  vectorized and takes up to 20 times as long.
+
+Both remedies also make sums more exact.
 """
 
 from __future__ import annotations
@@ -33,19 +36,19 @@ from .materialize import in_memory
 
 Reduction = Callable[[Array, Sequence[int]], Array]
 
-# `_fold` combines at most _RADIX slices per step, until at most 2 * _LANES elements are left for a plain reduction.
+# `_fold` combines at most _RADIX slices per step, until at most 2 * _LANES elements are left. XLA's reduction reduces these.
 _RADIX = 8
 _LANES = 16
-# 32-bit elements per AVX2 register.
+# The number of 32-bit elements of an AVX2 register.
 _REGISTER = 8
-# If a sum is over at most this number of rows, XLA:CPU recomputes its operand inside the loop, with everything the operand depends on.
+# If a sum is over at most this number of rows, XLA:CPU recomputes its operand inside the loop, with everything that the operand depends on.
 _FEW_ROWS = 32
-# Rows that the first step of `sum_rows` leaves for the second, at most.
-_LEFT = 128
-# A row is cut into _LEAST to _PARTS parts. Several rows are cut only into parts of at least _LEAST rows.
-_PARTS, _LEAST = 6, 4
-# Length of the last dimension from which `_reduce_rows` keeps it separate.
-_LONG = 128
+# The most rows that the first step of `sum_rows` leaves for the second step.
+_SECOND_STEP_ROWS = 128
+# A row is split into _MIN_PARTS to _MAX_PARTS parts. Several rows are split only into parts of at least _MIN_PARTS rows.
+_MAX_PARTS, _MIN_PARTS = 6, 4
+# The length of the last dimension from which on `_reduce_rows` splits another dimension.
+_LONG_ROW = 128
 
 
 def reduce_max(x: Array, dims: Sequence[int]) -> Array:
@@ -53,10 +56,10 @@ def reduce_max(x: Array, dims: Sequence[int]) -> Array:
     return _reduce(x, dims, lax.reduce_max, lax.max, -math.inf)
 
 
-def reduce_largest(x: Array, dims: Sequence[int]) -> Array:
-    """Returns the maximum over dims, which are removed. For rows that contain a NaN the result is undefined.
+def fast_reduce_max(x: Array, dims: Sequence[int]) -> Array:
+    """Returns the maximum over dims, which are removed. For rows that contain a NaN, the result is undefined.
 
-    On the CPU it takes half the time of `reduce_max`. It is for callers that propagate NaNs by other means.
+    On the CPU, it takes half the time of `reduce_max`. Use it if NaNs are propagated by other means.
     """
     return _reduce(x, dims, lax.reduce_max, _larger, -math.inf)
 
@@ -80,16 +83,17 @@ def reduce_prod(x: Array, dims: Sequence[int]) -> Array:
     return _reduce(x, dims, lax.reduce_prod, lax.mul, 1.0)
 
 
-def extrema(reorders: bool) -> tuple[Reduction, Reduction]:
-    """Returns the maximum and minimum functions for lowerings; both remove the reduced dimensions and propagate NaN.
+def max_and_min_functions(reorders: bool) -> tuple[Reduction, Reduction]:
+    """Returns the maximum and the minimum function for lowerings. Both remove the reduced dimensions, and propagate NaN.
 
-    `reorders` is as for `summing`.
+    Args:
+        reorders: See `sum_function`.
     """
     return (reduce_max, reduce_min) if reorders else (_in_rows(reduce_max, lax.reduce_max), _in_rows(reduce_min, lax.reduce_min))
 
 
 def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
-    """Returns `reduce`, but in two steps as in `sum_rows` if the operand `is_foldable`. `plain` is XLA's reduction of the same kind."""
+    """Returns a reduction that is `sum_rows` if the operand `is_foldable`, else `reduce`. `plain`: XLA's reduction of the same kind."""
 
     def reduced(x: Array, dims: Sequence[int]) -> Array:
         if not is_foldable(x, dims):
@@ -99,10 +103,11 @@ def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
     return reduced
 
 
-def summing(reorders: bool) -> Reduction:
+def sum_function(reorders: bool) -> Reduction:
     """Returns the sum function for lowerings.
 
-    `reorders` is True if transposes.py will process the program: that pass may change memory orders, and so chooses how to sum.
+    Args:
+        reorders: True if passes/jaxpr/transposes.py will process the program. That pass may change memory orders, and rewrites sums itself.
     """
     return lax.reduce_sum if reorders else sum_neighbours
 
@@ -110,9 +115,10 @@ def summing(reorders: bool) -> Reduction:
 def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     """Returns the sum over dims, which are removed.
 
-    If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, neighbours in memory last: that
-    takes up to 12 times as long as necessary. It does the same for one dimension that a reshape has merged from several. Reduced dimensions
-    with others between them are summed in two steps: the last ones first if they hold many elements, else the others first.
+    If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, and adjacent elements last. That
+    takes up to 12 times as long as necessary. XLA:CPU does the same for one dimension that a reshape has merged from several. If other
+    dimensions lie between the reduced ones, the sum has two steps: over the last reduced dimensions first if they have many elements,
+    otherwise over the others first.
     """
     if not is_static(x.shape):
         return lax.reduce_sum(x, dims)
@@ -120,10 +126,10 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     first, last = min(large, default=0), max(large, default=0)
     if not large or 0 in x.shape or not dtypes.is_float(x.dtype) or x.dtype.itemsize < 4:
         return lax.reduce_sum(x, dims)
-    if len(large) <= last - first:  # dimensions that are kept lie between them
+    if len(large) <= last - first:  # other dimensions lie between the reduced ones
         start = max(dim for dim in range(first, last) if dim not in large) + 1
         are_few = math.prod(x.shape[start : last + 1]) <= _FEW_ROWS
-        if are_few and math.prod(x.shape[dim] for dim in large if dim < start) < _LEAST:
+        if are_few and math.prod(x.shape[dim] for dim in large if dim < start) < _MIN_PARTS:
             return lax.reduce_sum(x, dims)
         steps = [[dim for dim in dims if dim < start], [dim for dim in dims if dim >= start]]
         in_steps = functools.partial(_sum_in_steps, steps=steps if are_few else steps[::-1])
@@ -142,10 +148,10 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
 
 
 def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
-    """Returns the sum over the first group of dimensions, then over the second. The write to memory keeps XLA from fusing both steps."""
+    """Returns the sum over the first group of dimensions, then over the second. The write to memory keeps XLA from fusing the steps."""
     first, second = steps
-    left = [dim - sum(gone < dim for gone in first) for dim in second]
-    return sum_neighbours(in_memory(sum_neighbours(x, first)), left)
+    shifted = [dim - sum(removed < dim for removed in first) for dim in second]
+    return sum_neighbours(in_memory(sum_neighbours(x, first)), shifted)
 
 
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:
@@ -155,17 +161,17 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
         return plain(x, dims)
     count = math.prod(x.shape[outer:])
     # Some float8 dtypes have no infinities.
-    foldable = dtypes.is_float(x.dtype) and x.dtype.itemsize > 1
-    if not foldable or dims != tuple(range(outer, x.ndim)) or count <= 2 * _LANES or 0 in x.shape:
+    can_be_folded = dtypes.is_float(x.dtype) and x.dtype.itemsize > 1
+    if not can_be_folded or dims != tuple(range(outer, x.ndim)) or count <= 2 * _LANES or 0 in x.shape:
         return plain(x, dims)
 
-    by_parts = plain is lax.reduce_sum or math.prod(x.shape[:outer]) == 1
+    is_by_parts = plain is lax.reduce_sum or math.prod(x.shape[:outer]) == 1
 
     def reduced(x: Array) -> Array:
-        if by_parts:
+        if is_by_parts:
             x = _reduce_rows(x, outer, plain)
         x = lax.reshape(x, (*x.shape[:outer], math.prod(x.shape[outer:])))
-        if by_parts:
+        if is_by_parts:
             return lax.optimization_barrier(_reduce_parts(x, plain, combine))
         # The barrier keeps XLA from repeating the last, short reduction for each element that is compared with its result.
         return lax.optimization_barrier(plain(_fold(x, combine, identity), (outer,)))
@@ -174,42 +180,42 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
 
 
 def _reduce_rows(x: Array, outer: int, plain: Reduction) -> Array:
-    """Returns x with one dimension, from `outer` to the last but one, cut into equal parts that are combined; x itself if that is no gain.
+    """Returns x with one dimension, from `outer` to the last but one, split into equal parts that are combined; or x, if that is no gain.
 
-    The last dimension is kept: if x is computed from slices and all dimensions were one, XLA:CPU would need a division per element to find
-    the element's slice.
+    The last dimension is not merged with others. If x is computed from slices, XLA:CPU would need a division per element to find the
+    element's slice.
     """
     parts, dim = max(((_equal_parts(x.shape[dim]), dim) for dim in range(outer, x.ndim - 1)), default=(0, 0))
-    if not parts or x.shape[-1] < _LONG:
+    if not parts or x.shape[-1] < _LONG_ROW:
         return x
     return in_memory(plain(lax.reshape(x, (*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])), (dim,)))
 
 
 def _equal_parts(count: int) -> int:
-    """Returns the number of equal parts into which `count` rows are cut; 0 if there is no suitable number."""
-    return max((parts for parts in range(_LEAST, min(_PARTS, count // _LEAST) + 1) if count % parts == 0), default=0)
+    """Returns the number of equal parts into which `count` rows are split; 0 if no number is suitable."""
+    return max((parts for parts in range(_MIN_PARTS, min(_MAX_PARTS, count // _MIN_PARTS) + 1) if count % parts == 0), default=0)
 
 
 def _reduce_parts(x: Array, plain: Reduction, combine: Callable[[Array, Array], Array]) -> Array:
-    """Returns the reduction over the last dimension, by parts. The elements behind the last part are reduced separately."""
+    """Returns the reduction over the last dimension, by parts. The elements after the last part are reduced separately."""
     last = x.ndim - 1
-    others = []
+    remainders = []
     while (count := x.shape[last]) > 2 * _LANES:
-        parts, width = _cut(count)
+        parts, width = _split_row(count)
         if parts * width < count:
-            others.append(lax.optimization_barrier(plain(lax.slice_in_dim(x, parts * width, count, axis=last), (last,))))
+            remainders.append(lax.optimization_barrier(plain(lax.slice_in_dim(x, parts * width, count, axis=last), (last,))))
             x = lax.slice_in_dim(x, 0, parts * width, axis=last)
         x = in_memory(plain(lax.reshape(x, (*x.shape[:last], parts, width)), (last,)))
-    return functools.reduce(combine, others, plain(x, (last,)))
+    return functools.reduce(combine, remainders, plain(x, (last,)))
 
 
-def _cut(count: int) -> tuple[int, int]:
-    """Returns the number of parts into which a row of `count` elements is cut, and their width, a multiple of _REGISTER.
+def _split_row(count: int) -> tuple[int, int]:
+    """Returns the number of parts into which a row of `count` elements is split, and their width, a multiple of _REGISTER.
 
-    The choice leaves as few elements as possible behind the last part.
+    The choice leaves as few elements as possible after the last part.
     """
-    widths = {parts: count // parts // _REGISTER * _REGISTER for parts in range(_LEAST, _PARTS + 1)}
-    return max(widths.items(), key=lambda cut: (math.prod(cut), math.gcd(cut[1], _LANES), cut[0]))
+    widths = {parts: count // parts // _REGISTER * _REGISTER for parts in range(_MIN_PARTS, _MAX_PARTS + 1)}
+    return max(widths.items(), key=lambda split: (math.prod(split), math.gcd(split[1], _LANES), split[0]))
 
 
 def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -> Array:
@@ -228,7 +234,7 @@ def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -
 
 
 def is_foldable(x: Array, dims: Sequence[int]) -> bool:
-    """True if `sum_rows` can sum x over dims: they are adjacent, hold more than _FEW_ROWS elements, and others of size > 1 follow."""
+    """True if `sum_rows` can sum x over dims: they are adjacent, have more than _FEW_ROWS elements, and others of size > 1 follow them."""
     first, last = min(dims, default=0), max(dims, default=0)
     return (
         is_static(x.shape)
@@ -242,17 +248,17 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
 
 
 def sum_rows(x: Array, dims: Sequence[int], reduce: Reduction = lax.reduce_sum) -> Array:
-    """Returns the sum over dims, which are removed, in two steps: the first leaves at most _LEFT rows, the second sums these.
+    """Returns the sum over dims, which are removed, in two steps. The first leaves at most _SECOND_STEP_ROWS rows, the second sums these.
 
     XLA:CPU vectorizes the first step along its rows. A sum over several thousand rows at once takes up to 40 times as long.
 
     Args:
-        x, dims: for which `is_foldable` is true.
-        reduce: the reduction, if it is not the sum.
+        x, dims: An array and dimensions for which `is_foldable` is true.
+        reduce: Another reduction than the sum.
     """
     first, last = min(dims), max(dims)
     count = math.prod(x.shape[first : last + 1])
-    left = max(size for size in range(1, min(_LEFT, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
-    rows = lax.reshape(x, (*x.shape[:first], count // left, left, *x.shape[last + 1 :]))
-    # The barriers keep XLA from merging both steps, and from merging the first one with a reshape: see `sum_neighbours`.
+    row_count = max(size for size in range(1, min(_SECOND_STEP_ROWS, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
+    rows = lax.reshape(x, (*x.shape[:first], count // row_count, row_count, *x.shape[last + 1 :]))
+    # The barriers keep XLA from merging both steps, and the first step with a reshape; see `sum_neighbours`.
     return reduce(lax.optimization_barrier(reduce(lax.optimization_barrier(rows), [first])), [first])

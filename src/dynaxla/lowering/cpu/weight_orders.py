@@ -1,11 +1,11 @@
 """Weights prepacked in the blocked memory order that oneDNN's kernels read.
 
-oneDNN reorders a weight before it computes with it, into blocks of some tens of output channels whose size depends on processor, shapes and
-dtype. XLA's calls accept a weight that is in this order already, but there is no way to query the order. So it is found by trial: a weight
-is packed in each order that occurs in practice, and the right order is the one that gives the result of the plain weight.
+Before oneDNN computes with a weight, it reorders the weight into blocks of some tens of output channels. The size of the blocks depends on
+processor, shapes and dtype. XLA's calls accept a weight in this order, but there is no way to query the order. So it is found by trial: a
+weight is packed in each order that occurs in practice. The right order is the one that gives the result of the plain weight.
 
-The order also depends on the number of processors that the calling thread may run on, which oneDNN queries when a thread first uses it. A
-packed weight must be used only while `holds()` is true.
+The order also depends on the number of processors on which the calling thread may run, which oneDNN queries when a thread first uses it. So
+a packed weight must only be used while `are_orders_valid()` is true.
 
 Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc
 """
@@ -40,12 +40,12 @@ packed_convolution = torch.ops.dynaxla.packed_convolution.default
 
 @dataclass(frozen=True)
 class Packing:
-    """A blocked memory order of a weight: first the dimensions counted in blocks, then the insides of the blocks.
+    """A blocked memory order of a weight: the outer dimensions, which count blocks, then the dimensions inside a block.
 
     Attributes:
-        dims: the weight's dimensions from the slowest to the fastest, counted in blocks.
-        blocked: the dimensions inside a block from the slowest to the fastest; they may repeat.
-        sizes: the size of each entry of `blocked`.
+        dims: The outer dimensions, from the slowest-varying to the fastest.
+        blocked: The dimensions inside a block, from the slowest-varying to the fastest. A dimension may occur several times.
+        sizes: The size of each entry of `blocked`.
     """
 
     dims: tuple[int, ...]
@@ -60,7 +60,7 @@ class Packing:
         return tuple(-(-size // full) * full for size, full in zip(weight, block, strict=True))
 
     def length(self, weight: tuple[int, ...]) -> int:
-        """Returns the number of elements of the packed weight, including SLACK, which a kernel may read behind it."""
+        """Returns the number of elements of the packed weight, including the SLACK elements after it, which a kernel may read."""
         return math.prod(self.shape(weight)) + SLACK
 
     def pack(self, weight: Array) -> Array:
@@ -68,24 +68,24 @@ class Packing:
         shape = self.shape(weight.shape)
         weight = lax.pad(weight, np.zeros((), weight.dtype), [(0, full - size, 0) for full, size in zip(shape, weight.shape, strict=True)])
         split: list[int] = []
-        places: dict[int, list[int]] = {}
+        positions: dict[int, list[int]] = {}
         for dim, size in enumerate(shape):
-            inside = [block for place, block in zip(self.blocked, self.sizes, strict=True) if place == dim]
-            places[dim] = list(range(len(split), len(split) + 1 + len(inside)))
+            inside = [size_in_block for entry, size_in_block in zip(self.blocked, self.sizes, strict=True) if entry == dim]
+            positions[dim] = list(range(len(split), len(split) + 1 + len(inside)))
             split += [size // math.prod(inside), *inside]
-        order = [places[dim].pop(0) for dim in self.dims] + [places[dim].pop(0) for dim in self.blocked]
+        order = [positions[dim].pop(0) for dim in self.dims] + [positions[dim].pop(0) for dim in self.blocked]
         flat = lax.reshape(lax.transpose(lax.reshape(weight, split), order), (weight.size,))
         return lax.pad(flat, np.zeros((), flat.dtype), [(0, SLACK, 0)])
 
 
-# Zeros behind a packed weight. If a weight has a single block of outputs, or of inputs, the trial cannot tell the block's size: several
-# orders give the same results, oneDNN's may be a longer one than that found, and its kernel reads to the end of its own. No block has more
-# than _LARGEST_BLOCK inputs or outputs, so that it reads at most SLACK elements more.
+# The number of zeros after a packed weight. If a weight has a single block of outputs or of inputs, the trial cannot determine the size of
+# the block: several orders give the same results. oneDNN's order may be longer than the order found, and its kernel reads to the end of its
+# own order. No block has more than _LARGEST_BLOCK inputs or outputs, so the kernel reads at most SLACK elements more.
 _LARGEST_BLOCK = 128
 SLACK = _LARGEST_BLOCK**2
 
-# Sizes of blocks of outputs. Of two orders that differ only in trailing zeros, the longer one is tried first, as the kernel may read them.
-# Half types are stored in pairs of inputs, which one instruction multiplies.
+# The sizes of blocks of outputs. If two orders differ only in trailing zeros, the longer one is tried first, as the kernel may read the
+# zeros. For half types, pairs of inputs are adjacent, which one instruction multiplies.
 _WIDTHS = (64, 48, 32, 24, 16, 8)
 _PAIRED = 2
 
@@ -110,7 +110,7 @@ def _of_kernels(dtype: DType) -> Iterable[Packing]:
 
 
 def of_linear(rows: int, inputs: int, columns: int, dtype: DType, bias: bool, activation: str, device: jax.Device) -> Packing | None:
-    """Returns the order of a weight (in, out) for `onednn.matmul` with `rows` rows; None if no order was found."""
+    """Returns the order of a weight (in, out) for `onednn.matmul` with `rows` rows; None if none was found."""
 
     def plain(x: Array, weight: Array, shift: Array) -> Array:
         return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation)
@@ -126,17 +126,21 @@ def of_convolution(
     weight: tuple[int, ...],
     out: tuple[int, ...],
     stride: tuple[int, ...],
-    margins: tuple[tuple[int, int], ...],
+    padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...],
     dtype: DType,
     bias: bool,
     device: jax.Device,
 ) -> Packing | None:
-    """Returns the order of a weight (out, in, *kernel) for `onednn.convolution`; None if no order was found.
+    """Returns the order of a weight (out, in, *kernel) for `onednn.convolution`; None if none was found.
 
-    `x` and `out` are channels-last shapes, as for `onednn.convolution`.
+    Args:
+        x, weight, out: The shapes of the operands and the result, as for `onednn.convolution`.
+        stride, padding, dilation, dtype: See `onednn.convolution`.
+        bias: True if there is a bias.
+        device: The device of the program.
     """
-    settings = out, stride, margins, dilation, 1, dtype
+    settings = out, stride, padding, dilation, 1, dtype
 
     def plain(x: Array, weight: Array, shift: Array) -> Array:
         return onednn.convolution(x, weight, *settings, shift if bias else None)
@@ -165,7 +169,7 @@ def _find(
     columns: int,
     candidates: Callable[[DType], Iterable[Packing]],
 ) -> Packing | None:
-    if not onednn_support.takes_packed():
+    if not onednn_support.supports_packed():
         return None
     key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, machine.machine_name(device))
     with _lock:
@@ -176,7 +180,7 @@ def _find(
         return _found[key]
 
 
-# Largest accepted error, relative to the largest result. With a wrong order, errors are about as large as the results.
+# The largest accepted error, relative to the largest result. With a wrong order, errors are about as large as the results.
 _TOLERANCE = 0.02
 
 
@@ -192,7 +196,7 @@ def _try(
 ) -> Packing | None:
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
-    # One length for all candidates: the right order may be longer than the tried one, and the kernel reads all of it.
+    # The same length for all candidates: the right order may be longer than the tried one, and the kernel reads all of it.
     length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:]) + SLACK
 
     def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
@@ -208,26 +212,26 @@ def _try(
             order = np.asarray(candidate.pack(jax.device_put(weight, device)))
             flat[: order.size] = order
             arrays[2] = jax.device_put(flat, device)
-            off, largest = (float(np.asarray(item)) for item in program.call(arrays))
-            if off <= _TOLERANCE * largest:
+            error, largest = (float(np.asarray(item)) for item in program.call(arrays))
+            if error <= _TOLERANCE * largest:
                 return candidate
     return None
 
 
-# The number of processors of the threads for which orders were found; the same for all orders.
+# The number of processors on which the threads could run when orders were found. It is the same for all orders.
 _processors: int | None = None
 
 
-def holds() -> bool:
-    """True if oneDNN uses the same orders in this thread as when they were found."""
+def are_orders_valid() -> bool:
+    """True if oneDNN uses the orders that were found, in this thread."""
     return affinity.processors() == _processors and not forks.is_cut_off()
 
 
 def _is_uniform() -> bool:
-    """True if oneDNN uses the same orders in all threads, including XLA's pool, now and at each earlier trial."""
+    """True if oneDNN uses the same orders in all threads, including XLA's thread pool, as in each earlier trial."""
     global _processors
     if not affinity.all_have(affinity.processors()):
         return False
     if _processors is None:
         _processors = affinity.processors()
-    return holds()
+    return are_orders_valid()

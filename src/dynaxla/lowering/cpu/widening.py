@@ -9,9 +9,9 @@ from .. import dtypes
 
 
 def widened(x: jax.Array, y: jax.Array, platform: str, vectors: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns the operands of a product; on the CPU, operands of half types are converted to float32 unless `vectors`.
+    """Returns the operands of a product, on the CPU with half types converted to float32, unless it is a product of vectors.
 
-    XLA:CPU itself widens operands that none of its libraries accepts. But if it then folds a transpose into a dot, the program fails with
+    XLA:CPU itself converts operands that none of its libraries accepts. But if it then folds a transpose into a dot, the program fails with
     "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
 
     Args:

@@ -18,14 +18,16 @@ def is_preferred(dims: Sequence[PoolWindows], platform: str) -> bool:
 
 
 def by_taps(dims: Sequence[PoolWindows], x: Array, order: Sequence[int]) -> Array:
-    """Returns the maximum of each window, NaN if any element is NaN: one dimension after the other, one slice per tap.
+    """Returns the maximum of each window, NaN if any element is NaN. Reduces one dimension after the other, with one slice per tap.
 
-    `order` is the memory order of x in the program: its dimensions from the slowest to the fastest.
+    Args:
+        dims: The windows along each pooled dimension.
+        order: The memory order of x in the program: the dimensions from the slowest-varying to the fastest.
     """
     if not any(any(dim.edge_padding) for dim in dims):
         return _taps(dims, x)
-    # Without the barrier, XLA would recompute the padding for each tap, with a branch for each element. The barrier's operand is row-major
-    # in memory, so its dimensions are brought into the order of x.
+    # Without the barrier, XLA would recompute the padding for each tap, with a branch for each element. The operand of the barrier is
+    # row-major in memory, so its dimensions must be in the memory order of x.
     moved = [dataclasses.replace(dim, dim=order.index(dim.dim)) for dim in dims]
     padded = pad(lax.transpose(x, order), lowest(x.dtype), {dim.dim: dim.edge_padding for dim in moved})
     return lax.transpose(_taps(moved, lax.optimization_barrier(padded)), np.argsort(order))

@@ -1,7 +1,7 @@
-"""Custom calls of cuDNN's flash attention, which computes the scores block by block and never holds all of them in memory.
+"""Custom calls of cuDNN's flash attention, which computes the scores block by block and never stores all of them.
 
-XLA's compiler for CUDA accepts these custom calls, plans the kernels, and fails if cuDNN has none (an older cuDNN or device).
-A call's configuration is a message of XLA's xla/service/gpu/backend_configs.proto, as JSON: `GpuBackendConfig` with a
+XLA's compiler for CUDA accepts these custom calls, plans the kernels, and fails if cuDNN has none, as for an older cuDNN or device. The
+configuration of a call is a message of XLA's xla/service/gpu/backend_configs.proto, as JSON: `GpuBackendConfig` with a
 `CudnnfMHABackendConfig`. These fields are written: `fmha_scale`; `mask_type` (causal is aligned to the top left); `dropout_rate` and `seed`
 (no dropout); `intermediate_tensor_shape` (of the scores); the dimension numbers of the forward or backward products; and the fields that
 select the flash algorithm of cuDNN's frontend. XLA itself sets `force_deterministic` for gradients, if the program's options ask for
@@ -35,7 +35,7 @@ _BACKWARD = {False: "__cudnn$fmhaSoftmaxBackward", True: "__cudnn$fmhaScaleBiasS
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16"}
 
-# Memory orders of (batch, heads, rows, size). With HEADS_INSIDE, the heads of a row are adjacent, as a linear layer writes them.
+# Memory orders of (batch, heads, rows, size). With HEADS_INSIDE, the heads of a row are adjacent, as in the result of a linear layer.
 HEADS_INSIDE = (0, 2, 1, 3)
 _HEADS_OUTSIDE = (0, 1, 2, 3)
 
@@ -45,11 +45,11 @@ _SIZE_STEP = 8
 
 
 def is_known() -> bool:
-    """True if this jaxlib is known to interpret the calls as they are written here."""
+    """True if this jaxlib is known to interpret the calls of this module correctly."""
     return tuple(map(int, private.jaxlib_version().split(".")[:2])) in KNOWN
 
 
-def takes(dtype: DType, size: int) -> bool:
+def supports(dtype: DType, size: int) -> bool:
     """True if cuDNN has kernels for heads of this dtype and size."""
     return dtype.name in _NAMES and size % _SIZE_STEP == 0 and 0 < size <= _LARGEST_SIZE
 
@@ -59,9 +59,9 @@ class AttentionSettings:
     """The settings of an attention call.
 
     Attributes:
-        scale: factor of the scores, before a bias is added.
+        scale: The factor of the scores, before a bias is added.
         is_causal: True if row i attends to columns 0 to i only.
-        heads_inside: True if operands and results have the memory order HEADS_INSIDE, so that this order avoids copies.
+        heads_inside: True to read and write the memory order HEADS_INSIDE. It avoids copies if operands and results have this order.
     """
 
     scale: float
@@ -89,8 +89,8 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
     out, logsumexp = _call(_FORWARD[bias is not None], config, operands, [query, statistics], settings)
     if bias is None:
         return out, logsumexp
-    empty = lax.broadcast_in_dim(bias.empty(logsumexp.shape), out.shape, (0, 1, 2))
-    return lax.select(empty, lax.full_like(out, 0), out), bias.true(logsumexp)
+    is_hidden = lax.broadcast_in_dim(bias.hidden_rows(logsumexp.shape), out.shape, (0, 1, 2))
+    return lax.select(is_hidden, lax.full_like(out, 0), out), bias.unclamped(logsumexp)
 
 
 def backward(
@@ -98,7 +98,7 @@ def backward(
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of query, key and value, each of its operand's shape and dtype.
 
-    The order of additions differs at every call, unless the program's options ask for determinism: cuDNN has other kernels for that.
+    The order of additions differs at every call, unless the program's options ask for determinism, for which cuDNN has other kernels.
 
     `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
     """
@@ -107,25 +107,27 @@ def backward(
     if bias is None:
         operands = [query_in, key_in, value_in, logsumexp, grad_in, out_in]
     else:
-        operands = [query_in, key_in, value_in, bias.kernels(logsumexp), grad_in, bias.values, out_in]
+        operands = [query_in, key_in, value_in, bias.clamped(logsumexp), grad_in, bias.values, out_in]
     config = _config(query, key, settings, _BACKWARD_PRODUCTS)
     grad_query, grad_key, grad_value = _call(_BACKWARD[bias is not None], config, operands, [query, key, value], settings)
     return grad_query, grad_key, grad_value
 
 
-# The lowest mask values that the kernels get, by dtype: the floor of finite values, and the replacement of -inf. In a row with a value at
-# the floor, the replacement has weight zero.
+# The lowest mask values that are passed to the kernels, by dtype: the floor of finite values, and the replacement of -inf. In a row with a
+# value at the floor, the replacement has weight zero.
 _FLOORS = {"bfloat16": (-(2.0**41), -(2.0**42)), "float16": (-(2.0**15), -65504.0)}
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """A mask in the form that the kernels need. They add it to the scores, and return NaN if a row's values are infinite or nearly so.
+    """A mask as the kernels need it.
+
+    The kernels add it to the scores. They return NaN if all values of a row are infinite, or nearly so.
 
     Attributes:
-        values: the mask, clamped to the floor from below, with -inf replaced by an even lower value.
-        largest: float32; the largest value in each row of the original mask.
-        floor: the lowest finite value in `values`, other than the replacement of -inf.
+        values: The mask, clamped to the floor from below, with -inf replaced by an even lower value.
+        largest: float32; the largest value of each row of the original mask.
+        floor: The lowest finite value of `values`, other than the replacement of -inf.
     """
 
     values: Array
@@ -142,32 +144,35 @@ class _Bias:
         values = lax.select(hidden, lax.full_like(mask, lowest), lax.max(mask, lax.full_like(mask, floor)))
         return _Bias(values, convert(lax.reduce_max(mask, (3,)), np.dtype(np.float32)), floor)
 
-    def empty(self, shape: Sequence[int]) -> Array:
-        """Returns the mask of rows in which every score is hidden. `shape`, (batch, heads, rows), is that of the result."""
+    def hidden_rows(self, shape: Sequence[int]) -> Array:
+        """Returns a mask that is true for rows without a visible score. `shape`: the shape of the result, (batch, heads, rows)."""
         return expand(lax.eq(self.largest, lax.full_like(self.largest, -np.inf)), shape)
 
-    def true(self, logsumexp: Array) -> Array:
-        """Converts the kernel's log-sum-exp to that for the original mask."""
-        low, largest = self._low(logsumexp.shape)
-        moved = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
-        found = lax.select(low, moved, logsumexp)
-        return lax.select(self.empty(logsumexp.shape), lax.full_like(found, 0), found)
+    def unclamped(self, logsumexp: Array) -> Array:
+        """Converts the log-sum-exp for the clamped mask to the log-sum-exp for the original mask."""
+        is_below, largest = self._rows_below_floor(logsumexp.shape)
+        shifted = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
+        found = lax.select(is_below, shifted, logsumexp)
+        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(found, 0), found)
 
-    def kernels(self, logsumexp: Array) -> Array:
-        """Converts the log-sum-exp for the original mask to the kernel's. Completely hidden rows keep zero, which gives weights of zero."""
-        low, largest = self._low(logsumexp.shape)
-        moved = lax.add(lax.sub(logsumexp, largest), lax.full_like(logsumexp, self.floor))
-        return lax.select(low, moved, logsumexp)
+    def clamped(self, logsumexp: Array) -> Array:
+        """Converts the log-sum-exp for the original mask to the log-sum-exp for the clamped mask.
 
-    def _low(self, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Returns the mask of rows whose largest mask value is finite but below the floor, and the largest value of each row."""
+        Rows without a visible score keep zero, which gives weights of zero.
+        """
+        is_below, largest = self._rows_below_floor(logsumexp.shape)
+        shifted = lax.add(lax.sub(logsumexp, largest), lax.full_like(logsumexp, self.floor))
+        return lax.select(is_below, shifted, logsumexp)
+
+    def _rows_below_floor(self, shape: Sequence[int]) -> tuple[Array, Array]:
+        """Returns a mask that is true for rows whose largest mask value is finite but below the floor, and the largest values."""
         largest = expand(self.largest, shape)
-        low = lax.bitwise_and(lax.lt(largest, lax.full_like(largest, self.floor)), lax.bitwise_not(self.empty(shape)))
-        return low, largest
+        is_below = lax.bitwise_and(lax.lt(largest, lax.full_like(largest, self.floor)), lax.bitwise_not(self.hidden_rows(shape)))
+        return is_below, largest
 
 
-# A product's two operands and the contracted dimension. Letters denote dimensions: b batch, h heads, r rows, c columns, s size. With heads
-# inside, operands (b, h, ..., s) are in memory as (b, ..., h, s); the scores are always (b, h, r, c).
+# The operands of each product, and the contracted dimension. Letters denote dimensions: b batch, h heads, r rows, c columns, s size. With
+# HEADS_INSIDE, operands (b, h, ..., s) are stored as (b, ..., h, s). The scores are always (b, h, r, c).
 _SCORES = "bhrc"
 _QUERY, _KEY = "bhrs", "bhcs"
 
@@ -222,9 +227,12 @@ def _call(
     results: Sequence[Array | jax.ShapeDtypeStruct],
     settings: AttentionSettings,
 ) -> Sequence[Array]:
-    """Returns the results with the shapes and dtypes of `results`, (batch, heads, ...), in the settings' memory order.
+    """Returns the results of a call.
 
-    The call's last output is a workspace, whose size XLA gets from cuDNN.
+    The last output of the call is a workspace, whose size XLA gets from cuDNN.
+
+    Args:
+        results: The shapes and dtypes of the results, (batch, heads, ...). Those of rank 4 have the settings' memory order.
     """
     call = jax.ffi.ffi_call(
         target,

@@ -251,7 +251,7 @@ def _supports_cudnn(problem: AttentionProblem) -> bool:
         and len(query.shape) == 4
         and query.shape[::3] == key.shape[::3]
         and key.shape == value.shape
-        and fused_attention.takes(query.dtype, query.shape[3])
+        and fused_attention.supports(query.dtype, query.shape[3])
         and 0 not in query.shape + key.shape
         and query.shape[1] % key.shape[1] == 0
         and (not problem.is_causal or (mask is None and query.shape[2] == key.shape[2]))
@@ -298,8 +298,8 @@ def _supports_pallas(problem: AttentionProblem) -> bool:
         and (query.shape[0], query.shape[3]) == key.shape[::3]
         and key.shape[:3] == value.shape[:3]
         and 0 not in query.shape + key.shape + value.shape
-        and pallas_attention.takes(query.dtype, query.shape[3])
-        and pallas_attention.takes(value.dtype, value.shape[3])
+        and pallas_attention.supports(query.dtype, query.shape[3])
+        and pallas_attention.supports(value.dtype, value.shape[3])
         and query.shape[1] % key.shape[1] == 0
         and not (problem.has_dropout or problem.wants_mask_gradient)
         and (mask is None or _supports_pallas_mask(mask, query, key))
@@ -308,7 +308,7 @@ def _supports_pallas(problem: AttentionProblem) -> bool:
 
 def _supports_pallas_mask(mask: Operand, query: Operand, key: Operand) -> bool:
     sizes = zip(mask.shape[:3], query.shape[:3], strict=True)
-    is_dtype_supported = dtypes.is_bool(mask.dtype) or pallas_attention.takes(mask.dtype, 1)
+    is_dtype_supported = dtypes.is_bool(mask.dtype) or pallas_attention.supports(mask.dtype, 1)
     return is_dtype_supported and all(size in (1, whole) for size, whole in sizes) and mask.shape[3] == key.shape[2]
 
 

@@ -96,7 +96,7 @@ _MOST_TAPS = 32
 
 
 def _supports_onednn(problem: Convolution) -> bool:
-    return 3 <= len(problem.x) <= 5 and onednn_support.takes(problem.dtype)
+    return 3 <= len(problem.x) <= 5 and onednn_support.supports(problem.dtype)
 
 
 def _supports_patches(problem: Convolution) -> bool:

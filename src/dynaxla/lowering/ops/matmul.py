@@ -204,7 +204,7 @@ def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
 
 
 def _supports_onednn(problem: Contraction) -> bool:
-    return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn_support.takes(problem.dtype)
+    return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn_support.supports(problem.dtype)
 
 
 def _prefers_onednn(problem: Contraction) -> bool:
@@ -242,7 +242,7 @@ def _supports_few_vectors(problem: Contraction) -> bool:
         len(problem.x) == len(problem.y) == 2
         and problem.over in (((1,), (0,)), ((1,), (1,)))
         and problem.rows == 1
-        and gemv.has_way(1, problem.x[1], problem.dtype, problem.over[1] == (1,))
+        and gemv.replaces_dot(1, problem.x[1], problem.dtype, problem.over[1] == (1,))
     )
 
 

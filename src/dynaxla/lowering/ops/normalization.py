@@ -82,7 +82,7 @@ _FEW_NUMBERS = 1 << 15
 
 
 def _supports_onednn(problem: LayerNorm) -> bool:
-    return 0 not in problem.x and onednn_support.takes(problem.dtype)
+    return 0 not in problem.x and onednn_support.supports(problem.dtype)
 
 
 @LAYER_NORM.implementation(

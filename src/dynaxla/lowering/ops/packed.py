@@ -32,7 +32,7 @@ def _require_length(packed: Array, numbers: int) -> None:
     Raises: ValueError if the weight was packed for another version of jaxlib, or cannot hold these elements and the zeros that a kernel may
             read behind them.
     """
-    if not onednn_support.takes_packed():
+    if not onednn_support.supports_packed():
         raise ValueError("the weights were packed for another version of jaxlib: compile the model again here")
     if packed.size < numbers + weight_orders.SLACK:
         raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")

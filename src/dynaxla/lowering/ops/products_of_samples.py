@@ -19,7 +19,7 @@ from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
-from ..slice_updates import SliceUpdate, UpdatedOperand, chosen_by
+from ..slice_updates import SliceUpdate, UpdatedOperand, varying_dims
 from .indexing import Picks, take_along
 from .scattering import fit, write_slices
 
@@ -146,7 +146,7 @@ def samples(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]
         at = {dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(picks.dims)}
         return lax.reshape(values, (update.count, *(size for dim, size in enumerate(shape) if dim not in picks.dims))), at
     dim, indices = node.args[1] % len(shape), ctx.values[node.args[2]]
-    dims = sorted({*chosen_by(ctx, node.args[2]), dim})
+    dims = sorted({*varying_dims(ctx, node.args[2]), dim})
     chosen = lax.slice(indices, [0] * indices.ndim, [size if at in dims else 1 for at, size in enumerate(indices.shape)])
     source = lax.slice(ctx.values[node.args[3]], [0] * indices.ndim, indices.shape)
     source = lax.transpose(source, [*dims, *(at for at in range(len(shape)) if at not in dims)])

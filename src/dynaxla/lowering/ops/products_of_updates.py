@@ -24,7 +24,7 @@ from ..cpu.materialize import in_memory
 from ..dtypes import DType
 from ..implementations import Implementations
 from ..promotion import convert, expand
-from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, reading, sliced
+from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, updated_operand, written_range
 from .indexing import from_front, take_along
 from .products_of_samples import Samples, of_samples, samples
 from .scattering import fit, write_slices
@@ -83,12 +83,12 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
         over: The summed dimensions of `other`.
         batch: The batch dimensions of `other`.
     """
-    found = reading(ctx, position)
+    found = updated_operand(ctx, position)
     if found is None:
         return None
     dtype = dtypes.to_jax(found.dtype)
     problem = UpdatedProductProblem(
-        found.shape, dtype, found.count, found.places, found.rows, found.sums_slices, found.is_moved, found.has_strides, ctx.platform
+        found.shape, dtype, found.count, found.capacity, found.rows, found.sums_slices, found.is_moved, found.has_strides, ctx.platform
     )
     result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, other, over, batch)
     return result
@@ -107,7 +107,7 @@ def _prefers_parts(problem: UpdatedProductProblem) -> bool:
 
 def _reads_strides(problem: UpdatedProductProblem) -> bool:
     """True if oneDNN multiplies the tensor with its strides, without a copy. It would convert half types first."""
-    return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.takes(problem.dtype)
+    return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.supports(problem.dtype)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Other:
 
     @staticmethod
     def of(found: UpdatedOperand, array: Array, over: Sequence[int], batch: Sequence[int]) -> _Other:
-        theirs = {**dict(zip(over, found.roles.over, strict=True)), **dict(zip(batch, found.roles.batch, strict=True))}
+        theirs = {**dict(zip(over, found.roles.contracting, strict=True)), **dict(zip(batch, found.roles.batch, strict=True))}
         labels: list[int | str] = []
         shape: list[int] = []
         kept: dict[int, tuple[int | str, ...]] = {}
@@ -149,7 +149,7 @@ def _by_parts(
     other = _Other.of(found, array, outer, kept)
     old = lax.reshape(ctx.values[found.updates[0].base], found.shape)
     long = [dim for dim, size in enumerate(found.shape) if size > 1]
-    over = [dim for dim in long if dim in {origin for place in found.roles.over for origin, _ in found.factors[place]}]
+    over = [dim for dim in long if dim in {origin for place in found.roles.contracting for origin, _ in found.factors[place]}]
     batch = [dim for dim in long if dim in other.labels and dim not in over]
     free = [dim for dim in long if dim not in other.labels]
     rows = [label for label in other.labels if isinstance(label, str)]
@@ -178,7 +178,9 @@ def _by_parts(
         before, after = times(x, old), times(x, slices.new)
         # Materialized, because a softmax reads the scores twice.
         out = in_memory(lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before))
-    own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
+    own = [
+        [dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.contracting + found.roles.batch
+    ]
     groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *own]
     sizes.update(zip(free, (found.shape[dim] for dim in free), strict=True))
     labels = [*lead, *free]
@@ -323,7 +325,7 @@ def _slices(ctx: Context, update: SliceUpdate) -> tuple[Array, Array]:
         source = lax.reshape(ctx.values[node.args[3]], (*shape[:dim], places.size, *shape[dim + 1 :]))
         return source, lax.reshape(places, (places.size,))
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
-        known = sliced(ctx, node)
+        known = written_range(ctx, node)
         source = ctx.values[node.args[1]]
         source = lax.expand_dims(source, [dim]) if node.target is aten.select_scatter.default else source
         places = lax.add(lax.mul(lax.iota(np.int32, len(known)), np.int32(known.step)), np.int32(known.start))

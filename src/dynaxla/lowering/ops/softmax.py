@@ -9,7 +9,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..cpu.exponential import exp_nonpositive
 from ..cpu.materialize import in_memory
-from ..cpu.vectorized_reductions import reduce_largest, reduce_max, reduce_sum
+from ..cpu.vectorized_reductions import fast_reduce_max, reduce_max, reduce_sum
 from ..dimensions import definitely
 from ..dtypes import DType
 from ..promotion import convert, number
@@ -40,7 +40,7 @@ def _shifted(x: Array, dim: int) -> Array:
 
     In a row with a NaN, that element stays NaN, and other elements may be above 0.
     """
-    return minus_largest(x, _spread(reduce_largest(x, (dim,)), x.shape, dim))
+    return minus_largest(x, _spread(fast_reduce_max(x, (dim,)), x.shape, dim))
 
 
 def _along(x: Array, dim: int) -> tuple[Array, int]:

@@ -69,7 +69,7 @@ _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 def _supports_product(problem: WeightGradient) -> bool:
     plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
-    return plain and onednn_support.takes(problem.dtype)
+    return plain and onednn_support.supports(problem.dtype)
 
 
 def _prefers_product(problem: WeightGradient) -> bool:

@@ -1,11 +1,11 @@
 """Attention kernels for TPUs, written in Pallas: they compute the scores block by block in VMEM, and never store them.
 
-JAX's own kernels (jax.experimental.pallas.ops.tpu) have the same structure, but cannot take their place here. AOTAutograd runs the forward
-and the backward as two programs, and only private functions of JAX take the log-sum-exp of another program. The kernel "splash" adds no
-mask to the scores. The kernel "flash" wants a mask for each batch and head, and stores the gradient of each score.
+JAX's own kernels (jax.experimental.pallas.ops.tpu) have the same structure, but cannot be used. AOTAutograd runs the forward and the
+backward as two programs, and only private functions of JAX accept the log-sum-exp of another program. The kernel "splash" adds no mask to
+the scores. The kernel "flash" needs a mask for each batch and head, and stores the gradient of each score.
 
-The grid of a kernel is (batch, head, block of rows, block of columns) or the like. Its last dimensions run in turn on one core, and add to
-accumulators in VMEM. Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2.
+The grid of a kernel is (batch, head, block of rows, block of columns) or similar. Its last dimensions run sequentially on one core, and add
+to accumulators in VMEM. Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .. import dtypes
 if TYPE_CHECKING:
     from jax.experimental import pallas as pl
 
-# Rows or columns of a block. Each is a multiple of a vector register's 128 lanes. A block of scores, 512 x 512 in float32, takes 1 MiB of
-# the 16 MiB of VMEM that a kernel may use, and about four of them exist at a time.
+# The possible numbers of rows or columns of a block: multiples of the 128 lanes of a vector register. A block of scores, 512 x 512 in
+# float32, takes 1 MiB of the 16 MiB of VMEM that a kernel may use. About four of them exist at a time.
 _BLOCKS = (512, 384, 256, 128)
 _LANES = 128
-# The fixed time of a grid step, as a number of rows.
+# The fixed time of a grid step, as the number of rows that take this time.
 _STEP_ROWS = 32
-# Above this head size the blocks of operands and accumulators need too much VMEM.
+# For larger heads, the blocks of operands and accumulators need too much VMEM.
 _LARGEST_SIZE = 256
 _DTYPES = frozenset({"bfloat16", "float32"})
 
-_NOTHING = -math.inf
+_NEG_INF = -math.inf
 # Dimension numbers of the matrix products x @ y.T and x @ y.
 _ROWS_WITH_ROWS, _PLAIN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ()))
 
@@ -46,9 +46,9 @@ class KernelSettings:
     """The settings of an attention.
 
     Attributes:
-        scale: factor of the scores, before a bias is added.
+        scale: The factor of the scores, before a bias is added.
         is_causal: True if row i attends to columns 0 to i only.
-        precision: of products of float32 operands. Mosaic has no HIGH and takes HIGHEST for it.
+        precision: The precision of products of float32 operands. Mosaic does not have HIGH, so HIGHEST is used for it.
     """
 
     scale: float
@@ -56,7 +56,7 @@ class KernelSettings:
     precision: lax.Precision
 
 
-def takes(dtype: dtypes.DType, size: int) -> bool:
+def supports(dtype: dtypes.DType, size: int) -> bool:
     """True if the kernels compute with heads of this dtype and size."""
     return dtype.name in _DTYPES and 0 < size <= _LARGEST_SIZE
 
@@ -66,9 +66,9 @@ class _Tiling:
     """The division of the scores into blocks.
 
     Attributes:
-        rows, columns: the sizes of the scores.
-        block_rows, block_columns: the sizes of a block.
-        settings: those of the attention.
+        rows, columns: The sizes of the scores.
+        block_rows, block_columns: The sizes of a block.
+        settings: The settings of the attention.
     """
 
     rows: int
@@ -98,44 +98,49 @@ class _Tiling:
         return self.column_blocks * self.block_columns
 
     def has_scores(self, i: Array, j: Array) -> Any:
-        """True if some score counts in the block of rows i and columns j."""
+        """True if a score counts in the block of rows i and columns j."""
         return (i + 1) * self.block_rows > j * self.block_columns if self.settings.is_causal else True
 
     def last_column_block(self, i: Array, j: Array) -> Array:
-        """Returns j, or the last block of columns that row block i attends to, so that no block is copied to VMEM in vain."""
+        """Returns j, limited to the last column block to which row block i attends, so that no unused block is copied to VMEM."""
         if not self.settings.is_causal:
             return j
         return lax.min(j, lax.div((i + 1) * self.block_rows - 1, np.int32(self.block_columns)))
 
     def first_row_block(self, i: Array, j: Array) -> Array:
-        """Returns i, or the first block of rows that attends to column block j."""
+        """Returns i, or the first row block that attends to column block j if that is larger."""
         if not self.settings.is_causal:
             return i
         first = lax.div(j * self.block_columns, np.int32(self.block_rows))
         return lax.max(i, lax.min(first, np.int32(self.row_blocks - 1)))
 
-    def hidden(self, scores: Array, i: Array, j: Array, row_dim: int) -> Array:
-        """Returns the scores of a block, with -inf after the last column and where a row does not attend. row_dim: the rows' dimension."""
+    def with_hidden_scores(self, scores: Array, i: Array, j: Array, row_dim: int) -> Array:
+        """Returns the scores of a block, with -inf after the last column and where a row does not attend.
+
+        Args:
+            i, j: The row block and the column block.
+            row_dim: The dimension of the rows, 0 or 1.
+        """
         column = j * self.block_columns + lax.broadcasted_iota(np.int32, scores.shape, 1 - row_dim)
         if self.padded_columns != self.columns:
-            scores = jnp.where(column < self.columns, scores, _NOTHING)
+            scores = jnp.where(column < self.columns, scores, _NEG_INF)
         if self.settings.is_causal:
             row = i * self.block_rows + lax.broadcasted_iota(np.int32, scores.shape, row_dim)
-            scores = jnp.where(column <= row, scores, _NOTHING)
+            scores = jnp.where(column <= row, scores, _NEG_INF)
         return scores
 
     def dot(self, x: Array, y: Array, dims: Any) -> Array:
-        """A matrix product, added in float32."""
+        """Returns a matrix product, accumulated in float32."""
         is_rounded = x.dtype != np.float32 or self.settings.precision == lax.Precision.DEFAULT
         precision = lax.Precision.DEFAULT if is_rounded else lax.Precision.HIGHEST
         return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=np.float32)
 
     def transposed_scores(self, query: Array, key: Array, bias: Array | None, i: Array, j: Array) -> Array:
-        """The scores of a block, as (columns, rows), so that numbers per row lie along the lanes. bias: (rows or 1, columns)."""
+        """Returns the scores of a block as (columns, rows), so that numbers per row are along the lanes. bias: (rows or 1, columns)."""
         scores = self.dot(key, query, _ROWS_WITH_ROWS) * self.settings.scale
         if bias is not None:
             scores = scores + jnp.broadcast_to(bias.astype(np.float32), scores.shape[::-1]).T
-        return self.hidden(scores, i, j, row_dim=1)
+        return self.with_hidden_scores(scores, i, j, row_dim=1)
 
 
 def _block(length: int) -> int:
@@ -144,7 +149,7 @@ def _block(length: int) -> int:
 
 
 def _padded(x: Array, *last: int) -> Array:
-    """Pads the last dimensions of x with zeros up to these sizes."""
+    """Pads the last dimensions of x with zeros to these sizes."""
     config = [(0, to - size, 0) for size, to in zip(x.shape, (*x.shape[: -len(last)], *last), strict=True)]
     return lax.pad(x, lax.full((), 0, x.dtype), config) if any(high for _, high, _ in config) else x
 
@@ -153,16 +158,16 @@ def _bias_of(mask: Array | None, dtype: dtypes.DType, tiling: _Tiling) -> Array 
     if mask is None:
         return None
     if dtypes.is_bool(mask.dtype):
-        mask = lax.select(mask, lax.full(mask.shape, 0, dtype), lax.full(mask.shape, _NOTHING, dtype))
+        mask = lax.select(mask, lax.full(mask.shape, 0, dtype), lax.full(mask.shape, _NEG_INF, dtype))
     return _padded(mask, tiling.padded_rows if mask.shape[2] > 1 else 1, tiling.padded_columns)
 
 
-def _across(x: Array, width: int) -> Array:
+def _broadcast_columns(x: Array, width: int) -> Array:
     """Repeats x (rows, 128), whose columns are equal, to (rows, width)."""
     return jnp.tile(x, (1, -(-width // _LANES)))[:, :width]
 
 
-def _cut(x: Array, shape: Sequence[int]) -> Array:
+def _crop(x: Array, shape: Sequence[int]) -> Array:
     return lax.slice(x, (0,) * x.ndim, shape) if x.shape != tuple(shape) else x
 
 
@@ -175,7 +180,7 @@ def _forward_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> Non
 
     @pl.when(j == 0)
     def _start() -> None:
-        largest[...] = jnp.full_like(largest, _NOTHING)
+        largest[...] = jnp.full_like(largest, _NEG_INF)
         total[...] = jnp.zeros_like(total)
         sums[...] = jnp.zeros_like(sums)
 
@@ -184,36 +189,36 @@ def _forward_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> Non
         scores = tiling.dot(query[...], key[...], _ROWS_WITH_ROWS) * tiling.settings.scale
         if has_bias:
             scores = scores + biases[0][...].astype(np.float32)
-        scores = tiling.hidden(scores, i, j, row_dim=0)
+        scores = tiling.with_hidden_scores(scores, i, j, row_dim=0)
         old = largest[...]
         new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-        base = jnp.where(new == _NOTHING, 0.0, new)  # of a row without scores so far
-        weights = jnp.exp(scores - _across(base, scores.shape[1]))
-        fading = jnp.exp(old - base)
-        total[...] = fading * total[...] + jnp.sum(weights, axis=1, keepdims=True)
+        base = jnp.where(new == _NEG_INF, 0.0, new)  # 0 for a row without scores so far
+        weights = jnp.exp(scores - _broadcast_columns(base, scores.shape[1]))
+        rescale = jnp.exp(old - base)
+        total[...] = rescale * total[...] + jnp.sum(weights, axis=1, keepdims=True)
         added = tiling.dot(weights.astype(value.dtype), value[...], _PLAIN)
-        sums[...] = _across(fading, added.shape[1]) * sums[...] + added
+        sums[...] = _broadcast_columns(rescale, added.shape[1]) * sums[...] + added
         largest[...] = new
 
     @pl.when(j == tiling.column_blocks - 1)
     def _finish() -> None:
         is_empty = total[...] == 0
         divisor = jnp.where(is_empty, 1.0, total[...])
-        out[...] = (sums[...] / _across(divisor, sums.shape[1])).astype(out.dtype)
+        out[...] = (sums[...] / _broadcast_columns(divisor, sums.shape[1])).astype(out.dtype)
         logsumexp[...] = jnp.where(is_empty, 0.0, largest[...] + jnp.log(divisor)).T[:1]
 
 
 def _gradients_of_scores(tiling: _Tiling, refs: Sequence[Any], has_bias: bool, i: Array, j: Array) -> tuple[Array, Array]:
     """Returns the weights of a block and the gradients of its unscaled scores, as (columns, rows)."""
-    query, key, value, grad, logsumexp, shared, *biases = refs
+    query, key, value, grad, logsumexp, delta, *biases = refs
     scores = tiling.transposed_scores(query[...], key[...], biases[0][...] if has_bias else None, i, j)
     weights = jnp.exp(scores - logsumexp[...])
     grad_weights = tiling.dot(value[...], grad[...], _ROWS_WITH_ROWS)
-    return weights, weights * (grad_weights - shared[...]) * tiling.settings.scale
+    return weights, weights * (grad_weights - delta[...]) * tiling.settings.scale
 
 
 def _columns_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
-    """Gradients of key and value. The grid is (batch, key head, block of columns, head of the group, block of rows)."""
+    """Computes the gradients of key and value. The grid is (batch, key head, block of columns, head of the group, block of rows)."""
     *operands, grad_key, grad_value, key_sums, value_sums = refs
     query, grad = operands[0], operands[3]
     j, head, i = pl.program_id(2), pl.program_id(3), pl.program_id(4)
@@ -236,7 +241,7 @@ def _columns_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> Non
 
 
 def _rows_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
-    """The gradient of the query. The grid is (batch, head, block of rows, block of columns)."""
+    """Computes the gradient of the query. The grid is (batch, head, block of rows, block of columns)."""
     *operands, grad_query, sums = refs
     key = operands[1]
     i, j = pl.program_id(2), pl.program_id(3)
@@ -258,37 +263,37 @@ def _rows_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
 # --- their calls
 
 # Maps a grid index to (batch, head, key head, block of rows, block of columns).
-_Places = Callable[..., tuple[Any, Any, Any, Any, Any]]
+_BlockIndices = Callable[..., tuple[Any, Any, Any, Any, Any]]
 
 
 @dataclass(frozen=True)
-class _Specs:
+class _BlockSpecs:
     """Makes the block specifications of a kernel's operands.
 
     Attributes:
-        pl: the module jax.experimental.pallas.
-        tiling: the division into blocks.
-        places: see `_Places`.
+        pl: The module jax.experimental.pallas.
+        tiling: The division into blocks.
+        block_indices: See `_BlockIndices`.
     """
 
     pl: Any
     tiling: _Tiling
-    places: _Places
+    block_indices: _BlockIndices
 
     def by_row(self, size: int) -> pl.BlockSpec:
-        """The specification of an operand (batch, heads, rows, size)."""
+        """Returns the specification of an operand (batch, heads, rows, size)."""
         return self._spec((self.tiling.block_rows, size), lambda batch, head, _, i, __: (batch, head, i, 0))
 
     def by_column(self, size: int) -> pl.BlockSpec:
-        """The specification of an operand (batch, key heads, columns, size)."""
+        """Returns the specification of an operand (batch, key heads, columns, size)."""
         return self._spec((self.tiling.block_columns, size), lambda batch, _, head, __, j: (batch, head, j, 0))
 
     def per_row(self) -> pl.BlockSpec:
-        """The specification of an operand (batch, heads, 1, rows)."""
+        """Returns the specification of an operand (batch, heads, 1, rows)."""
         return self._spec((1, self.tiling.block_rows), lambda batch, head, _, i, __: (batch, head, 0, i))
 
     def bias(self, bias: Array) -> pl.BlockSpec:
-        """The specification of a bias, whose size is 1 where all batches, heads or rows have the same."""
+        """Returns the specification of a bias. Its size is 1 in the dimensions of batch, heads or rows along which it does not vary."""
         has_batch, has_heads, has_rows = (size > 1 for size in bias.shape[:3])
 
         def index(batch: Any, head: Any, _: Any, i: Any, j: Any) -> tuple[Any, ...]:
@@ -297,14 +302,14 @@ class _Specs:
         return self._spec((self.tiling.block_rows if has_rows else 1, self.tiling.block_columns), index)
 
     def _spec(self, shape: tuple[int, int], index: Callable[..., Any]) -> pl.BlockSpec:
-        return self.pl.BlockSpec((None, None, *shape), lambda *grid: index(*self.places(*grid)))
+        return self.pl.BlockSpec((None, None, *shape), lambda *grid: index(*self.block_indices(*grid)))
 
 
 def _call(
     kernel: Callable[..., None],
-    specs: _Specs,
+    specs: _BlockSpecs,
     grid: tuple[int, ...],
-    in_turn: int,
+    sequential: int,
     operands: Sequence[tuple[Any, Array]],
     results: Sequence[tuple[Any, jax.ShapeDtypeStruct]],
     accumulators: Sequence[tuple[int, int]],
@@ -313,10 +318,10 @@ def _call(
     """Calls a kernel.
 
     Args:
-        grid: the number of steps along each dimension.
-        in_turn: how many of the grid's last dimensions must run in turn on one core.
-        operands, results: with the specification of their blocks.
-        accumulators: the shapes of float32 arrays in VMEM.
+        grid: The number of steps along each dimension.
+        sequential: The number of the last dimensions of the grid that must run sequentially on one core.
+        operands, results: Pairs of a block specification and an operand or a result.
+        accumulators: The shapes of float32 arrays in VMEM.
         has_bias: True if the last operand is a bias.
     """
     from jax.experimental.pallas import tpu
@@ -331,7 +336,7 @@ def _call(
             out_shape=[result for _, result in results],
             scratch_shapes=[tpu.VMEM(shape, np.float32) for shape in accumulators],
             compiler_params=tpu.CompilerParams(
-                dimension_semantics=("parallel",) * (len(grid) - in_turn) + ("arbitrary",) * in_turn,
+                dimension_semantics=("parallel",) * (len(grid) - sequential) + ("arbitrary",) * sequential,
             ),
             name=kernel.__name__.strip("_"),
         )(*(operand for _, operand in operands))
@@ -356,10 +361,10 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
     tiling = _Tiling.of(rows, key.shape[2], settings)
     group, value_size = heads // key.shape[1], value.shape[3]
 
-    def places(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+    def block_indices(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
         return b, h, lax.div(h, np.int32(group)), i, tiling.last_column_block(i, j)
 
-    specs = _Specs(pl, tiling, places)
+    specs = _BlockSpecs(pl, tiling, block_indices)
     query = _padded(query, tiling.padded_rows, size)
     key, value = (_padded(x, tiling.padded_columns, x.shape[3]) for x in (key, value))
     bias = _bias_of(mask, query.dtype, tiling)
@@ -380,16 +385,19 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
         bias is not None,
     )  # fmt: skip
     logsumexp = lax.reshape(logsumexp, (batch, heads, tiling.padded_rows))
-    return _cut(out, (batch, heads, rows, value_size)), _cut(logsumexp, (batch, heads, rows))
+    return _crop(out, (batch, heads, rows, value_size)), _crop(logsumexp, (batch, heads, rows))
 
 
 def backward(
-    grad: Array, query: Array, key: Array, value: Array, mask: Array | None, logsumexp: Array, shared: Array, settings: KernelSettings
+    grad: Array, query: Array, key: Array, value: Array, mask: Array | None, logsumexp: Array, delta: Array, settings: KernelSettings
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of query, key and value, each of its operand's shape and dtype.
 
-    `logsumexp` is the result of `forward`; `shared` (batch, heads, rows) is the sum of output times `grad` over the last dimension, in
-    float32; the other arguments are as for `forward`.
+    Args:
+        logsumexp: The result of `forward`.
+        delta: float32 (batch, heads, rows); the sum of the output times `grad` over the last dimension.
+
+    The other arguments are as for `forward`.
     """
     from jax.experimental import pallas as pl
 
@@ -398,11 +406,11 @@ def backward(
     tiling = _Tiling.of(rows, columns, settings)
     group = heads // key_heads
     bias = _bias_of(mask, query.dtype, tiling)
-    per_row = [_padded(lax.reshape(x, (batch, heads, 1, rows)), tiling.padded_rows) for x in (logsumexp, shared)]
+    per_row = [_padded(lax.reshape(x, (batch, heads, 1, rows)), tiling.padded_rows) for x in (logsumexp, delta)]
     query, grad = (_padded(x, tiling.padded_rows, x.shape[3]) for x in (query, grad))
     key, value = (_padded(x, tiling.padded_columns, x.shape[3]) for x in (key, value))
 
-    def operands(specs: _Specs) -> list[tuple[Any, Array]]:
+    def operands(specs: _BlockSpecs) -> list[tuple[Any, Array]]:
         return [
             (specs.by_row(size), query), (specs.by_column(size), key), (specs.by_column(value_size), value),
             (specs.by_row(value_size), grad), *((specs.per_row(), x) for x in per_row),
@@ -412,7 +420,7 @@ def backward(
     def columns_first(b: Any, key_head: Any, j: Any, head: Any, i: Any) -> tuple[Any, ...]:
         return b, key_head * group + head, key_head, tiling.first_row_block(i, j), j
 
-    specs = _Specs(pl, tiling, columns_first)
+    specs = _BlockSpecs(pl, tiling, columns_first)
     grad_key, grad_value = _call(
         _columns_kernel,
         specs,
@@ -427,7 +435,7 @@ def backward(
     def rows_first(b: Any, head: Any, i: Any, j: Any) -> tuple[Any, ...]:
         return b, head, lax.div(head, np.int32(group)), i, tiling.last_column_block(i, j)
 
-    specs = _Specs(pl, tiling, rows_first)
+    specs = _BlockSpecs(pl, tiling, rows_first)
     (grad_query,) = _call(
         _rows_kernel,
         specs,
@@ -439,7 +447,7 @@ def backward(
         bias is not None,
     )
     return (
-        _cut(grad_query, (batch, heads, rows, size)),
-        _cut(grad_key, (batch, key_heads, columns, size)),
-        _cut(grad_value, (batch, key_heads, columns, value_size)),
+        _crop(grad_query, (batch, heads, rows, size)),
+        _crop(grad_key, (batch, key_heads, columns, size)),
+        _crop(grad_value, (batch, key_heads, columns, value_size)),
     )

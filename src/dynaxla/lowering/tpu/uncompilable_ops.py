@@ -1,7 +1,8 @@
 """Ops that XLA's compiler for TPUs does not compile, by op and dtype.
 
-A lowering exists, but the compiler ends the process, or refuses. Such ops count as ops without a lowering: a compiled graph is split around
-them, and torch's kernel computes them on the CPU. Found with libtpu 0.0.42 for v5e. float64 is emulated, and is left to XLA elsewhere.
+The ops have lowerings, but the compiler ends the process, or refuses to compile them. They count as ops without a lowering: a compiled
+graph is split around them, and torch's kernel computes them on the CPU. Found with libtpu 0.0.42 for v5e. For all other ops, XLA emulates
+float64.
 
 complex128        the compiler ends the process at absolute values and quotients, and refuses Fourier transforms
 SVD with vectors  the compiler ends the process for float32 while JAX's 64-bit types are enabled, as in all of dynaxla's programs; the

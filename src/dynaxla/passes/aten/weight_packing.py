@@ -112,7 +112,7 @@ def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bo
     if not all(type(size) is int for value in values for size in value.shape) or any(value.dtype != dtype for value in values):
         return False
     min_elements = _MIN_ELEMENTS if rows > 1 else _MIN_ELEMENTS_ONE_ROW
-    return onednn_support.takes(dtypes.to_jax(dtype)) and 0 < rows <= _MAX_ROWS and weight.meta["val"].numel() >= min_elements
+    return onednn_support.supports(dtypes.to_jax(dtype)) and 0 < rows <= _MAX_ROWS and weight.meta["val"].numel() >= min_elements
 
 
 def _packed(graph: Graph, before: Node, weight: Node, order: Packing, packed_weights: dict[tuple[Node, Packing], Node]) -> Node:

@@ -228,10 +228,10 @@ def test_what_is_not_known_by_its_text_has_no_name(monkeypatch: pytest.MonkeyPat
 
 def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_named", dict(registry._named))
-    before = registry.places()
+    before = registry.external_lowerings()
     assert before is not None
     registry.register_name("dynaxla_kept_test::twice", lambda x: x)
-    assert registry.places() is None
+    assert registry.external_lowerings() is None
 
 
 def kept_of(function: Callable[..., Any], *inputs: Any) -> KeptGraph | None:

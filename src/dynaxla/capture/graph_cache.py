@@ -39,7 +39,7 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
 
     facts: further plain data on which AOTAutograd's graph depends.
     """
-    sources, text, lowerings = machine.sources(), captured_text(module, example_inputs), registry.places()
+    sources, text, lowerings = machine.sources(), captured_text(module, example_inputs), registry.external_lowerings()
     if sources is None or text is None or lowerings is None:
         return None
     if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None:

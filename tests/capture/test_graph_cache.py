@@ -222,7 +222,7 @@ def test_what_is_not_known_by_its_text_has_no_name(monkeypatch: pytest.MonkeyPat
     torch._dynamo.mark_dynamic(dynamic, 0)
     assert key(scaled, dynamic) is None, "sizes that may change"
     assert key(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x) is None, "graphs within the graph"
-    monkeypatch.setattr(registry, "places", lambda: None)
+    monkeypatch.setattr(registry, "external_lowerings", lambda: None)
     assert key() is None, "a lowering of the user's"
 
 

@@ -141,11 +141,11 @@ def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyP
     program = PackedOrPlain(runner("packed"), lambda: runner("plain"))
     assert program.executables() == ["packed"]
     for holds, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
-        monkeypatch.setattr(weight_orders, "holds", lambda holds=holds: holds)
+        monkeypatch.setattr(weight_orders, "are_orders_valid", lambda holds=holds: holds)
         assert program([torch.zeros(1)])[0].item() == expected
     assert made == ["packed", "plain"], "the second program is made once, when it is needed"
     assert program.executables() == ["packed", "plain"]
-    monkeypatch.setattr(weight_orders, "holds", lambda: True)
+    monkeypatch.setattr(weight_orders, "are_orders_valid", lambda: True)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.zeros(1))
     seen = []

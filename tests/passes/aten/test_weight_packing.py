@@ -156,7 +156,7 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 256)
     compiled = frozen(net, tmp_path)
     compiled(x)
-    monkeypatch.setattr(weight_orders, "holds", lambda: False)
+    monkeypatch.setattr(weight_orders, "are_orders_valid", lambda: False)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
     monkeypatch.undo()
     monkeypatch.setattr(weight_orders, "_of_matrices", lambda dtype: [weight_orders.Packing((0, 1), (1,), (40,))])

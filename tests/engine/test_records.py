@@ -224,7 +224,7 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     finally:
         torch.set_num_threads(threads)
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "places", lambda: None)
+        patched.setattr(registry, "external_lowerings", lambda: None)
         assert key(options) is None
     usual = IMPLEMENTATIONS["contraction"].by_name
     implementation = Implementation("mine", lambda: None, (), lambda problem: True, lambda problem: False)

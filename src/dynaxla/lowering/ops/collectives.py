@@ -1,7 +1,7 @@
 """Lowerings of the collectives of `torch.distributed`. The compiled program calls torch's own collectives, on its own buffers, with the
 user's process groups. Where XLA's own collectives are requested, and XLA has the op, the program uses those instead (`xla_collectives.py`).
 
-The collectives of a program run in the order of the graph: each has as an operand an array that the previous one returns (`Context.turn`).
+The collectives of a program run in the order of the graph: each reads a token that the previous one has written (`Context.effect_token`).
 XLA knows no order among them, and two processes that call collectives in different orders wait for each other forever. Before a program's
 first run its processes compare the collectives that they are about to call (`runtime/collective_agreement.py`). A collective returns when
 its result has arrived, so `wait_tensor` does nothing.

@@ -362,4 +362,4 @@ def _input_name(described: Any, names: Sequence[str]) -> str:
 def _kind(node: Node) -> str:
     """Returns the kind of an op: the name of the module with its lowering."""
     rule = registry.find(node.target, "cpu")
-    return "no lowering" if rule is None else rule.by.rpartition(".")[2].replace("_", " ")
+    return "no lowering" if rule is None else rule.registered_by.rpartition(".")[2].replace("_", " ")

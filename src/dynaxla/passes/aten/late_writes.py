@@ -32,7 +32,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ...capture.graph import AtenGraph, written_inputs
-from ...lowering.fallback import writes
+from ...lowering.fallback import mutates
 from ...lowering.graphs import FOR_CHECKS, view_source
 from ...lowering.interpreter import is_plain_python
 from ...lowering.ops.commit_if_ok import held
@@ -74,7 +74,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
     """Splits the late writes off a graph. Returns None if the graph has no late writes."""
     nodes = graph.module.graph
     targets = written_inputs(nodes)
-    if graph.phase != "inference" or not targets or has_several_devices(graph.module) or any(writes(node.target) for node in nodes.nodes):
+    if graph.phase != "inference" or not targets or has_several_devices(graph.module) or any(mutates(node.target) for node in nodes.nodes):
         return None
     placeholders = nodes.find_nodes(op="placeholder")
     state_by_node = states(nodes, {placeholders[position] for position in targets.values()})

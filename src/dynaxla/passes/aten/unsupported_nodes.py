@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...capture.graph import is_array
 from ...lowering.asynchronous import can_be_in_program, is_asynchronous, leaves
-from ...lowering.fallback import writes
+from ...lowering.fallback import mutates
 from ...lowering.interpreter import needs_kernel
 from ...torch_ops import aten
 from ..joint.checkpointing import draws_by_state
@@ -50,7 +50,7 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
                 found[node] = ON_VALUES
             elif is_asynchronous(node) and (is_inner or not can_be_in_program(node)):
                 found[node] = ASYNCHRONOUS
-            elif writes(node.target):
+            elif mutates(node.target):
                 found[node] = WRITES
             elif not all(is_array(leaf) for leaf in leaves(node) if isinstance(leaf, torch.Tensor)):
                 found[node] = NO_ARRAY

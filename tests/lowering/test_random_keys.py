@@ -7,8 +7,8 @@ import jax
 from dynaxla.lowering.random_keys import RandomKeys
 
 
-def drawn(seed: int, count: int = 20, before: int = 0) -> list[tuple[int, ...]]:
-    keys = RandomKeys(jax.random.key(seed), before)
+def drawn(seed: int, count: int = 20, offset: int = 0) -> list[tuple[int, ...]]:
+    keys = RandomKeys(jax.random.key(seed), offset)
     found = [tuple(jax.random.key_data(next(keys)).tolist()) for _ in range(count)]
     assert keys.count == count
     return found

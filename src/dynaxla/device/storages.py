@@ -262,12 +262,12 @@ def sharding_in(storage: torch.UntypedStorage) -> NamedSharding | None:
 
 def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
     """Replicates the array of a storage, which is on one device, over a mesh. The storage keeps the replicated array."""
-    found = meshes.moved(array, where)
+    found = meshes.copied_to(array, where)
     replace_arrays([(storage, array, found)])  # fails if another thread has written to the storage; this one uses the old value then
     return found
 
 
-def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
+def as_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh | Sharding) -> jax.Array:
     """Copies the value of a CPU tensor to an array. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()

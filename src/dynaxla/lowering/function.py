@@ -126,7 +126,7 @@ class Function:
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
-        if self._members is not None and self._members.holds:
+        if self._members is not None and self._members.keeps_collectives:
             xla_collectives.hold(ctx)
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)

@@ -13,7 +13,7 @@ from typing import Any
 from . import private
 
 
-def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
+def exclusive() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which no other thread records or captures a graph."""
     return private.capture_lock
 
@@ -27,7 +27,7 @@ def is_capturing() -> bool:
 
 
 def keep(value: Any) -> None:
-    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph holds it."""
+    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph refers to it."""
     _thread.kept.append(value)
 
 

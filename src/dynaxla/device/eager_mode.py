@@ -183,7 +183,7 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         op = for_numbers(op, positions)
         form = form_of(op)
     if form.is_view:
-        return private.by_cpu_kernel(op, *args, **kwargs)
+        return private.call_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
         return run_on_the_cpu(op, args, kwargs, "it has no functional form")
     if forks.is_cut_off():

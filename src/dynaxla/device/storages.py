@@ -65,7 +65,7 @@ def make(
 def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
     """Creates a tensor on a storage. Autograd does not treat it as a view."""
     tensor = transfer.reinterpret(first_of(dtype, storage.device.index or 0), (0,), (1,))
-    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
     return tensor
 
@@ -332,7 +332,7 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
         if old is not None and storage.nbytes():
             array = _longer(old, needed)
         storage = make_storage(needed, tensor.device, array)
-    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
 
 

@@ -47,7 +47,7 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     if not callable(jax_fn):
         right = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
         raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{right}")
-    torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
+    torch_fn = functools.wraps(jax_fn)(private.skipped_by_dynamo(JaxInTorch(jax_fn, x64)))
     if not guards.CAN_GUARD_RESULTS:
         return torch.compiler.disable(torch_fn)
     found = torch._dynamo.nonstrict_trace(torch_fn)

@@ -38,7 +38,7 @@ def capturing() -> Iterator[None]:
     As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads. Otherwise torch would treat a call of any compiled
     function, in any thread, as a call to be traced, and refuse it.
     """
-    with private.capture_lock, private.checks_have_an_effect():
+    with private.capture_lock, private.checks_have_side_effects():
         before = private.compiling_flag()
         private.set_compiling_flag(True)
         _thread.depth = getattr(_thread, "depth", 0) + 1

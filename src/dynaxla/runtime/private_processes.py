@@ -21,9 +21,9 @@ from jax.sharding import NamedSharding
 from . import private
 from .private import Fast
 
-_make_service: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_service")
-_make_agent: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_client")
-_make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_collectives")
+_make_service: Callable[..., Any] = private._require("jaxlib._jax.get_distributed_runtime_service")
+_make_agent: Callable[..., Any] = private._require("jaxlib._jax.get_distributed_runtime_client")
+_make_gloo: Callable[..., Any] = private._require("jaxlib._jax.make_gloo_tcp_collectives")
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 

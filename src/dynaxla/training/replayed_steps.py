@@ -87,7 +87,7 @@ class StepPrograms:
             The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
             code ran, or a new question was asked: then each situation needs another call in eager mode.
         """
-        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_lookups())
+        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.op_lookup_codes())
         with as_written(), self._in_eager_mode(args, kwargs), guards.collected_getters() as questions, Looks() as looks:
             result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.self_guarding.values()))
         is_new = self._widen(observation, questions)

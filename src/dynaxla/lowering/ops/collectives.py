@@ -76,7 +76,7 @@ def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequenc
 def _by_itself(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
     """Runs an op that allocates its own result and has no work handle to return. Returns the handle of finished work."""
     outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
-    return private.done_work()
+    return private.completed_work()
 
 
 def _summing(options: Any, reduce_op: str) -> Any:

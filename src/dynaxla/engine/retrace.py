@@ -57,17 +57,17 @@ class RetracedProgram:
             return self._trace_and_run(args)
         with metrics.timed("lookup"):
             key = (programs.fingerprint(lowered), buffers.facts, metadata, specialised.settings)
-            executable = self._cache.get(key)
-        if executable is None:
+            runnable = self._cache.get(key)
+        if runnable is None:
             try:
                 compiled = compile_lowered(unit, lowered, traced, specialised.settings, mesh=mesh)
             except CompilationError as error:
                 unit.do_without_refusable(error)
                 return self._trace_and_run(args)
-            executable = bind(unit, compiled, buffers, metadata)
-            self._cache.put(key, executable)
+            runnable = bind(unit, compiled, buffers, metadata)
+            self._cache.put(key, runnable)
         with metrics.timed("run"):
-            return executable(executable.take(args))
+            return runnable(runnable.take(args))
 
     def executables(self) -> list[Executable]:
         return self._cache.executables()

@@ -169,11 +169,11 @@ class _Slot(NamedTuple):
     """An element of the pinned memory.
 
     Attributes:
-        index: Its index.
+        position: Its index in the memory.
         event: A CUDA event that completes when a code has arrived there.
     """
 
-    index: int
+    position: int
     event: Any
 
 
@@ -189,7 +189,7 @@ class CudaReports(Reports):
 
     def _send(self, code: torch.Tensor) -> _Slot:
         slot = self._free.pop()
-        self._slots[slot.index].copy_(code, non_blocking=True)
+        self._slots[slot.position].copy_(code, non_blocking=True)
         slot.event.record(torch.cuda.current_stream(self._device))
         return slot
 
@@ -201,7 +201,7 @@ class CudaReports(Reports):
 
     def _receive(self, sent: _Slot) -> int:
         self._free.append(sent)
-        return int(self._codes[sent.index])
+        return int(self._codes[sent.position])
 
     def after_fork(self) -> None:
         forks.leave(self._free)

@@ -27,7 +27,7 @@ from dynaxla.capture.decompositions import decompositions
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 
 # Allowed for one call beyond the bare executable, in microseconds: a fixed part, and a part for each input.
 ALLOWED_MICROSECONDS = 30.0
@@ -73,11 +73,11 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
     """Measures a perceptron. Each round times every way once, with `calls` calls together."""
     torch.manual_seed(seed)
     x = torch.randn(batch, width)
-    programs: list[Program] = []
+    programs: list[CompiledGraph] = []
     arguments: list[list[Any]] = []
 
     def remember(module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        programs.append(Program(CompilationUnit(AtenGraph("overhead", module, tuple(range(1, 2 * layers))), Options())))
+        programs.append(CompiledGraph(CompilationUnit(AtenGraph("overhead", module, tuple(range(1, 2 * layers))), Options())))
 
         def run(args: list[Any]) -> list[Any]:
             arguments.append(list(args))

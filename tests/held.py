@@ -11,7 +11,7 @@ from patience import PATIENCE
 
 import dynaxla
 from dynaxla.engine import build as engine_build
-from dynaxla.engine.unit import CompilationUnit, Specialised
+from dynaxla.engine.unit import CompilationUnit, SpecialisedGraph
 from dynaxla.observe import metrics
 
 
@@ -23,7 +23,7 @@ class Gate:
         self.started = threading.Event()
         self._open = threading.Event()
 
-    def pass_through(self, specialised: Specialised) -> None:
+    def pass_through(self, specialised: SpecialisedGraph) -> None:
         assert specialised.function is not None
         self.built.append([spec.shape for spec in specialised.function.specs.values()])
         self.started.set()
@@ -39,7 +39,7 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made, build = Gate(), engine_build.build
 
-    def held(unit: CompilationUnit, specialised: Specialised) -> Any:
+    def held(unit: CompilationUnit, specialised: SpecialisedGraph) -> Any:
         if threading.current_thread().name == "dynaxla":
             made.pass_through(specialised)
         return build(unit, specialised)

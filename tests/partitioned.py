@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
 import dynaxla
-from dynaxla.engine.executable import watched
+from dynaxla.engine.executable import recorded_runs
 
 XLA: dict[str, Any] = {"distributed": "spmd"}
 DTYPE = torch.float64
@@ -178,7 +178,7 @@ def trains(
         found = []
         for x, y in batches:
             optimizer.zero_grad()
-            with watched() as seen:
+            with recorded_runs() as seen:
                 if loss_in_graph and is_compiled:
                     loss = model(place(x), place(y))
                 else:
@@ -219,7 +219,7 @@ def moves_of(text: str) -> dict[str, int]:
 
 def moves(call: Callable[[], object]) -> list[dict[str, int]]:
     """Those of the programs that a call runs."""
-    with watched() as seen:
+    with recorded_runs() as seen:
         call()
     return [moves_of(ran.program.text()) for ran in seen if ran.program is not None]
 

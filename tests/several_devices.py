@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.capture.graph import AtenGraph, goes_along, graph_device
 from dynaxla.config import Options
-from dynaxla.engine.schedule import Kind, Schedule
+from dynaxla.engine.schedule import Schedule, StepKind
 from dynaxla.engine.scheduler import Scheduler
 from dynaxla.engine.xla import Xla
 
@@ -116,7 +116,7 @@ def parts_of(module: GraphModule, options: Options | None = None) -> list[tuple[
     program: Any = Scheduler(engine, options or Options()).split(AtenGraph("graph", module))
     devices = iter(engine.found)
     steps = program.steps if isinstance(program, Schedule) else ()
-    parts = [(step.kind is Kind.PROGRAM, step.module) for step in steps] or [(True, program.module)]
+    parts = [(step.kind is StepKind.PROGRAM, step.module) for step in steps] or [(True, program.module)]
     return [(str(next(devices)) if compiled else "torch", names(part.graph)) for compiled, part in parts]
 
 

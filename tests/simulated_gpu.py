@@ -228,7 +228,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
     monkeypatch.setattr(late_checks, "pinned", made.pinned)
-    monkeypatch.setattr(late_checks, "MOST", 8)
+    monkeypatch.setattr(late_checks, "MAX_IN_FLIGHT", 8)
     monkeypatch.setattr(late_checks, "_reports", {})
     monkeypatch.setattr(late_checks, "atexit", SimpleNamespace(register=lambda _: None))
     both = streams.Streams(CUDA, made)

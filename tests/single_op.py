@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 
 
 @dataclass
@@ -45,7 +45,7 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
 def run_ops(calls: Sequence[Call], options: Options | None = None) -> list[Any]:
     """The results of each call, all computed by one program. options: by default each op has to have a lowering."""
     module, tensors, results = graph_of(calls)
-    given = iter(Program(CompilationUnit(AtenGraph("ops", module), options or Options(fallback="error")))(tensors))
+    given = iter(CompiledGraph(CompilationUnit(AtenGraph("ops", module), options or Options(fallback="error")))(tensors))
     return pytree.tree_map_only(torch.fx.Node, lambda _: next(given), results)
 
 

@@ -155,7 +155,7 @@ with torch.no_grad():
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with metrics._lock, coverage._lock, tuner._lock, capture_lock.capturing(), clients._making:
+    with metrics._lock, coverage._lock, tuner._lock, capture_lock.capturing(), clients._creation_lock:
         held.set()
         done.wait()
 

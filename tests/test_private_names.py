@@ -126,19 +126,19 @@ def test_the_number_of_names_only_becomes_smaller() -> None:
 
 
 def test_names_without_a_public_way_are_looked_for_first() -> None:
-    """By `_needed`; by FSDP2's lists; or whoever uses one raises UnsupportedVersion by `_unsupported`."""
+    """By `_require`; by FSDP2's lists; or whoever uses one raises UnsupportedVersion by `_unsupported`."""
     looked_for = {
         "_get_fsdp_state",
         *private_fsdp._FUNCTIONS,
         *private_fsdp._IN_STATE,
         *private_fsdp._IN_GROUP,
         *private_fsdp._IN_PARAMETER,
-        *private_fsdp._IN_GROUP_WITH_WHOLE,
-        *private_fsdp._IN_PARAMETER_WITH_WHOLE,
+        *private_fsdp._IN_GROUP_2_15,
+        *private_fsdp._IN_PARAMETER_2_15,
     }
     for file in PRIVATE:
         for node in ast.walk(ast.parse(SOURCES[file])):
-            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("_needed", "_unsupported"):
+            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ("_require", "_unsupported"):
                 looked_for |= {item.value.partition(".compile_args")[0] for item in node.args if isinstance(item, ast.Constant)}
     without = [name for (_, name), cells in rows().items() if cells[1] == "none"]
     assert {name for name in without if not any(f".{name}".endswith(f".{found}") for found in looked_for)} == UNCHECKED

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from .capture.decompositions import decompositions
 from .capture.graph import AtenGraph, Phase
 from .config import Options
-from .engine.partitioned import Partitioned
+from .engine.partitioned import PartitionedProgram
 from .errors import CaptureError, UnsupportedOp
 from .lowering import Interpreter, registry
 from .observe import dump, events, metrics
@@ -47,7 +47,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
     registry.fill()
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Any]:
-        def compile_graph(module: GraphModule, _: Sequence[Any]) -> Partitioned:
+        def compile_graph(module: GraphModule, _: Sequence[Any]) -> PartitionedProgram:
             interpreter = _interpreter(module)
             outputs = [border for border in view.outputs if border is not None]
             if phase != "backward":
@@ -65,7 +65,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
             if events.has_listeners():
                 ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
                 events.emit(events.Functional(number, graph, ops))
-            return Partitioned(graph, interpreter, options, view.mesh, given, returned, saved)
+            return PartitionedProgram(graph, interpreter, options, view.mesh, given, returned, saved)
 
         return compile_graph
 

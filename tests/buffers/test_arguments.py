@@ -18,7 +18,7 @@ from dynaxla.buffers.arguments import Arguments, Parameter
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 from dynaxla.errors import DynaxlaError, UnsupportedTensor
 from dynaxla.observe import metrics
 from dynaxla.runtime import clients
@@ -128,9 +128,9 @@ def test_what_would_be_misread_is_refused() -> None:
 def test_an_input_with_other_strides_than_traced() -> None:
     """torch.compile's guards prevent it; a program called by other means must still not misread the memory."""
     module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
-    program = Program(CompilationUnit(AtenGraph("other_strides", module), Options()))
+    program = CompiledGraph(CompilationUnit(AtenGraph("other_strides", module), Options()))
     expanded = make_fx(lambda x: [x * 2], tracing_mode="fake")(torch.randn(2, 1).expand(2, 3))
-    compiled_for_expanded = Program(CompilationUnit(AtenGraph("expanded", expanded), Options()))
+    compiled_for_expanded = CompiledGraph(CompilationUnit(AtenGraph("expanded", expanded), Options()))
     assert compiled_for_expanded([torch.ones(2, 1).expand(2, 3)])[0].sum() == 12
     with pytest.raises(DynaxlaError, match=r"strides \[1, 0\] was called with .* strides \[3, 1\]"):
         compiled_for_expanded([torch.randn(2, 3)])

@@ -19,7 +19,7 @@ def test_torchs_own_memory_needs_no_kind() -> None:
 
 def test_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_kinds, "_kinds", {})
-    monkeypatch.setattr(devices, "_in_xla", {})
+    monkeypatch.setattr(devices, "_array_devices", {})
     kind: Any = object()
     device_kinds.register("meta", kind)
     devices.register("meta", lambda index: clients.cpu_device())

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 
 
 @pytest.fixture
 def callers(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The names of the functions from which each program was called."""
     found: list[set[str]] = []
-    call = Program.__call__
+    call = CompiledGraph.__call__
 
-    def noted(self: Program, args: list[Any]) -> list[Any]:
+    def noted(self: CompiledGraph, args: list[Any]) -> list[Any]:
         found.append({frame.name for frame in traceback.extract_stack()})
         return call(self, args)
 
-    monkeypatch.setattr(Program, "__call__", noted)
+    monkeypatch.setattr(CompiledGraph, "__call__", noted)
     return found
 
 

@@ -40,7 +40,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_build, "in_parts", lambda *given: None)
+    monkeypatch.setattr(engine_build, "compile_blocks", lambda *given: None)
 
 
 def compilations() -> int:
@@ -196,11 +196,11 @@ def test_what_is_read_for_the_last_time_is_let_go() -> None:
         return [sum(arrays), -1]
 
     turns = [
-        blocks._Turn(part, lambda values: (values[0], values[1]), []),
-        blocks._Turn(part, lambda values: (values[2], values[1]), [2]),
-        blocks._Turn(part, lambda values: (values[4], values[2] is None), [4]),
+        blocks._SegmentCall(part, lambda values: (values[0], values[1]), []),
+        blocks._SegmentCall(part, lambda values: (values[2], values[1]), [2]),
+        blocks._SegmentCall(part, lambda values: (values[4], values[2] is None), [4]),
     ]
-    assert blocks._in_turn([10], turns, [6, 3])([1]) == [22, -1]
+    assert blocks._call_in_order([10], turns, [6, 3])([1]) == [22, -1]
     assert held == [[1, 10], [11, 10], [21, True]]
 
 

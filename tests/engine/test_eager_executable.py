@@ -26,7 +26,7 @@ from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import stored
 from dynaxla.engine.eager_executable import EagerExecutable
-from dynaxla.engine.xla import Program, Xla
+from dynaxla.engine.xla import CompiledGraph, Xla
 from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import events, metrics
 from dynaxla.runtime import programs
@@ -39,7 +39,7 @@ __all__ = ["gate"]
 OPTIONS = {"compile": "background"}
 
 
-def program(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference", **options: Any) -> Program:
+def program(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference", **options: Any) -> CompiledGraph:
     graph = AtenGraph("graph", make_fx(function, tracing_mode="symbolic")(*inputs), phase=phase)
     return Xla(Options(compile="background", **options)).runner(graph)
 
@@ -342,7 +342,7 @@ def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> No
     x, runners = torch.randn(1, 3, 6, 6), []
 
     def run(function: Callable[..., Any], **options: Any) -> tuple[int, ...]:
-        stored._still_there.clear()  # as in another process
+        stored._live_programs.clear()  # as in another process
         graph = AtenGraph("graph", make_fx(function, tracing_mode="fake")(x), ())
         runners.append(Xla(Options(cache=str(tmp_path), implementations={"convolution": "onednn"}, **options)).runner(graph))
         torch.testing.assert_close(runners[-1]([x]), function(x))
@@ -416,7 +416,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call of a graph that torch runs for all calls, after the first one: whether it went the short way."""
     found: list[bool] = []
 
-    def spied(self: EagerExecutable, args: list[Any], real: Callable[..., Any] = EagerExecutable.again) -> Any:
+    def spied(self: EagerExecutable, args: list[Any], real: Callable[..., Any] = EagerExecutable.fast_path) -> Any:
         outputs = real(self, args)
         found.append(outputs is not None)
         assert not found[-1] or args == []
@@ -482,7 +482,7 @@ def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
     (found,) = runner.cache._executables.values()
     assert isinstance(found, EagerExecutable)
     other = torch.empty(SIDE, 2 * SIDE)[:, ::2].copy_(x.roll(1, 0))
-    found._kernels.compute = lambda _: (other,)
+    found._eager_graph.compute = lambda _: (other,)
     (result,) = runner([x])
     assert (torch.equal(result, x.roll(1, 0)), result.stride(), again[-1]) == (True, (SIDE, 1), True)
     assert result.untyped_storage().nbytes() == 4 * SIDE * SIDE

@@ -12,7 +12,7 @@ import pytest
 import torch
 from jax import Array, lax
 
-from dynaxla.engine.options import default_options, options_for, with_tiles
+from dynaxla.engine.options import compile_with_cublas_fallback, default_options, options_for
 from dynaxla.lowering import Settings
 
 VECTORS = "xla_cpu_prefer_vector_width"
@@ -92,7 +92,7 @@ def test_products_without_tiles_are_cublas_ones() -> None:
             raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot = f32[8,8] dot(%x, %y)")
         return "compiled"
 
-    assert with_tiles(compile, {"xla_dump_to": "somewhere"}) == "compiled"
+    assert compile_with_cublas_fallback(compile, {"xla_dump_to": "somewhere"}) == "compiled"
     assert asked == [{"xla_dump_to": "somewhere"}, {"xla_dump_to": "somewhere", "xla_gpu_enable_triton_gemm": False}]
 
 
@@ -104,5 +104,5 @@ def test_what_else_xla_refuses_stays_refused() -> None:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        with_tiles(compile, {})
+        compile_with_cublas_fallback(compile, {})
     assert asked == [{}]

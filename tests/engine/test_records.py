@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import stored
-from dynaxla.engine.xla import Program, Xla
+from dynaxla.engine.xla import CompiledGraph, Xla
 from dynaxla.lowering import registry
 from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementation
 from dynaxla.observe import coverage, dump, metrics
@@ -34,16 +34,16 @@ def options(tmp_path: Path) -> Iterator[Options]:
     metrics.reset()
 
 
-def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
+def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> CompiledGraph:
     """As another process makes it that has captured the same."""
-    stored._still_there.clear()
+    stored._live_programs.clear()
     return program_here(function, *inputs, options=options, phase=phase)
 
 
-def program_here(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
+def program_here(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> CompiledGraph:
     metrics.reset()
     runner = Xla(options).runner(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs), (), phase))
-    assert isinstance(runner, Program)
+    assert isinstance(runner, CompiledGraph)
     return runner
 
 
@@ -94,10 +94,10 @@ def test_equal_graphs_run_one_program(function: Callable[..., Any], options: Opt
         assert metrics.snapshot().get("loads", 0) == 0
     programs = {id(executable.program) for runner in runners for executable in runner.executables()}
     assert len(programs) == 1
-    assert len(stored._still_there) == 1
+    assert len(stored._live_programs) == 1
     del runners, runner
     gc.collect()
-    assert len(stored._still_there) == 0
+    assert len(stored._live_programs) == 0
 
 
 def test_checks_raise_as_before(options: Options) -> None:

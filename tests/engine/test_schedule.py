@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynaxla.engine.dry_run import first_program
-from dynaxla.engine.schedule import ConstantOutput, Kind, Schedule, Step
+from dynaxla.engine.schedule import ConstantOutput, Schedule, Step, StepKind
 
 pytestmark = pytest.mark.quick
 
@@ -18,12 +18,12 @@ def add(values: list[Any]) -> list[Any]:
     return [sum(values)]
 
 
-def step(kind: Kind, inputs: str, outputs: str, run: Any = add) -> Step:
+def step(kind: StepKind, inputs: str, outputs: str, run: Any = add) -> Step:
     return Step(kind, run, inputs, outputs)
 
 
 def test_values_have_names() -> None:
-    steps = [step(Kind.PYTHON, "ab", "c"), step(Kind.KERNELS, "cc", "d"), step(Kind.WRITE, "d", "", lambda values: ())]
+    steps = [step(StepKind.PYTHON, "ab", "c"), step(StepKind.KERNELS, "cc", "d"), step(StepKind.WRITE, "d", "", lambda values: ())]
     schedule = Schedule("graph", "abx", steps, ["d", ConstantOutput([7]), "a", ConstantOutput(None)])
     args = [1, 2, 100]
     assert schedule(args) == [6, [7], 1, None]
@@ -39,7 +39,7 @@ def test_a_value_is_freed_before_its_last_step_runs() -> None:
         alive.append((first() is not None, second() is not None))
         return [0]
 
-    steps = [step(Kind.PROGRAM, "a", "c", note), step(Kind.PROGRAM, "ab", "d", note)]
+    steps = [step(StepKind.PROGRAM, "a", "c", note), step(StepKind.PROGRAM, "ab", "d", note)]
     schedule = Schedule("graph", "ab", steps, ["d"])
     args = [torch.ones(1), torch.ones(2)]
     first, second = map(weakref.ref, args)
@@ -51,9 +51,9 @@ def test_a_value_is_freed_before_its_last_step_runs() -> None:
 
 def test_a_dry_run_ends_at_several_programs_but_goes_into_one() -> None:
     entered = []
-    program = step(Kind.PROGRAM, "a", "b", lambda values: entered.append(1) or [1])
-    one = Schedule("one", "a", [step(Kind.PYTHON, "a", "c"), program], ["b"])
-    several = Schedule("several", "a", [program, step(Kind.KERNELS, "b", "c")], ["c"])
+    program = step(StepKind.PROGRAM, "a", "b", lambda values: entered.append(1) or [1])
+    one = Schedule("one", "a", [step(StepKind.PYTHON, "a", "c"), program], ["b"])
+    several = Schedule("several", "a", [program, step(StepKind.KERNELS, "b", "c")], ["c"])
     assert first_program(lambda: one([1])) is None
     assert entered == [1]
     found = first_program(lambda: several([5]))
@@ -63,6 +63,6 @@ def test_a_dry_run_ends_at_several_programs_but_goes_into_one() -> None:
 
 def test_a_step_returns_as_many_values_as_it_names() -> None:
     for count in (0, 2):
-        schedule = Schedule("graph", "a", [step(Kind.PROGRAM, "a", "b", lambda values, count=count: [1] * count)], ["b"])
+        schedule = Schedule("graph", "a", [step(StepKind.PROGRAM, "a", "b", lambda values, count=count: [1] * count)], ["b"])
         with pytest.raises(ValueError, match="zip"):
             schedule([1])

@@ -18,7 +18,7 @@ from dynaxla.engine.frozen_values import FrozenValues, PackedOrPlain
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.schedule import Schedule
 from dynaxla.engine.scheduler import Scheduler, engine_for
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 from dynaxla.lowering.cpu import weight_orders
 from dynaxla.observe import coverage
 from dynaxla.passes.aten.split import split
@@ -105,12 +105,12 @@ def test_parts_know_whether_something_is_written_behind_them(case: str) -> None:
 
 def test_which_engine_options_ask_for() -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
-    assert type(engine_for(Options()).runner(graph)) is Program
+    assert type(engine_for(Options()).runner(graph)) is CompiledGraph
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
     frozen = AtenGraph("graph", make_fx(lambda x, y: [x.sin() + y], tracing_mode="fake")(torch.ones(3), torch.ones(3)), static=(0,))
-    assert type(engine_for(Options()).runner(frozen)) is Program
+    assert type(engine_for(Options()).runner(frozen)) is CompiledGraph
     steps = engine_for(Options(freeze=True)).runner(frozen).steps
-    assert [type(step.run) for step in steps] == [FrozenValues, Program]
+    assert [type(step.run) for step in steps] == [FrozenValues, CompiledGraph]
 
 
 def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> None:

@@ -22,7 +22,7 @@ from dynaxla.engine.build import build
 from dynaxla.engine.compile import compile_lowered, lower, trace
 from dynaxla.engine.retrace import Retrace
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program, Xla
+from dynaxla.engine.xla import CompiledGraph, Xla
 from dynaxla.errors import CompilationError, ForkError, OutOfMemory
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.implementations import Implementation
@@ -31,7 +31,7 @@ from dynaxla.observe import metrics
 from dynaxla.runtime import eager_fallback, programs, streams, transfer
 
 
-def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> Program:
+def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> CompiledGraph:
     graph = AtenGraph("graph", make_fx(function, tracing_mode="symbolic")(*inputs))
     metrics.reset()
     return Xla(Options(**options)).runner(graph)
@@ -206,7 +206,7 @@ def test_a_program_for_a_gpu_leaves_inputs_alone_if_a_check_fails() -> None:
         node.meta["desc"] = descriptors.PlainAOTInput(position)
     written = descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(0))
     module.graph.output_node().meta["desc"] = [written, descriptors.PlainAOTOutput(0)]
-    runner = Program(CompilationUnit(AtenGraph("graph", module), Options()))
+    runner = CompiledGraph(CompilationUnit(AtenGraph("graph", module), Options()))
     unit = runner.unit
     unit.device, unit.platform, device = torch.device("cuda", 0), "cuda", unit.jax_device
     unit.interpreter = Interpreter(module, "cuda")

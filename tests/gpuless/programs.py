@@ -24,9 +24,9 @@ from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import scheduler
 from dynaxla.engine.compile import trace
-from dynaxla.engine.options import options_for, with_tiles
-from dynaxla.engine.unit import CompilationUnit, Specialised
-from dynaxla.engine.xla import Program
+from dynaxla.engine.options import compile_with_cublas_fallback, options_for
+from dynaxla.engine.unit import CompilationUnit, SpecialisedGraph
+from dynaxla.engine.xla import CompiledGraph
 from dynaxla.lowering import Settings
 from dynaxla.passes.jaxpr.open_layouts import check_closed
 from dynaxla.runtime import clients
@@ -95,12 +95,12 @@ class _Engine:
         self._made, self._options = made, options
         self._saved: dict[str, tuple[int, ...]] = {}
 
-    def runner(self, graph: AtenGraph) -> Program:
+    def runner(self, graph: AtenGraph) -> CompiledGraph:
         unit = _Unit(graph, self._options)
         compiled = _compiled(unit, self._saved)
         if compiled is not None:
             self._made.append(compiled)
-        return Program(unit)
+        return CompiledGraph(unit)
 
 
 class _Unit(CompilationUnit):
@@ -109,7 +109,7 @@ class _Unit(CompilationUnit):
         """Where constants are made while the program is traced."""
         return clients.cpu_device()
 
-    def specialise(self, args: Sequence[Any]) -> Specialised:  # type: ignore[override]
+    def specialise(self, args: Sequence[Any]) -> SpecialisedGraph:  # type: ignore[override]
         found = super().specialise(args)
         assert isinstance(found.buffers, NativeBuffers)
         return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
@@ -125,7 +125,7 @@ def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None
     with jax.enable_x64(True):
         lowered = traced.lower(lowering_platforms=("cuda",))
     options = {**options_for(unit.platform, traced.jaxpr, Settings.current(unit.platform)), **unit.options.xla}
-    compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
+    compiled = compile_with_cublas_fallback(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
     formats = jax.tree.leaves(compiled.output_formats)
     check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
     saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})

@@ -253,20 +253,20 @@ def test_a_device_that_answers_no_more_does_not_keep_the_process(
         raise RuntimeError("CUDA error")
 
     checked(device, [0])([])
-    monkeypatch.setattr(late_checks.of(CUDA)._under_way[0].sent.event, "synchronize", fail)
+    monkeypatch.setattr(late_checks.of(CUDA)._in_flight[0].sent.event, "synchronize", fail)
     late_checks.of(CUDA).at_exit()
     assert "CUDA error" in caplog.text
 
 
 def test_only_so_many_codes_are_under_way(device: Device) -> None:
-    program = checked(device, [2] * late_checks.MOST + [2, 0] + [2] * 20)
-    for _ in range(late_checks.MOST):
+    program = checked(device, [2] * late_checks.MAX_IN_FLIGHT + [2, 0] + [2] * 20)
+    for _ in range(late_checks.MAX_IN_FLIGHT):
         program([])
     assert device.host_waits == []
     program([])
     assert device.host_waits == ["event"], "the first has made room"
     program([])
-    for _ in range(late_checks.MOST - 2):
+    for _ in range(late_checks.MAX_IN_FLIGHT - 2):
         program([])
     with pytest.raises(IndexError):
         program([])
@@ -311,7 +311,7 @@ def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> 
 
 
 def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
-    program = executable(device, lambda _: [torch.zeros(4)], acts=True)
+    program = executable(device, lambda _: [torch.zeros(4)], has_side_effects=True)
     device.missing = 1
     with pytest.raises(OutOfMemory):
         program([])

@@ -421,7 +421,7 @@ def test_sizes_for_which_onednn_is_slow(
 ) -> None:
     """It reads numbers at a distance of 2 KB, with AVX2."""
     monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
-    monkeypatch.setattr(machine, "is_intels", lambda: False)
+    monkeypatch.setattr(machine, "is_intel", lambda: False)
     kind, dims = jax.numpy.dtype("float32"), ((over[0],), (over[1],))
     problem = Contraction(x, y, dims, ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
     assert CONTRACTION.choose(problem, {}).name == implementation
@@ -431,9 +431,9 @@ def test_mkl_stays_intels_for_what_is_too_small_elsewhere(monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "has_avx2_alone", lambda: True)
     kind = jax.numpy.dtype("float32")
     problem = Contraction((256, 128), (128, 512), ((1,), (0,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
-    for is_intels in (True, False):
-        monkeypatch.setattr(machine, "is_intels", lambda is_intels=is_intels: is_intels)
-        assert (CONTRACTION.choose(problem, {}).name == "torch") is is_intels
+    for is_intel in (True, False):
+        monkeypatch.setattr(machine, "is_intel", lambda is_intel=is_intel: is_intel)
+        assert (CONTRACTION.choose(problem, {}).name == "torch") is is_intel
 
 
 @needs_onednn

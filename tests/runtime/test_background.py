@@ -42,11 +42,11 @@ def test_what_was_wanted_last_comes_first_and_others_take_turns() -> None:
     found = Background()
     workers = [Worker(name, pieces, done) for name, pieces in (("a", 1), ("b", 2), ("c", 1), ("b again", 1))]
     for worker in workers:
-        found.want(worker)
+        found.enqueue(worker)
         if worker.name == "a":
-            while found._wanted:  # until the thread has taken it
+            while found._queue:  # until the thread has taken it
                 time.sleep(0.001)
-    found.want(workers[1])
+    found.enqueue(workers[1])
     Worker.may_go.set()
     found.finish()
     assert done == ["a", "b", "b again", "c", "b"]
@@ -63,7 +63,7 @@ def test_a_failure_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixtu
     done: list[str] = []
     found, workers = Background(), [Worker("right", 1, done), Failing("wrong", 1, done)]
     for worker in workers:
-        found.want(worker)
+        found.enqueue(worker)
     Worker.may_go.set()
     found.finish()
     assert sorted(done) == ["right", "wrong"]
@@ -75,10 +75,10 @@ def test_a_failure_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixtu
 def test_what_waits_is_not_kept_alive_and_nor_is_what_is_done() -> None:
     done: list[str] = []
     found, first, second = Background(), Worker("first", 1, done), Worker("second", 1, done)
-    found.want(first)
-    while found._wanted:
+    found.enqueue(first)
+    while found._queue:
         time.sleep(0.001)
-    found.want(second)
+    found.enqueue(second)
     references = [weakref.ref(first), weakref.ref(second)]
     del second
     gc.collect()
@@ -98,7 +98,7 @@ def test_the_thread_itself_does_not_wait_for_its_end() -> None:
 
     done: list[str] = []
     found, worker = Background(), Waiting("waiting", 1, done)
-    found.want(worker)
+    found.enqueue(worker)
     Worker.may_go.set()
     found.finish()
     assert done == ["waiting"]
@@ -108,12 +108,12 @@ def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) 
     """Only in its own thread, only then, and no profile function is left."""
     rests: list[tuple[float, str]] = []
     monkeypatch.setattr(background.time, "sleep", lambda seconds: rests.append((seconds, threading.current_thread().name)))
-    monkeypatch.setattr(background, "_WORK", 0.0)
+    monkeypatch.setattr(background, "_RUN_SECONDS", 0.0)
 
     class Python(Worker):
         def work(self) -> bool:
             before = len(rests)
-            with background.in_its_place():
+            with background.eager_call():
                 self.done.append("a call")
             self.done.append(str(len(rests) - before > 0))
             before = len(rests)
@@ -123,10 +123,10 @@ def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) 
 
     done: list[str] = []
     found, worker = Background(), Python("python", 1, done)
-    found.want(worker)
+    found.enqueue(worker)
     found.finish()
     assert done == ["a call", "True", "no call", "False"]
-    assert set(rests) == {(background._REST, "dynaxla")}
+    assert set(rests) == {(background._SLEEP_SECONDS, "dynaxla")}
     assert (sys.getprofile(), background._calls) == (None, [])
 
 

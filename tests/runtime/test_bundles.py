@@ -12,7 +12,7 @@ def test_what_is_kept_or_found_is_gathered(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.put("there", b"before")
     bundle = Bundle({("records", "one"): b"given"})
-    records, programs = bundle.before("records", store), bundle.before("programs", None)
+    records, programs = bundle.in_front_of("records", store), bundle.in_front_of("programs", None)
     assert records.get("one") == b"given"
     assert records.get("there") == b"before"
     assert records.get("nowhere") is None

@@ -223,16 +223,16 @@ def raised_for(failures: Any, text: str) -> BaseException:
 
 
 def test_exceptions_are_kept_until_no_program_runs() -> None:
-    failures, errors = callbacks._Failures(), [ValueError(str(number)) for number in range(callbacks._MOST_FAILURES + 1)]
+    failures, errors = callbacks._Failures(), [ValueError(str(number)) for number in range(callbacks._MAX_FAILURES + 1)]
     with failures.call():
         texts = [failures.keep(error) for error in errors]
-        assert len(failures._kept) == callbacks._MOST_FAILURES
+        assert len(failures._kept) == callbacks._MAX_FAILURES
         assert raised_for(failures, f"INTERNAL: {texts[-1]}") is errors[-1]
         assert errors[-1].__suppress_context__
         assert isinstance(raised_for(failures, texts[0]), JaxRuntimeError), "the oldest was dropped"
         of_another_process = texts[1].replace(f"failure {os.getpid()}.", f"failure {os.getpid() + 1}.")
         assert isinstance(raised_for(failures, of_another_process), JaxRuntimeError)
-        assert len(failures._kept) == callbacks._MOST_FAILURES - 1
+        assert len(failures._kept) == callbacks._MAX_FAILURES - 1
     assert not failures._kept
 
 

@@ -19,7 +19,7 @@ def taken_elsewhere() -> bool:
     found: list[bool] = []
 
     def attempt() -> None:
-        lock = capture_lock.one_at_a_time()
+        lock = capture_lock.exclusive()
         found.append(not lock.acquire(blocking=False))
         if not found[0]:
             lock.release()
@@ -32,7 +32,7 @@ def taken_elsewhere() -> bool:
 
 def test_others_wait_and_this_thread_does_not() -> None:
     assert not taken_elsewhere()
-    with capture_lock.one_at_a_time(), capture_lock.capturing():
+    with capture_lock.exclusive(), capture_lock.capturing():
         assert taken_elsewhere()
         with capture_lock.capturing():
             assert taken_elsewhere()
@@ -55,7 +55,7 @@ def test_torch_knows_that_a_graph_is_captured() -> None:
 def test_it_is_dynamos_own() -> None:
     from torch._dynamo.convert_frame import compile_lock
 
-    assert capture_lock.one_at_a_time() is compile_lock
+    assert capture_lock.exclusive() is compile_lock
 
 
 @fails_in_oldest("torch.compile in several threads at once ends the process, whatever the backend (Python 3.12.1)")

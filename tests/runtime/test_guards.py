@@ -93,11 +93,11 @@ def test_another_answer_is_captured_anew() -> None:
 
     def backend(module: torch.fx.GraphModule, _: Any) -> Any:
         captured.append(answer[0])
-        guards.guard_answer(__name__, ("ask",))
+        guards.guard_on_result(__name__, ("ask",))
         return module
 
     compiled = torch.compile(lambda x: x + 1, backend=backend)
     for answer[0] in (0, 0, 1, 1, 2):
         compiled(torch.ones(3))
     assert captured == [0, 1, 2]
-    guards.guard_answer(__name__, ("ask",))  # outside of a capture there is nothing to guard
+    guards.guard_on_result(__name__, ("ask",))  # outside of a capture there is nothing to guard

@@ -66,11 +66,11 @@ def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "lowering.py").write_text(content)
         with monkeypatch.context() as patch:
             patch.setattr(machine, "__file__", str(tmp_path / "runtime" / "machine.py"))
-            patch.setattr(machine, "_IMPORTED", time.time() + 60)
+            patch.setattr(machine, "_IMPORT_TIME", time.time() + 60)
             machine.sources.cache_clear()
             hashes.add(machine.sources())
             machine.sources.cache_clear()
-            patch.setattr(machine, "_IMPORTED", 0)
+            patch.setattr(machine, "_IMPORT_TIME", 0)
             assert machine.sources() is None
     machine.sources.cache_clear()
     assert len(hashes) == 2

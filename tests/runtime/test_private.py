@@ -19,7 +19,7 @@ def test_all_are_there() -> None:
 
 def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "missing", [])
-    gone = private._needed("torch._C._gone")
+    gone = private._require("torch._C._gone")
     assert private.missing == ["torch._C._gone"]
     assert private._find("torch._C._gone") is private._find("no_such_module.at_all") is None
     with pytest.raises(dynaxla.errors.UnsupportedVersion, match=r"no torch\._C\._gone(.|\n)*torch 2\.11 to 2\.15 and jax 0\.10 to 0\.12"):

@@ -31,12 +31,12 @@ class _Failed:
 
 def test_it_waits_for_compilations_and_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = _Slow()
-    background.want(slow)
+    background.enqueue(slow)
     dynaxla.synchronize()
     assert slow.is_done
     again = _Slow()
     monkeypatch.setitem(late_checks._reports, torch.device("cuda"), _Failed())
-    background.want(again)
+    background.enqueue(again)
     with pytest.raises(IndexError, match="index 9"):
         dynaxla.synchronize()
     assert again.is_done

@@ -104,7 +104,7 @@ def _lazy(model: nn.Module, _: Inputs) -> Call:
 
 
 def no_device() -> str:
-    return "" if private.spare_device_name() == "jax" else "it is one for --device jax"
+    return "" if private.privateuse1_name() == "jax" else "it is one for --device jax"
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:

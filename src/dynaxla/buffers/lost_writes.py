@@ -68,7 +68,7 @@ class LostWrites(TorchDispatchMode):
         # The memory that the forward pass has created or written to.
         self._forward_memory: set[StorageWeakRef] = set()
         # The backward pass during which the trace takes place, if any: another one is that of the traced function.
-        self._enclosing_backward = private.graph_task()
+        self._enclosing_backward = private.backward_id()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -123,7 +123,7 @@ class LostWrites(TorchDispatchMode):
             raise LostWrite(f"it writes with {func} to a view that {texts[0]}")
 
     def _is_backward(self) -> bool:
-        return private.graph_task() != self._enclosing_backward
+        return private.backward_id() != self._enclosing_backward
 
     def _record_forward_memory(self, tensors: Any) -> None:
         """Records that these tensors were created or written to, if the forward pass is being traced."""

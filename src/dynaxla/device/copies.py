@@ -182,7 +182,7 @@ def packed_array(tensor: torch.Tensor) -> jax.Array:
             return found
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.Where) -> jax.Array:
+def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.DeviceOrMesh) -> jax.Array:
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=where)
 

@@ -35,7 +35,7 @@ _kept: list[_ManagedTensor] = []
 def first_of(dtype: torch.dtype, index: int) -> torch.Tensor:
     """Returns a tensor without elements on a device. The caller must not change it, since the tensor is cached."""
     if dtype != torch.uint8:
-        return private.by_cpu_kernel(torch.ops.aten.view.dtype, first_of(torch.uint8, index), dtype)
+        return private.call_cpu_kernel(torch.ops.aten.view.dtype, first_of(torch.uint8, index), dtype)
     made = _ManagedTensor(
         None, _SPARE_DEVICE, index, 1, _UNSIGNED, 8, 1, ctypes.addressof(_shape), ctypes.addressof(_strides), 0, None, None
     )

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from .. import forks
-from ..engine.executable import drawing_under_trace, execution_error
+from ..engine.executable import execution_error, random_numbers_under_jit
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
@@ -183,7 +183,7 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         op = for_numbers(op, positions)
         form = form_of(op)
     if form.is_view:
-        return private.by_cpu_kernel(op, *args, **kwargs)
+        return private.call_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
         return run_on_the_cpu(op, args, kwargs, "it has no functional form")
     if forks.is_cut_off():
@@ -261,7 +261,7 @@ def run(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targ
         return run(form, args, kwargs, targets)
     arrays = [call.arrays[slot] for slot in found.given]
     if is_traced and found.draws:
-        raise drawing_under_trace(str(form.op))
+        raise random_numbers_under_jit(str(form.op))
     if found.draws:
         arrays.append(generators.seed(call.generator, call.device.index, where or device))
     arrays += [_number(value, dtype, where or device) for value, dtype in taken]
@@ -428,7 +428,7 @@ class _Makers:
 _makers = _Makers()
 
 
-def _number(value: Any, dtype: np.dtype, where: meshes.Where) -> jax.Array:
+def _number(value: Any, dtype: np.dtype, where: meshes.DeviceOrMesh) -> jax.Array:
     """Returns a Python number as an array of rank 0."""
     kind = type(value)
     # The sign distinguishes 0.0 from -0.0.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import forks
-from ..engine.executable import drawing_under_trace
+from ..engine.executable import random_numbers_under_jit
 from ..runtime import meshes
 
 _lock = forks.lock()
@@ -59,11 +59,11 @@ def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
         index: of the device.
     """
     if getattr(_thread, "refuses", False):
-        raise drawing_under_trace("a torch function under JAX")
+        raise random_numbers_under_jit("a torch function under JAX")
     found = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
     return found.numpy().view(np.uint32)
 
 
-def seed(given: torch.Generator | None, index: int, where: meshes.Where) -> jax.Array:
+def seed(given: torch.Generator | None, index: int, where: meshes.DeviceOrMesh) -> jax.Array:
     """Returns a new seed, as `drawn` does, as an array on a device or a mesh."""
     return jax.device_put(drawn(given, index), where)

@@ -75,7 +75,7 @@ def empty_like(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Returns an empty tensor with the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
-    made = private.by_general_kernel(
+    made = private.call_composite_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
     if meshes.exist() and made.device == tensor.device and made.stride() == tensor.stride():
@@ -117,7 +117,7 @@ def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any)
 
     It ignores non_blocking and waits, since torch would require pinned memory otherwise.
     """
-    return private.by_general_kernel(aten._to_copy.default, tensor, **options)
+    return private.call_composite_kernel(aten._to_copy.default, tensor, **options)
 
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ def set_storage(
     needed = (storage_offset + storages.storage_extent(tuple(size), steps)) * tensor.element_size()
     if math.prod(size) and needed > source.nbytes():
         raise RuntimeError(f"a storage of {source.nbytes()} bytes on {source.device} is too small for a tensor that reads {needed} bytes")
-    private.place_tensor(tensor, source, storage_offset, tuple(size), steps)
+    private.set_storage(tensor, source, storage_offset, tuple(size), steps)
     return tensor
 
 
@@ -286,7 +286,7 @@ def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torc
     torch would request pinned memory from the device jax, which has none.
     """
     if torch.cuda.is_available():
-        return private.by_general_kernel(aten._pin_memory.default, tensor, torch.device("cuda"))
+        return private.call_composite_kernel(aten._pin_memory.default, tensor, torch.device("cuda"))
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -413,26 +413,26 @@ def register() -> None:
     """Registers the device's kernels with torch, for the life of the process."""
     own, ours, others = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
     _libraries[:] = [own, ours, others]  # torch removes the kernels of a library that is freed
-    private.count_as_own(own, ours, others)
+    private.register_own_libraries(own, ours, others)
     for op, function in _OWN.items():
-        own.impl(op, private.unseen(function), private.SPARE_KEY)
+        own.impl(op, private.skipped_by_dynamo(function), private.PRIVATEUSE1_KEY)
     for op in {*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)} - _OWN.keys():
-        own.impl(op, _whole(op), private.SPARE_KEY)
+        own.impl(op, _whole(op), private.PRIVATEUSE1_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
-        ours.impl(op, _whole(op), private.SPARE_KEY)
+        ours.impl(op, _whole(op), private.PRIVATEUSE1_KEY)
     for key in ("Conjugate", "Negative"):  # torch's own kernel materializes the bit first by a copy, which is this op again
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
-    own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
-    others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
+    own.impl(aten._pin_memory.default, private.skipped_by_dynamo(pin_memory), "CPU")
+    others.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
     autocasting.register(own)
-    own.impl(aten._fused_sdp_choice.default, choose_attention, private.SPARE_KEY)
-    for key in (private.SPARE_KEY, private.SPARE_AUTOGRAD_KEY):
+    own.impl(aten._fused_sdp_choice.default, choose_attention, private.PRIVATEUSE1_KEY)
+    for key in (private.PRIVATEUSE1_KEY, private.PRIVATEUSE1_AUTOGRAD_KEY):
         own.impl(aten.scaled_dot_product_attention.default, attention, key)
-    others.fallback(private.unseen(eager_mode.kernel), private.SPARE_KEY)
+    others.fallback(private.skipped_by_dynamo(eager_mode.kernel), private.PRIVATEUSE1_KEY)
 
 
 def _whole(op: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return eager_mode.kernel(op, *args, **kwargs)
 
-    return private.unseen(kernel)
+    return private.skipped_by_dynamo(kernel)

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .. import forks, user_frames
-from ..engine.executable import is_watched
+from ..engine.executable import is_recording_runs
 from ..errors import ExecutionError
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.settings import Settings
@@ -333,7 +333,7 @@ class _OpNotes:
         seed = generators.drawn(self.generator, self.device.index) if known.draws else None
         first = self.recording.values
         self.recording.values = first + len(known.kinds)
-        where, line = _where() if known.checks else "", user_frames.line() if is_watched() else ""
+        where, line = _where() if known.checks else "", user_frames.line() if is_recording_runs() else ""
         return RecordedOp((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
 
     def write(self, known: TracedOp, first: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from ..engine.executable import execution_error, is_watched
+from ..engine.executable import execution_error, is_recording_runs
 from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
@@ -85,7 +85,7 @@ class RecordedOp(NamedTuple):
         numbers: its Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if it draws random numbers, else None.
         where: the user's line if the op has checks, else "".
-        line: the user's line if programs are watched (`is_watched`), else "".
+        line: the user's line if programs are watched (`is_recording_runs`), else "".
     """
 
     key: tuple[Any, ...]
@@ -134,7 +134,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
             placed = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
         kinds = tuple([(array.shape, array.dtype) for array in arrays])
         # While programs are watched, each op in a program is annotated with its line, so that is a different program.
-        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed, where is not None and is_watched()
+        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed, where is not None and is_recording_runs()
         known = _programs.get(key) or ()
         program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)
@@ -169,7 +169,7 @@ def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
     if where is None:
         return None, arrays
-    return where, [meshes.moved(array, where) if own is None else array for array, own in zip(arrays, shardings, strict=True)]
+    return where, [meshes.copied_to(array, where) if own is None else array for array, own in zip(arrays, shardings, strict=True)]
 
 
 def _choose(known: Sequence[_CompiledRecording], wanted: tuple[Wanted, ...]) -> _CompiledRecording | None:
@@ -201,7 +201,7 @@ def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
     return np.array([number(value, dtype) for value in values], dtype)
 
 
-def _brought(arrays: Sequence[np.ndarray], where: meshes.Where) -> list[jax.Array]:
+def _brought(arrays: Sequence[np.ndarray], where: meshes.DeviceOrMesh) -> list[jax.Array]:
     with jax.enable_x64(True):
         return [jax.device_put(array, where) for array in arrays]
 

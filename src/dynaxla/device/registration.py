@@ -46,7 +46,7 @@ def _kinds() -> Iterator[Any]:
     signals. The generator makes a C call, by which Python notices a propagating exception; the exception is stored for `_in_this_thread`.
     pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
     """
-    always = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
+    always = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
     while True:
         try:
             yield from always
@@ -95,7 +95,7 @@ def enable() -> None:
             return
         if forks.is_cut_off():
             raise forks.cut_off()
-        name = private.spare_device_name()
+        name = private.privateuse1_name()
         if name != "privateuseone":
             raise RuntimeError(
                 f'the device "jax" needs the one device name that torch leaves to libraries, and another library uses it as "{name}"'
@@ -110,6 +110,6 @@ def enable() -> None:
         kernels.register()
         devices.register(storages.NAME, pjrt_devices.jax_device)
         device_kinds.register(storages.NAME, storage_buffers)
-        if not private.before_backward(_in_this_thread):
+        if not private.wrap_backward(_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
         _enabled.append(True)

@@ -411,7 +411,7 @@ class StorageBinding:
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
         self._mesh, self._names_mesh, self._reports_late = mesh, names_mesh, reports_late
-        self._where: meshes.Where = mesh or place.jax_device
+        self._where: meshes.DeviceOrMesh = mesh or place.jax_device
         self._index = place.device.index or 0
         self._check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.held is not None]
@@ -563,7 +563,7 @@ class StorageBinding:
                     taken.arrays[index] = array
                 if meshes.exist() and meshes.sharding_of(taken.arrays[index]) != self._inputs[index].sharding:
                     before = cast("jax.Array", storages.array_of(storage))
-                    taken.arrays[index] = meshes.moved(taken.arrays[index], self._inputs[index].sharding or self._place.jax_device)
+                    taken.arrays[index] = meshes.copied_to(taken.arrays[index], self._inputs[index].sharding or self._place.jax_device)
                     storages.replace_arrays([(storage, before, taken.arrays[index])])
 
     def _repack(self, taken: _Taken, index: int, array: jax.Array) -> None:
@@ -601,7 +601,7 @@ class StorageBinding:
             raise error
 
 
-def _offset(tensor: torch.Tensor, where: meshes.Where) -> jax.Array:
+def _offset(tensor: torch.Tensor, where: meshes.DeviceOrMesh) -> jax.Array:
     """Returns the offset of a tensor in its storage, in elements, as an int64[] array."""
     key = int(tensor.storage_offset()), meshes.key_of(where)
     array = _offsets.get(key)

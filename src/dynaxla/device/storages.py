@@ -65,7 +65,7 @@ def make(
 def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
     """Creates a tensor on a storage. Autograd does not treat it as a view."""
     tensor = transfer.reinterpret(first_of(dtype, storage.device.index or 0), (0,), (1,))
-    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
     return tensor
 
@@ -262,12 +262,12 @@ def sharding_in(storage: torch.UntypedStorage) -> NamedSharding | None:
 
 def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
     """Replicates the array of a storage, which is on one device, over a mesh. The storage keeps the replicated array."""
-    found = meshes.moved(array, where)
+    found = meshes.copied_to(array, where)
     replace_arrays([(storage, array, found)])  # fails if another thread has written to the storage; this one uses the old value then
     return found
 
 
-def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
+def as_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh | Sharding) -> jax.Array:
     """Copies the value of a CPU tensor to an array. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
@@ -332,7 +332,7 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
         if old is not None and storage.nbytes():
             array = _longer(old, needed)
         storage = make_storage(needed, tensor.device, array)
-    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
 
 

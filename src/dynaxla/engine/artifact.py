@@ -32,14 +32,14 @@ from ..runtime import machine
 from ..runtime.bundles import Bundle
 from .protocol import Runner
 from .scheduler import engine_for
-from .xla import Program, Xla
+from .xla import CompiledGraph, Xla
 
 _RESULTS = "torch._functorch._aot_autograd.aot_autograd_result"
 # True if this version of torch pickles the results of backends other than Inductor.
 IS_POSSIBLE = importlib.util.find_spec(_RESULTS) is not None and hasattr(importlib.import_module(_RESULTS), "BundledOutputCodeLoadable")
 _DIGEST_SIZE = 32
-# Options that the loading process sets itself.
-_HERE = ("cache", "dump")
+# The options that the loading process sets itself.
+_LOCAL_OPTIONS = ("cache", "dump")
 
 
 class Artifact(OutputCode):
@@ -73,7 +73,7 @@ class Artifact(OutputCode):
                 f"{graph.name} cannot be written to a file: it has {error}",
                 hint="use torch.compile(...) without aot_compile, and a cache directory (option cache) for later processes",
             ) from None
-        facts = {
+        fields = {
             "name": graph.name,
             "phase": graph.phase,
             "static": list(graph.static),
@@ -81,36 +81,37 @@ class Artifact(OutputCode):
             "written": sorted(written_inputs(graph.module.graph).values()) if graph.phase != "backward" else [],
             "nodes": nodes,
         }
-        artifact = Artifact(facts, options, Bundle())
-        for program in artifact._made[1]:
-            program.prepare()
+        artifact = Artifact(fields, options, Bundle())
+        for compiled in artifact._runner_and_graphs[1]:
+            compiled.prepare()
         return artifact
 
     @functools.cached_property
-    def _made(self) -> tuple[Runner, Sequence[Program]]:
-        """The runner, and a list of its programs, to which new ones are appended."""
-        engine = _Gathering(self._options, self._bundle)
-        return engine_for(self._options, innermost=engine).runner(self._aten_graph()), engine.programs
+    def _runner_and_graphs(self) -> tuple[Runner, Sequence[CompiledGraph]]:
+        """The runner, and a list of its compiled graphs, to which new ones are appended."""
+        engine = _BundlingXla(self._options, self._bundle)
+        return engine_for(self._options, innermost=engine).runner(self._aten_graph()), engine.graphs
 
     def _aten_graph(self) -> AtenGraph:
-        facts = self._graph
+        fields = self._graph
         registry.fill()  # loads the modules of lowerings, some of which define ops of dynaxla
         try:
-            module = decoded(facts["nodes"])
+            module = decoded(fields["nodes"])
         except AttributeError as error:
             raise ArtifactError(
-                f"{facts['name']} calls an op that is not registered: {error}", hint="first import the module that registers it"
+                f"{fields['name']} calls an op that is not registered: {error}", hint="first import the module that registers it"
             ) from error
-        return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], rederived_outputs=frozenset(facts["remade"]))
+        rederived_outputs = frozenset(fields["remade"])
+        return AtenGraph(fields["name"], module, tuple(fields["static"]), fields["phase"], rederived_outputs=rederived_outputs)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Runs the graph.
 
-        Raises: the errors of a runner; UnsupportedTensor for a written input that shares elements with another input or within itself.
+        Raises: the errors of a runner; UnsupportedTensor for a written input that shares memory with another input or overlaps itself.
         """
         if self._graph["written"]:
             self._check_overlaps(inputs)
-        return self._made[0](inputs)
+        return self._runner_and_graphs[0](inputs)
 
     def _check_overlaps(self, inputs: list[Any]) -> None:
         overlaps = self._overlaps or Overlaps(inputs, self._graph["written"], self._graph["static"], static=True)
@@ -128,7 +129,7 @@ class Artifact(OutputCode):
 
     def post_compile(self, *_: Any, **__: Any) -> None:
         """Builds the runner after loading, so that errors are raised at load time."""
-        _ = self._made
+        _ = self._runner_and_graphs
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Does nothing: there are no Triton kernels."""
@@ -145,13 +146,13 @@ class Artifact(OutputCode):
     def content(self) -> bytes:
         """Returns the bytes for `load`: a hash, a line of JSON, and the store entries."""
         entries = sorted(self._bundle.entries.items())
-        facts = {
-            "made": _surroundings(),
-            "options": {name: value for name, value in dataclasses.asdict(self._options).items() if name not in _HERE},
+        header = {
+            "made": _environment(),
+            "options": {name: value for name, value in dataclasses.asdict(self._options).items() if name not in _LOCAL_OPTIONS},
             "graph": self._graph,
-            "entries": [[*place, len(data)] for place, data in entries],
+            "entries": [[folder, key, len(data)] for (folder, key), data in entries],
         }
-        content = json.dumps(facts).encode() + b"\n" + b"".join(data for _, data in entries)
+        content = json.dumps(header).encode() + b"\n" + b"".join(data for _, data in entries)
         return hashlib.blake2b(content, digest_size=_DIGEST_SIZE).digest() + content
 
 
@@ -160,30 +161,27 @@ def load(content: bytes) -> Artifact:
 
     Raises: ArtifactError for damaged bytes, and for an artifact of other versions or another processor.
     """
-    told = content[_DIGEST_SIZE:]
-    if content[:_DIGEST_SIZE] != hashlib.blake2b(told, digest_size=_DIGEST_SIZE).digest():
+    body = content[_DIGEST_SIZE:]
+    if content[:_DIGEST_SIZE] != hashlib.blake2b(body, digest_size=_DIGEST_SIZE).digest():
         raise ArtifactError(
-            f"a compiled artifact is damaged: its hash does not match its {len(told)} bytes",
+            f"a compiled artifact is damaged: its hash does not match its {len(body)} bytes",
             hint="copy the file again, or compile and save it again",
         )
-    line, _, rest = told.partition(b"\n")
-    facts = json.loads(line)
-    made, here = facts["made"], _surroundings()
-    if made != here:
-        others = [f"{name} {made.get(name)}, and this process has {value}" for name, value in here.items() if made.get(name) != value]
-        raise ArtifactError(f"a compiled artifact was made with {'; '.join(others)}", hint=_ANEW)
+    line, _, rest = body.partition(b"\n")
+    header = json.loads(line)
+    saved, present = header["made"], _environment()
+    if saved != present:
+        others = [f"{name} {saved.get(name)}, and this process has {value}" for name, value in present.items() if saved.get(name) != value]
+        raise ArtifactError(f"a compiled artifact was made with {'; '.join(others)}", hint="compile and save it again in this environment")
     entries, start = {}, 0
-    for folder, key, size in facts["entries"]:
+    for folder, key, size in header["entries"]:
         entries[folder, key] = rest[start : start + size]
         start += size
-    return Artifact(facts["graph"], Options(**facts["options"]), Bundle(entries))
+    return Artifact(header["graph"], Options(**header["options"]), Bundle(entries))
 
 
-_ANEW = "compile and save it again in this environment"
-
-
-def _surroundings() -> dict[str, str]:
-    """Returns the versions and the processor, which must be the same where an artifact is made and where it is loaded.
+def _environment() -> dict[str, str]:
+    """Returns the versions and the processor, which must be the same for the process that saves an artifact and the one that loads it.
 
     torch itself compares Python's version.
     """
@@ -193,15 +191,15 @@ def _surroundings() -> dict[str, str]:
     return {**dict(zip(names, machine.versions(), strict=True)), "the processor": f"{machine.processor_name()} ({capability}, {processor})"}
 
 
-class _Gathering(Xla):
-    """An XLA engine that lists its programs. Its stores read from a bundle first, and also write to it."""
+class _BundlingXla(Xla):
+    """An XLA engine that lists its compiled graphs. Its stores read from a bundle first, and also write to it."""
 
     def __init__(self, options: Options, bundle: Bundle) -> None:
         super().__init__(options)
-        self.store = lambda folder: bundle.before(folder, options.store(folder))
-        self.programs: list[Program] = []
+        self.store = lambda folder: bundle.in_front_of(folder, options.store(folder))
+        self.graphs: list[CompiledGraph] = []
 
-    def runner(self, graph: AtenGraph) -> Program:
-        program = super().runner(graph)
-        self.programs.append(program)
-        return program
+    def runner(self, graph: AtenGraph) -> CompiledGraph:
+        compiled = super().runner(graph)
+        self.graphs.append(compiled)
+        return compiled

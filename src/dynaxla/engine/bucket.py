@@ -22,20 +22,20 @@ from ..passes import pipeline
 from ..passes.padding.padded_graph import Padded
 from ..runtime import background, eager_fallback, late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
-from .eager_executable import Kernels
+from .eager_executable import EagerGraph
+from .eager_timings import EagerTimings
 from .executable import Executable
 from .padded_calls import CallPlan, Fill, PaddedCalls
 from .protocol import Engine, Runner
-from .race import Race
-from .unit import AWAITED
-from .xla import Program
+from .unit import FOREGROUND_PROGRAMS
+from .xla import CompiledGraph
 
 _EXACT, _FIRST = "exact", "first"
-# The number of combinations of sizes that get exact executables before others get buckets, with the option `sizes="auto"`. With few
-# combinations (a smaller last batch, another batch size for evaluation) nothing is padded.
-FIRST = AWAITED
-# The number of programs that are slower than torch's kernels after which no more are compiled, if none has been faster.
-_ENOUGH = 2
+# With the option `sizes="auto"`, this many combinations of sizes get exact executables before others get buckets. With few combinations (a
+# smaller last batch, another batch size for evaluation) nothing is padded.
+EXACT_COMBINATIONS = FOREGROUND_PROGRAMS
+# After this many programs that are slower than torch's kernels, no more are compiled, if none has been faster.
+_MAX_SLOWER = 2
 
 
 class Bucket:
@@ -53,12 +53,12 @@ class Bucket:
     def runner(self, graph: AtenGraph) -> Runner:
         padded = pipeline.PADDING(graph)
         if isinstance(padded, str):
-            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # with "auto" the user has not asked for buckets
+            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # "auto": the user has not asked for buckets
             dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
-        first = FIRST if self._options.sizes == "auto" else 0
-        return BucketProgram(self._inner, graph, padded, self._options, self._fill, first)
+        exact_combinations = EXACT_COMBINATIONS if self._options.sizes == "auto" else 0
+        return BucketProgram(self._inner, graph, padded, self._options, self._fill, exact_combinations)
 
 
 class BucketProgram:
@@ -68,137 +68,138 @@ class BucketProgram:
     they also run it afterwards if they have been measured to be faster for a call's sizes.
 
     Args:
-        engine: Compiles the padded graph, and the graph itself for exact sizes, which runs where an assumption on sizes does not hold for
-            the rounded ones.
+        engine: Compiles the padded graph. It also compiles the graph itself for exact sizes, which runs where an assumption on sizes does
+            not hold for the rounded ones.
         graph: The graph.
         padded: The graph for rounded sizes.
         options: The options of the compilation. The plans of calls are remembered for 64 times as many combinations of true sizes as there
             are executables.
         fill: Fills the padding of inputs.
-        first: The number of combinations of sizes that get exact executables before others get buckets.
+        exact_combinations: The number of combinations of sizes that get exact executables before others get buckets.
     """
 
-    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, options: Options, fill: Fill, first: int = 0) -> None:
+    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, options: Options, fill: Fill, exact_combinations: int = 0) -> None:
         self._boxed_call = True
         self.name = graph.name
         self._engine, self._graph, self._padded, self._fill = engine, graph, padded, fill
         self._sizes = Sizes(graph.module.graph.find_nodes(op="placeholder"))
         self._device, self._options = graph_device(graph.module), options
-        self._calls: LeastRecentlyUsed[CallPlan | str] = LeastRecentlyUsed(64 * options.executables)
-        self._first = self._exact_sizes = first
-        self._won = self._lost = 0  # decided races
+        self._plans: LeastRecentlyUsed[CallPlan | str] = LeastRecentlyUsed(64 * options.executables)
+        self._exact_left = self._exact_combinations = exact_combinations
+        self._faster = self._slower = 0  # the numbers of programs with complete timings
 
     @functools.cached_property
-    def _run(self) -> Runner:
-        run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, rederived_outputs=frozenset()))
-        if isinstance(run, Program):
+    def _padded_runner(self) -> Runner:
+        runner = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, rederived_outputs=frozenset()))
+        if isinstance(runner, CompiledGraph):
             waits = not is_interchangeable(self._graph.module)
-            run.cache.awaited = math.inf if waits else max(0, run.cache.awaited - self._exact_sizes)
-        return run
+            runner.cache.foreground_left = math.inf if waits else max(0, runner.cache.foreground_left - self._exact_combinations)
+        return runner
 
     @functools.cached_property
     def _may_choose(self) -> bool:
         """True if torch's kernels may run calls although the program is compiled."""
-        return self._options.compile == "auto" and isinstance(self._run, Program) and self._run.cache.awaited < math.inf
+        runner = self._padded_runner
+        return self._options.compile == "auto" and isinstance(runner, CompiledGraph) and runner.cache.foreground_left < math.inf
 
     @functools.cached_property
-    def _exact(self) -> Runner:
+    def _exact_runner(self) -> Runner:
         return self._engine.runner(self._graph)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if eager_fallback.is_being_traced() or eager_fallback.is_needed(args):
-            return self._exact(args)
+            return self._exact_runner(args)
         key = self._sizes.key(args)
-        call = self._calls.get(key)
-        if call is None:
-            call = self._prepare(args)
-            self._calls.put(key, call)
-        if isinstance(call, str):
-            if call is _EXACT:
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(args)
+            self._plans.put(key, plan)
+        if isinstance(plan, str):
+            if plan is _EXACT:
                 metrics.add("exact_sizes")
-            return self._exact(args)
-        given = args.copy()
+            return self._exact_runner(args)
+        inputs = args.copy()
         args.clear()
         if self._may_choose:
-            return self._by_faster(call, given)
-        outputs = self._by_program(call, given)
-        return self._by_kernels(call, given, "meanwhile") if outputs is None else outputs
+            return self._run_faster(plan, inputs)
+        outputs = self._run_program(plan, inputs)
+        return self._run_kernels(plan, inputs, "meanwhile") if outputs is None else outputs
 
-    def _by_faster(self, call: CallPlan, given: Sequence[Any]) -> list[Any]:
+    def _run_faster(self, plan: CallPlan, inputs: Sequence[Any]) -> list[Any]:
         """Returns the graph's outputs, computed by the program if it is compiled and expected to be faster than torch's kernels."""
-        race, start = call.race, time.perf_counter()
-        is_open = not race.is_decided
-        if race.prefers_kernels(call.share) or (is_open and self._lost >= _ENOUGH and not self._won):
-            outputs = self._by_kernels(call, given, "by_torch")
-            if is_open and race.has_begun:
-                race.add_kernels(time.perf_counter() - start, call.share)
+        timings, start = plan.timings, time.perf_counter()
+        is_timed = not timings.is_complete
+        if timings.prefers_kernels(plan.valid_fraction) or (is_timed and self._slower >= _MAX_SLOWER and not self._faster):
+            outputs = self._run_kernels(plan, inputs, "by_torch")
+            if is_timed and timings.has_program:
+                timings.add_kernels(time.perf_counter() - start, plan.valid_fraction)
         else:
-            found = self._by_program(call, given)
+            found = self._run_program(plan, inputs)
             if found is None:
-                return self._by_kernels(call, given, "meanwhile")
+                return self._run_kernels(plan, inputs, "meanwhile")
             outputs = found
-            if is_open:
-                race.add_program(time.perf_counter() - start)
-        if is_open and race.is_decided:
-            self._note(race)
+            if is_timed:
+                timings.add_program(time.perf_counter() - start)
+        if is_timed and timings.is_complete:
+            self._count_program(timings)
         return outputs
 
-    def _note(self, race: Race) -> None:
-        """Counts a race that has just been decided."""
-        self._lost, self._won = self._lost + race.is_lost, self._won + (not race.is_lost)
-        if self._lost == _ENOUGH and not self._won:
+    def _count_program(self, timings: EagerTimings) -> None:
+        """Counts a program whose timings have just become complete as faster or slower than torch's kernels."""
+        self._slower, self._faster = self._slower + timings.program_is_slower, self._faster + (not timings.program_is_slower)
+        if self._slower == _MAX_SLOWER and not self._faster:
             dump.log.info("%s: torch's kernels run further sizes, because they were faster than XLA's programs for earlier ones", self.name)
 
-    def _by_program(self, call: CallPlan, given: Sequence[Any]) -> list[Any] | None:
+    def _run_program(self, plan: CallPlan, inputs: Sequence[Any]) -> list[Any] | None:
         """Returns the graph's outputs, computed by the program; None if it is not yet compiled."""
-        results = self._results(call, given)
+        results = self._program_results(plan, inputs)
         if results is None:
             return None
         with eager_fallback.kernels():
-            return call.cut(given, results)
+            return plan.crop_results(inputs, results)
 
-    def _results(self, call: CallPlan, given: Sequence[Any]) -> Sequence[Any] | None:
+    def _program_results(self, plan: CallPlan, inputs: Sequence[Any]) -> Sequence[Any] | None:
         """Returns the program's results; None if it is not yet compiled."""
-        executable, run = None, self._run
-        if isinstance(run, Program) and run.cache.in_background:
+        executable, runner = None, self._padded_runner
+        if isinstance(runner, CompiledGraph) and runner.cache.in_background:
             with eager_fallback.kernels():
-                padded = call.padded(given, self._fill if call.is_ready else None)
-            executable = run.ready(padded)
-            was_ready, call.is_ready = call.is_ready, executable is not None
+                padded = plan.pad_inputs(inputs, self._fill if plan.is_ready else None)
+            executable = runner.ready(padded)
+            was_ready, plan.is_ready = plan.is_ready, executable is not None
             if executable is None:
                 return None
             if was_ready:
                 return executable(executable.take(padded))
         with eager_fallback.kernels():
-            padded = call.padded(given, self._fill)
-        return run(padded) if executable is None else executable(executable.take(padded))
+            padded = plan.pad_inputs(inputs, self._fill)
+        return runner(padded) if executable is None else executable(executable.take(padded))
 
-    def _by_kernels(self, call: CallPlan, given: Sequence[Any], counter: str) -> list[Any]:
-        """Returns the graph's outputs, computed by torch's kernels, and counts the call."""
+    def _run_kernels(self, plan: CallPlan, inputs: Sequence[Any], counter: str) -> list[Any]:
+        """Returns the graph's outputs, computed by torch's kernels. Increments this counter of `observe.metrics`."""
         late_checks.look(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
-        with profiled, background.in_its_place():
-            values = dict(zip(self._kernels.nodes, self._kernels.values(given), strict=True))
+        with profiled, background.eager_call():
+            values = dict(zip(self._eager_graph.nodes, self._eager_graph.values(inputs), strict=True))
         metrics.add(counter)
-        others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
+        others = [value for value in inputs if isinstance(value, torch.Tensor)] + self._eager_graph.constants
         with eager_fallback.kernels():
-            return call.exact(given, [values[node] for node in self._padded.computed], others)
+            return plan.wrap_values(inputs, [values[node] for node in self._padded.computed], others)
 
     @functools.cached_property
-    def _kernels(self) -> Kernels:
-        return Kernels(self._graph.module, self._padded.computed)
+    def _eager_graph(self) -> EagerGraph:
+        return EagerGraph(self._graph.module, self._padded.computed)
 
     @functools.cached_property
     def _padded_calls(self) -> PaddedCalls:
         return PaddedCalls(self._padded, self._device, self._options.executables)
 
     def executables(self) -> list[Executable]:
-        runners = [vars(self)[name] for name in ("_run", "_exact") if name in vars(self)]
+        runners = [vars(self)[name] for name in ("_padded_runner", "_exact_runner") if name in vars(self)]
         return [executable for runner in runners for executable in runner.executables()]
 
-    def _prepare(self, args: Sequence[Any]) -> CallPlan | str:
-        """Plans calls with these sizes. Returns _EXACT if the sizes cannot be rounded, _FIRST for the first combinations of sizes."""
-        if self._first > 0:
-            self._first -= 1
+    def _make_plan(self, args: Sequence[Any]) -> CallPlan | str:
+        """Returns the plan of calls with these sizes: _EXACT if the sizes cannot be rounded, _FIRST for the first combinations of sizes."""
+        if self._exact_left > 0:
+            self._exact_left -= 1
             return _FIRST
         return self._padded_calls.plan(self._sizes.values(args)) or _EXACT

@@ -20,137 +20,137 @@ from ..lowering.xla_collectives import calls_in
 from ..observe import events, metrics, rewrites
 from ..passes import pipeline
 from ..runtime import heap, process_networks, programs
-from .blocks import in_parts
+from .blocks import compile_blocks
 from .compile import bind, compile_lowered, lower, trace
-from .eager_executable import EagerExecutable, Kernels
+from .eager_executable import EagerExecutable, EagerGraph
 from .executable import Executable
-from .facts import Facts
-from .stored import graph_key, recalled_executable, record
-from .unit import CompilationUnit, Specialised
+from .stored import graph_key, load_recorded_executable, record
+from .trace_outputs import TraceMetadata
+from .unit import CompilationUnit, SpecialisedGraph
 
 Runnable = Executable | EagerExecutable
 
-# Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
-LONG = 0.5
+# A compilation that takes longer than this, in seconds, leaves hundreds of megabytes behind in the C library's heap.
+SLOW_COMPILATION = 0.5
 
 
-def make_runnable(unit: CompilationUnit, specialised: Specialised) -> Runnable:
+def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runnable:
     """Returns the graph's executable, or torch's kernels if XLA would not improve on them."""
-    if is_for_torch(unit, specialised):
+    if prefers_eager(unit, specialised):
         specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
         if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
             heap.keep_freed_memory()
-        kernels = Kernels(unit.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
-        with _reported(unit, specialised) as made:
-            made.append(EagerExecutable(unit.name, kernels, specialised.buffers, unit.device))
-        return made[0]
+        graph = EagerGraph(unit.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
+        with _building_events(unit, specialised) as built:
+            built.append(EagerExecutable(unit.name, graph, specialised.buffers, unit.device))
+        return built[0]
     return build(unit, specialised)
 
 
-def build(unit: CompilationUnit, specialised: Specialised) -> Executable:
+def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     """Traces, lowers and compiles the graph."""
     start = time.perf_counter()
     dumped = rewrites.dumped(unit.options.dump_directory, unit.name)
-    with programs.below_caller(), _reported(unit, specialised) as made, dumped:
+    with programs.below_caller(), _building_events(unit, specialised) as built, dumped:
         executable = _build(unit, specialised)
-        made.append(executable)
-    if time.perf_counter() - start > LONG and unit.options.heap == "keep":
+        built.append(executable)
+    if time.perf_counter() - start > SLOW_COMPILATION and unit.options.heap == "keep":
         heap.return_freed_memory()
     return executable
 
 
-def is_for_torch(unit: CompilationUnit, specialised: Specialised) -> bool:
+def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
     """True if torch's kernels run the graph, because XLA would not improve on them."""
-    if specialised.function is None or unit.kind is not None or unit.platform != "cpu" or not unit.may_be_torchs:
+    if specialised.function is None or unit.device_kind is not None or unit.platform != "cpu" or not unit.may_run_eagerly:
         return False
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
     needed = unit.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
-    with _reported(unit, specialised):
+    with _building_events(unit, specialised):
         return unfusable_graphs.is_for_torch([node for node in unit.interpreter.module.graph.nodes if node in needed], ctx)
 
 
 @contextlib.contextmanager
-def _reported(unit: CompilationUnit, specialised: Specialised) -> Iterator[list[Runnable]]:
+def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
     """Emits a `Building` event on entry, and on exit a `Built` event with the runnable that the caller has put into the list."""
-    made: list[Runnable] = []
+    built: list[Runnable] = []
     if not events.has_listeners():
-        yield made
+        yield built
         return
     events.emit(events.Building(unit.name, unit.interpreter, specialised.symbols))
     try:
-        yield made
+        yield built
     finally:
-        events.emit(events.Built(unit.name, made[0] if made else None))
+        events.emit(events.Built(unit.name, built[0] if built else None))
 
 
-def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:
+def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     if specialised.function is None:
-        return bind(unit, None, specialised.buffers, specialised.facts)
+        return bind(unit, None, specialised.buffers, specialised.metadata)
     with dtypes.defaulting_to(specialised.function.default_dtype):
-        parts = in_parts(unit, specialised)
-    if parts is not None:
-        return bind(unit, *parts)
+        blocks = compile_blocks(unit, specialised)
+    if blocks is not None:
+        return bind(unit, *blocks)
     key = graph_key(unit, specialised, specialised.function)
-    if key is not None and (recalled := recalled_executable(unit, key, specialised.buffers)) is not None:
-        return recalled
+    if key is not None and (recorded := load_recorded_executable(unit, key, specialised.buffers)) is not None:
+        return recorded
     donated = specialised.buffers.donated
-    # Checks of a program that writes in place run first, and the call waits for them, where devices are synchronous.
+    # On synchronous devices, the checks of a program that writes in place run first, and the call waits for them.
     guarded = not donated or unit.reports_late
-    traced, buffers, facts = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
+    traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
     checks = None
-    if not guarded and facts.checks:
-        apart = _split_checks(unit, traced, buffers)
-        if apart is None:
-            traced, buffers, facts = trace(unit, specialised.function, specialised.buffers)
+    if not guarded and metadata.checks:
+        split = _split_checks(unit, traced, buffers)
+        if split is None:
+            traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
         else:
-            checks, traced = apart
-    where = buffers.where
-    if where is not None:
+            checks, traced = split
+    mesh = buffers.where
+    if mesh is not None:
         traced = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, donated)
     if specialised.members is not None and specialised.members.calls:
-        return _build_for_processes(unit, specialised, specialised.members, traced, buffers, facts)
+        return _build_for_processes(unit, specialised, specialised.members, traced, buffers, metadata)
     try:
         lowered = lower(unit, traced)
-        first = None if checks is None else compile_lowered(unit, lower(unit, checks), checks, specialised.settings, where=where)
-        compiled = compile_lowered(unit, lowered, traced, specialised.settings, where=where)
+        precheck = None if checks is None else compile_lowered(unit, lower(unit, checks), checks, specialised.settings, mesh=mesh)
+        compiled = compile_lowered(unit, lowered, traced, specialised.settings, mesh=mesh)
     except CompilationError as error:
         unit.do_without_refusable(error)
         return _build(unit, specialised)
-    record(unit, key, lowered, compiled, traced, specialised.settings, facts, buffers.orders)
-    return bind(unit, compiled, buffers, facts, first)
+    record(unit, key, lowered, compiled, traced, specialised.settings, metadata, buffers.orders)
+    return bind(unit, compiled, buffers, metadata, precheck)
 
 
 def _build_for_processes(
     unit: CompilationUnit,
-    specialised: Specialised,
+    specialised: SpecialisedGraph,
     members: process_networks.Members,
     traced: jax.stages.Traced,
     buffers: Buffers,
-    facts: Facts,
+    metadata: TraceMetadata,
 ) -> Executable:
     """Builds an executable with collectives that XLA itself executes.
 
     Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
     """
     network = members.connected()
-    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, among=network.devices, device=network.device)
-    found = calls_in(compiled.text())
-    if found != members.calls and not members.holds:  # XLA removes collectives that no result depends on
-        members.holds = True
+    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, processes=network.devices, device=network.device)
+    calls = calls_in(compiled.text())
+    if calls != members.calls and not members.keeps_collectives:  # XLA removes collectives that no result depends on
+        members.keeps_collectives = True
         return _build(unit, specialised)
-    if found != members.calls:
+    if calls != members.calls:
         raise CompilationError(
             f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has {members.calls}, "
-            f"the compiled program {found}",
+            f"the compiled program {calls}",
             hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)
-    among = functools.partial(members.agreement.under_way, network.cut)
-    return bind(unit, compiled, buffers.on(network.device), facts, among=among)
+    collectives = functools.partial(members.agreement.running, network.shut_down)
+    return bind(unit, compiled, buffers.on(network.device), metadata, collectives=collectives)
 
 
-def compile_for_plan(
-    unit: CompilationUnit, specialised: Specialised, known: jax.stages.Traced | None
+def compile_for_planning(
+    unit: CompilationUnit, specialised: SpecialisedGraph, known: jax.stages.Traced | None
 ) -> tuple[Executable, jax.stages.Traced]:
     """Compiles the program of a virtual mesh for inspection only: the executable has no checks.
 
@@ -163,15 +163,16 @@ def compile_for_plan(
     assert specialised.function is not None
     buffers = specialised.buffers
     if known is None:
-        known, _, facts = trace(unit, specialised.function, buffers, guarded=not buffers.donated)
-        if buffers.donated and facts.checks:
-            apart = _split_checks(unit, known, buffers)
-            known = trace(unit, specialised.function, buffers)[0] if apart is None else apart[1]
+        known, _, metadata = trace(unit, specialised.function, buffers, guarded=not buffers.donated)
+        if buffers.donated and metadata.checks:
+            split = _split_checks(unit, known, buffers)
+            known = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
     traced = pipeline.SHARDED(known, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
-    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, where=buffers.where)
-    return bind(unit, compiled, buffers, Facts()), known
+    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, mesh=buffers.where)
+    return bind(unit, compiled, buffers, TraceMetadata()), known
 
 
 def _split_checks(unit: CompilationUnit, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
+    """Returns two programs, the checks and the rest; None if the checks need expensive parts of the computation."""
     with metrics.timed("trace", unit.name), jax.default_device(unit.jax_device):
         return pipeline.PRECHECKS(traced, unit.name, buffers.avals(), buffers.donated)

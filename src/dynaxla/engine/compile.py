@@ -20,48 +20,50 @@ from ..passes.jaxpr.open_layouts import check_closed
 from ..passes.jaxpr.transposes import Orders
 from ..runtime import meshes, private, programs, streams
 from .executable import Executable, compilation_error, execution_error, is_exhausted
-from .facts import Facts, Returned
-from .options import options_for, quick_options, with_tiles
+from .options import compile_with_cublas_fallback, options_for, quick_options
+from .trace_outputs import TracedOutputs, TraceMetadata
 from .unit import CompilationUnit
 
 
-def trace(unit: CompilationUnit, function: Function, buffers: Buffers, *, guarded: bool = True) -> tuple[jax.stages.Traced, Buffers, Facts]:
+def trace(
+    unit: CompilationUnit, function: Function, buffers: Buffers, *, guarded: bool = True
+) -> tuple[jax.stages.Traced, Buffers, TraceMetadata]:
     """Traces the function from packed arrays to packed arrays.
 
     Args:
         guarded: If true, the program returns the old values of written inputs when a check fails (see `Buffers.guard`).
 
-    Returns: the traced program, the buffers with the layouts of its results, and its facts.
+    Returns: the traced program, the buffers with the layouts of its results, and its metadata.
     """
 
-    def program(*arrays: jax.Array) -> Returned:
+    def program(*arrays: jax.Array) -> TracedOutputs:
         inputs, key = buffers.unpack(arrays)
         results = function(inputs, key)
         code = [Check.first_failed(results.checks)] if results.checks else []
         outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code and guarded else results.outputs
         checks = tuple((check.error, check.message) for check in results.checks)
-        return Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
+        return TracedOutputs([*buffers.pack(outputs), *code], TraceMetadata(checks, results.numbers, results.kernels))
 
     avals = buffers.avals()
     if buffers.where is not None:
         traced, orders = _trace_for_mesh(unit, program, avals, buffers), dict[int, tuple[int, ...]]()
     else:
         traced, orders = trace_graph(unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free, buffers.donated)
-    facts = traced.out_info.facts
+    metadata = traced.out_info.metadata
     if unit.opens_layouts and (buffers.open_inputs or buffers.free):
         traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free)
-    return traced, buffers.ordered(orders), facts
+    return traced, buffers.ordered(orders), metadata
 
 
 def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
-    """Traces like `traced`, using only operations that XLA's partitioner can partition."""
+    """Traces a program for a mesh, using only operations that XLA's partitioner can partition."""
     registry.fill()  # not under jax tracing
     run.__name__ = unit.name
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
         program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
-        found = program.trace(*avals)
-        report(len(found.jaxpr.jaxpr.eqns))
-        return found
+        traced = program.trace(*avals)
+        report(len(traced.jaxpr.jaxpr.eqns))
+        return traced
 
 
 def trace_graph(
@@ -81,7 +83,7 @@ def trace_graph(
         name: The name of the program.
         avals: The shapes and dtypes of its arguments.
         interpreter: The graph or the part that the function evaluates.
-        reorders: Whether passes/jaxpr/transposes.py evaluates the function.
+        reorders: True if passes/jaxpr/transposes.py evaluates the function.
         free: The indices of results whose dimensions may lie in any order.
         donated: See `Buffers`.
 
@@ -125,8 +127,8 @@ def compile_lowered(
     traced: jax.stages.Traced,
     settings: Settings,
     module: torch.fx.GraphModule | None = None,
-    where: NamedSharding | None = None,
-    among: Sequence[jax.Device] = (),
+    mesh: NamedSharding | None = None,
+    processes: Sequence[jax.Device] = (),
     device: jax.Device | None = None,
 ) -> programs.XlaProgram:
     """Compiles a lowered program, and writes the dump if the options ask for one.
@@ -136,18 +138,20 @@ def compile_lowered(
         traced: The same program as a jaxpr; some XLA options depend on it.
         settings: torch's settings, which the program follows.
         module: The part of the graph that the program computes, for the dump; the whole graph by default.
-        where: The mesh on which the program runs, if any.
-        among: One device of each participating process, for a program with XLA's own collectives.
+        mesh: The replicated sharding of the mesh on which the program runs, if any.
+        processes: One device of each participating process, for a program with XLA's own collectives.
         device: This process's device; the graph's by default.
 
     Raises: CompilationError; OutOfMemory.
     """
-    options = xla_options(unit, traced, settings, where is not None)
+    options = xla_options(unit, traced, settings, mesh is not None)
     store, heap_is_kept = unit.store("programs"), unit.options.heap == "keep"
 
     def compile() -> programs.XlaProgram:
-        place = device or unit.jax_device
-        return with_tiles(lambda given: programs.compile_lowered(lowered, place, given, store, heap_is_kept, among), options)
+        target = device or unit.jax_device
+        return compile_with_cublas_fallback(
+            lambda given: programs.compile_lowered(lowered, target, given, store, heap_is_kept, processes), options
+        )
 
     with metrics.timed("compile", unit.name):
         try:
@@ -166,6 +170,7 @@ def compile_lowered(
 
 
 def xla_options(unit: CompilationUnit, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
+    """Returns XLA's options for a program, by name; the user's override dynaxla's."""
     quick = quick_options() if meshes.is_planning() else {}
     return {**options_for(unit.platform, traced.jaxpr, settings, on_mesh), **quick, **unit.options.xla}
 
@@ -174,26 +179,32 @@ def bind(
     unit: CompilationUnit,
     compiled: programs.XlaProgram | None,
     buffers: Buffers,
-    facts: Facts,
-    first: programs.XlaProgram | None = None,
-    among: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+    metadata: TraceMetadata,
+    precheck: programs.XlaProgram | None = None,
+    collectives: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
 ) -> Executable:
     """Binds a compiled program to tensors.
 
     Args:
         compiled: The program; None if there is nothing to compute.
         buffers: The graph's buffers, with the layouts of the results.
-        facts: The facts of the trace.
-        first: The program of the checks, if they are a separate program that runs first.
-        among: Makes the context manager in which a program with XLA's own collectives runs.
+        metadata: The metadata of the trace.
+        precheck: The program of the checks, if they are a separate program that runs first.
+        collectives: Makes the context manager in which a program with XLA's own collectives runs.
     """
     if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free):
-        given, returned = compiled.orders()
-        check_closed(given, buffers.open_inputs)
-        check_closed(returned, buffers.free)
+        argument_orders, result_orders = compiled.orders()
+        check_closed(argument_orders, buffers.open_inputs)
+        check_closed(result_orders, buffers.free)
         if buffers.open_inputs:
-            unit.open_inputs.orders = {position: given[index] for index, position in buffers.open_inputs.items()}
-            buffers = buffers.laid_out(given)
-    acts = bool(facts.kernels) or among is not None
-    inside = among or contextlib.nullcontext
-    return Executable(unit.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=acts, first=first, among=inside)
+            unit.open_inputs.orders = {position: argument_orders[index] for index, position in buffers.open_inputs.items()}
+            buffers = buffers.laid_out(argument_orders)
+    return Executable(
+        unit.name,
+        compiled,
+        buffers.bind(metadata.numbers),
+        metadata.checks,
+        has_side_effects=bool(metadata.kernels) or collectives is not None,
+        precheck=precheck,
+        collectives=collectives or contextlib.nullcontext,
+    )

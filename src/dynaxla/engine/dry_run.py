@@ -30,8 +30,8 @@ def first_program(call: Callable[[], Any]) -> DryRun | None:
     threads.add(threading.get_ident())
     try:
         call()
-    except DryRun as found:
-        return found
+    except DryRun as dry_run:
+        return dry_run
     finally:
         threads.discard(threading.get_ident())
     return None

@@ -19,8 +19,8 @@ from ..runtime import background, eager_fallback, late_checks, private, transfer
 from ..runtime.guards import ArgumentCheck
 
 
-class Kernels:
-    """A graph whose nodes torch computes one by one.
+class EagerGraph:
+    """A graph whose nodes torch's kernels compute one by one.
 
     Args:
         module: The graph.
@@ -41,15 +41,15 @@ class Kernels:
 
     def values(self, args: Sequence[Any]) -> Sequence[Any]:
         """Returns the values of `nodes`, in order."""
-        return _by_kernels(self.compute, args)
+        return _run_kernels(self.compute, args)
 
     def timed_values(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[int, float]]:
-        """Returns `values`, and the seconds that they took by number of the user's line (see `events.line_number`)."""
-        timed = _Timed(self._module)
-        return _by_kernels(timed.run, args), timed.seconds
+        """Returns `values`, and the seconds that each line of user code took, by line number (see `events.line_number`)."""
+        timed = _TimedInterpreter(self._module)
+        return _run_kernels(timed.run, args), timed.seconds
 
 
-def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+def _run_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
     if private.mode_count():
         with _disable_current_modes(), eager_fallback.kernels():
             return compute(*args)
@@ -57,7 +57,7 @@ def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> S
         return compute(*args)
 
 
-class _Timed(Interpreter):
+class _TimedInterpreter(Interpreter):
     """Runs a graph node by node and measures the time of each line of user code.
 
     Attributes:
@@ -84,24 +84,24 @@ class _FirstCallLayouts:
     """The layouts of the first call, for the fast path of later calls.
 
     Attributes:
-        inputs: Returns true for input tensors with the layouts of the first call's.
-        values: Returns true for node values with the layouts of the first call's.
+        match_inputs: True for input tensors with the layouts of the first call's.
+        match_values: True for node values with the layouts of the first call's.
         results: For each result, None if it is the node's value itself, else the shape and strides with which a tensor (not a view)
             reinterprets the value's memory. None in place of the list if all results are the values themselves.
-        are_outputs: Whether the graph's outputs are exactly the results.
+        are_outputs: True if the graph's outputs are exactly the results.
     """
 
-    inputs: Callable[..., bool]
-    values: Callable[..., bool]
+    match_inputs: Callable[..., bool]
+    match_values: Callable[..., bool]
     results: Sequence[tuple[Sequence[int], Sequence[int]] | None] | None
     are_outputs: bool
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def _are_same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
-def _is_in_place(result: torch.Tensor, value: torch.Tensor) -> bool:
+def _is_value_itself(result: torch.Tensor, value: torch.Tensor) -> bool:
     """True if a result has the storage, offset and dtype of a value that is neither conjugated nor negated lazily."""
     if value.is_conj() or value.is_neg() or value.dtype != result.dtype or value.storage_offset() != result.storage_offset():
         return False
@@ -109,15 +109,17 @@ def _is_in_place(result: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 class EagerExecutable:
-    """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`; its outputs have the same strides and
-    aliases, and own their memory where that one's do. Exceptions of torch's kernels are those of eager mode.
+    """A graph with concrete sizes that torch's kernels run. It has the interface of an `Executable`.
+
+    Its outputs have the strides and aliases of an executable's outputs, and own their memory where an executable's do. Exceptions of
+    torch's kernels are those of eager mode.
 
     The overhead of a call should not exceed the few microseconds of a small graph. Between calls, other code evicts this code from the
     processor's caches, so that each further line costs time.
 
     Args:
         name: The graph's name.
-        kernels: The graph's kernels, which return the values of `buffers.nodes` and then of `buffers.numbers`.
+        graph: The graph, which returns the values of `buffers.nodes` and then of `buffers.numbers`.
         buffers: The buffers for these sizes.
         device: The graph's device.
     """
@@ -125,94 +127,96 @@ class EagerExecutable:
     program = None
     _counter = "by_torch"
 
-    def __init__(self, name: str, kernels: Kernels, buffers: Buffers, device: torch.device) -> None:
+    def __init__(self, name: str, graph: EagerGraph, buffers: Buffers, device: torch.device) -> None:
         self.name = name
-        self._kernels, self._buffers, self._device = kernels, buffers, device
+        self._eager_graph, self._buffers, self._device = graph, buffers, device
         self._binding: Binding | None = None
-        self._alike: _FirstCallLayouts | None = None
+        self._first_layouts: _FirstCallLayouts | None = None
 
     @staticmethod
     def take(args: list[Any]) -> list[Any]:
         """Returns all arguments, since the graph may read inputs that a program would not. Empties args."""
-        given = args.copy()
+        inputs = args.copy()
         args.clear()
-        return given
+        return inputs
 
-    def __call__(self, given: list[Any]) -> list[Any]:
+    def __call__(self, inputs: list[Any]) -> list[Any]:
         """Returns the graph's outputs for the arguments from `take`.
 
         Raises: exceptions of torch's kernels. No input has been written to in that case.
         """
         if private.is_profiling():
             with torch.profiler.record_function(self.name):
-                return self._run(given)
-        return self._run(given)
+                return self._run(inputs)
+        return self._run(inputs)
 
-    def again(self, args: list[Any]) -> list[Any] | None:
-        """Runs the fast path of a call. Returns None, without doing anything, if the inputs have other layouts than the first call's, or if
-        events or profiling are on. Raises: as a call does. Empties args unless it returns None or raises.
+    def fast_path(self, args: list[Any]) -> list[Any] | None:
+        """Returns the graph's outputs for inputs with the layouts of the first call's, with little overhead.
+
+        It returns None, and runs nothing, for other layouts, and if events or profiling are on. It empties args unless it returns None or
+        raises. Raises: as a call does.
 
         `unfusable_graphs.py` admits only ATen's own kernels, which allocate their results in the same way whatever the values are. So the
-        properties of the first call's values (each is a tensor that owns its memory and uses all of it) are not checked again. Their
-        layouts are, since torch's settings may have changed.
+        properties of the first call's values (each is a tensor that owns its memory and uses all of it) are not checked again. The values'
+        layouts are checked, since torch's settings may have changed.
         """
-        alike = self._alike
-        if alike is None or events.has_listeners() or private.is_profiling() or not alike.inputs(*args):
+        first = self._first_layouts
+        if first is None or events.has_listeners() or private.is_profiling() or not first.match_inputs(*args):
             return None
         with private.below_autograd():
-            values = self._kernels.compute(*args)
+            values = self._eager_graph.compute(*args)
         metrics.add(self._counter)
-        if not alike.values(*values):
-            return self._given(values, self.take(args))
-        if alike.results is not None:
-            made = zip(values, alike.results, strict=True)
-            values = [value if place is None else transfer.reinterpret(value, *place) for value, place in made]
-        if alike.are_outputs:
+        if not first.match_values(*values):
+            return self._outputs(values, self.take(args))
+        if first.results is not None:
+            pairs = zip(values, first.results, strict=True)
+            values = [value if view is None else transfer.reinterpret(value, *view) for value, view in pairs]
+        if first.are_outputs:
             args.clear()
             return list(values)
         assert self._binding is not None
         return self._binding.outputs(values, self._binding.take(args))
 
-    def _run(self, given: list[Any]) -> list[Any]:
+    def _run(self, inputs: list[Any]) -> list[Any]:
         if self._device.type != "cpu":
             late_checks.look(self._device)
-        values = self._values(given)
+        values = self._values(inputs)
         metrics.add(self._counter)
-        return self._given(values, given)
+        return self._outputs(values, inputs)
 
-    def _given(self, values: Sequence[Any], given: list[Any]) -> list[Any]:
-        """Returns the graph's outputs, made from the nodes' values. Empties given."""
+    def _outputs(self, values: Sequence[Any], inputs: list[Any]) -> list[Any]:
+        """Returns the graph's outputs, given the nodes' values. Empties inputs."""
         count = len(self._buffers.nodes)
         binding = self._binding
         if binding is None:
             binding = self._binding = self._buffers.bind(values[count:])
-        tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        results = self._buffers.results(values[:count], tensors + self._kernels.constants)
-        is_first = self._alike is None and len(tensors) == len(given) and len(values) == count
-        outputs = binding.outputs(results, binding.take(given))
-        if is_first and all(map(_is_in_place, results, values)):
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        results = self._buffers.results(values[:count], tensors + self._eager_graph.constants)
+        is_first = self._first_layouts is None and len(tensors) == len(inputs) and len(values) == count
+        outputs = binding.outputs(results, binding.take(inputs))
+        if is_first and all(map(_is_value_itself, results, values)):
             checks = ArgumentCheck(tensors).matches, ArgumentCheck(values).matches
-            places = [None if one is value else (one.shape, one.stride()) for one, value in zip(results, values, strict=True)]
-            self._alike = _FirstCallLayouts(*checks, places if any(places) else None, _are_same(outputs, results))
+            views = [None if result is value else (result.shape, result.stride()) for result, value in zip(results, values, strict=True)]
+            self._first_layouts = _FirstCallLayouts(*checks, views if any(views) else None, _are_same_objects(outputs, results))
         return outputs
 
-    def _values(self, given: list[Any]) -> Sequence[Any]:
+    def _values(self, inputs: list[Any]) -> Sequence[Any]:
         if not events.has_listeners():
-            return self._kernels.values(given)
-        values, lines = self._kernels.timed_values(given)
+            return self._eager_graph.values(inputs)
+        values, lines = self._eager_graph.timed_values(inputs)
         events.emit(events.Ran(self, sum(lines.values()), self._binding is None, lines))
         return values
 
 
-class Pending(EagerExecutable):
+class PendingExecutable(EagerExecutable):
     """A graph with concrete sizes that torch's kernels run until its program is compiled.
 
-    Its kernels return the values of all nodes that the buffers of any sizes may need.
+    Its graph returns the values of all nodes that the buffers of any sizes may need.
     """
 
     _counter = "meanwhile"
 
-    def _values(self, given: list[Any]) -> Sequence[Any]:
-        with background.in_its_place():  # instead of the program that another thread compiles
-            values = dict(zip(self._kernels.nodes, super()._values(given), strict=True))
+    def _values(self, inputs: list[Any]) -> Sequence[Any]:
+        with background.eager_call():  # instead of the program that another thread compiles
+            values = dict(zip(self._eager_graph.nodes, super()._values(inputs), strict=True))
         return [values[node] for node in (*self._buffers.nodes, *self._buffers.numbers)]

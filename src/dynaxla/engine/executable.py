@@ -16,24 +16,25 @@ from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedO
 from ..observe import events, metrics
 from ..runtime import affinity, callbacks, heap, private, programs
 
-_watching: list[list[ProgramRun]] = []
+# The lists of all active `recorded_runs` contexts.
+_recorders: list[list[ProgramRun]] = []
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[ProgramRun]]:
-    """Collects the programs that run inside the context, in all threads and in order. Of eager ops and recordings, only programs on a mesh
-    are collected."""
-    seen: list[ProgramRun] = []
-    _watching.append(seen)
+def recorded_runs() -> Iterator[list[ProgramRun]]:
+    """Collects the programs that run inside the context, in all threads and in order. Programs of eager ops and of recordings are collected
+    only if they run on a mesh."""
+    runs: list[ProgramRun] = []
+    _recorders.append(runs)
     try:
-        yield seen
+        yield runs
     finally:
-        _watching[:] = [other for other in _watching if other is not seen]
+        _recorders[:] = [other for other in _recorders if other is not runs]
 
 
-def is_watched() -> bool:
-    """True inside `watched`, in any thread."""
-    return bool(_watching)
+def is_recording_runs() -> bool:
+    """True inside `recorded_runs`, in any thread."""
+    return bool(_recorders)
 
 
 class UnboundProgram:
@@ -43,10 +44,10 @@ class UnboundProgram:
         self.name, self.program = name, program
 
     def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        if _watching:
-            ran = ProgramRun(self.name, self.program, user_frames.line())
-            for seen in _watching:
-                seen.append(ran)
+        if _recorders:
+            run = ProgramRun(self.name, self.program, user_frames.line())
+            for runs in _recorders:
+                runs.append(run)
         return self.program.call(arrays)
 
 
@@ -56,7 +57,7 @@ class ProgramRun(NamedTuple):
     Attributes:
         name: The program's name.
         program: The program; None if there was nothing to compute.
-        line: The line of user code that called a `UnboundProgram` program.
+        line: The line of user code that called an `UnboundProgram`; "" for other programs.
     """
 
     name: str
@@ -74,11 +75,11 @@ class Executable:
         name: The graph's name.
         program: The program, owned by the executable; None if there is nothing to compute.
         binding: Converts tensors to arrays and back.
-        checks: The exception class and message of each check. The program's last result is the index of the first that failed, or their
-            number if all hold.
-        acts: Whether the program has side effects: it calls torch kernels, or communicates with other processes.
-        first: The program of the checks, if they are a separate program that runs first.
-        among: Makes the context manager in which a program with XLA's own collectives runs.
+        checks: The exception class and message of each check. The program's last result is the index of the first check that failed, or the
+            number of checks if all hold.
+        has_side_effects: True if the program calls torch kernels, or communicates with other processes.
+        precheck: The program of the checks, if they are a separate program that runs first.
+        collectives: Makes the context manager in which a program with XLA's own collectives runs.
     """
 
     def __init__(
@@ -87,33 +88,33 @@ class Executable:
         program: programs.XlaProgram | None,
         binding: Binding,
         checks: Sequence[tuple[type[Exception], str]] = (),
-        acts: bool = True,
-        first: programs.XlaProgram | None = None,
-        among: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        has_side_effects: bool = True,
+        precheck: programs.XlaProgram | None = None,
+        collectives: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.name = name
         self.program = program
         self.binding = binding
         self.take = binding.take
         self._call = program.call if program is not None else None
-        self._first = first.call if first is not None else None
+        self._precheck = precheck.call if precheck is not None else None
         self._execute = program.execute if program is not None else None
         self._results = program.results if program is not None else list
-        self._acts, self._donates = acts, binding.donates_inputs
+        self._has_side_effects, self._donates = has_side_effects, binding.donates_inputs
         self._checks = checks
         # Makes the context in which the program runs.
-        self._surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = programs.below_caller
+        self._run_context: Callable[[], contextlib.AbstractContextManager[Any]] = programs.below_caller
         calls_back = program is not None and program.calls_back
-        if calls_back or among is not contextlib.nullcontext:
-            self._surroundings = functools.partial(_surroundings, callbacks.call if calls_back else contextlib.nullcontext, among)
+        if calls_back or collectives is not contextlib.nullcontext:
+            self._run_context = functools.partial(_entered, callbacks.call if calls_back else contextlib.nullcontext, collectives)
         # The first calls allocate from a heap that compilation has fragmented; later calls reuse the memory that these release.
         self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 
-    def show(self) -> None:
-        """Reports to all active `watched` contexts that the program runs. A planned program is reported without running."""
-        for seen in _watching:
-            seen.append(ProgramRun(self.name, self.program))
+    def record_run(self) -> None:
+        """Reports to all active `recorded_runs` contexts that the program runs. A planned program is reported without running."""
+        for runs in _recorders:
+            runs.append(ProgramRun(self.name, self.program))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Runs the program on the tensors that `take` returned, and returns the graph's outputs.
@@ -127,14 +128,14 @@ class Executable:
         return self._run(tensors)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        if _watching:
-            self.show()
+        if _recorders:
+            self.record_run()
         binding = self.binding
         if self._call is None:
             return binding.outputs((), tensors)
         affinity.processors()
         try:
-            with self._surroundings():
+            with self._run_context():
                 start = metrics.now()
                 if self._donates:
                     results = self._run_in_place(self._call, tensors)
@@ -150,7 +151,7 @@ class Executable:
                     events.emit(events.Ran(self, seconds, is_first))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
-        if self._checks and self._first is None:
+        if self._checks and self._precheck is None:
             binding.report(results.pop(), self._checks, self.name)
         if self._unsettled_calls > 0:
             self._settle()
@@ -161,8 +162,8 @@ class Executable:
         done: list[Any] = []
         try:
             arrays = self.binding.arrays(tensors)
-            if self._first is not None:
-                self.binding.report(self._first(arrays)[0], self._checks, self.name)
+            if self._precheck is not None:
+                self.binding.report(self._precheck(arrays)[0], self._checks, self.name)
             # `extend` and `map` keep execution and the store of its result in C, so that Ctrl-C arrives before or after both.
             done.extend(map(self._execute or call, (arrays,)))
             return self.binding.export(self._results(done[0]), tensors)
@@ -180,13 +181,13 @@ class Executable:
         error: Exception,
         tensors: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Repeats a call that has failed with `error`, if torch could give back the memory that was missing.
+        """Repeats a call that has failed with `error`, if XLA ran out of memory and torch could give back some.
 
         A program writes only to its own memory and may therefore run again, unless it has side effects.
 
         Raises: `error` if the call cannot be repeated; JaxRuntimeError if the second attempt fails.
         """
-        if not self.binding.abandon(is_exhausted(error), tensors) or self._acts:
+        if not self.binding.abandon(is_exhausted(error), tensors) or self._has_side_effects:
             raise error
         metrics.add("repeated")
         try:
@@ -196,13 +197,14 @@ class Executable:
             raise
 
     def _settle(self) -> None:
+        """Returns freed memory to the system after the last of the first calls."""
         self._unsettled_calls -= 1
         if not self._unsettled_calls:
             heap.return_freed_memory()
 
 
 @contextlib.contextmanager
-def _surroundings(*contexts: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def _entered(*contexts: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for context in (programs.below_caller, *contexts):
             stack.enter_context(context())
@@ -230,7 +232,7 @@ def compilation_error(name: str, error: Exception) -> CompilationError:
     )
 
 
-def drawing_under_trace(name: str) -> UnsupportedOp:
+def random_numbers_under_jit(name: str) -> UnsupportedOp:
     """Returns the error to raise for random numbers under jax.jit, where each call would draw the numbers of the first call again."""
     return UnsupportedOp(
         f"{name} draws random numbers from torch's generator inside a function that JAX traces: all calls would get the same numbers",

@@ -1,4 +1,4 @@
-"""Values that depend on parameters and buffers alone: they are computed again only after one of these has changed (option freeze)."""
+"""Values that depend only on parameters and buffers. They are computed again only after one of these has changed (option freeze)."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from .protocol import Runner
 
 
 class FrozenValues:
-    """The runner of the graph of these values, which keeps the results of its last call.
+    """The runner of the graph that computes these values. It keeps the results of its last call.
 
     A change is detected by the tensor's identity, its address, and its version counter. Writes that do not bump the tensor's own version
     counter are not detected: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
 
     Args:
         prepare: Computes the values.
-        loose: The open layouts of the program that reads them, which chooses them when it is compiled.
-        places: The position of each value among that program's inputs.
+        open_inputs: The open layouts of the program that reads the values. XLA chooses them when it compiles that program.
+        positions: The position of each value among that program's inputs.
     """
 
-    def __init__(self, prepare: Runner, open_inputs: OpenLayouts, places: Sequence[int]) -> None:
+    def __init__(self, prepare: Runner, open_inputs: OpenLayouts, positions: Sequence[int]) -> None:
         self._boxed_call = True
         self.name = prepare.name
-        self._prepare, self._loose, self._places = prepare, open_inputs, places
-        self._kept: _Prepared | None = None
+        self._prepare, self._open_inputs, self._positions = prepare, open_inputs, positions
+        self._cached: _CachedResults | None = None
         self._lock = forks.lock()
 
     def __call__(self, sources: list[Any]) -> Sequence[Any]:
         if eager_fallback.is_being_traced():
             return self._prepare(sources)
-        kept = self._kept
-        if kept is None or not kept.is_of(sources):
+        cached = self._cached
+        if cached is None or not cached.is_valid_for(sources):
             if eager_fallback.is_needed(sources):
                 return self._prepare(sources)
             with self._lock:
-                kept = self._kept
-                if kept is None or not kept.is_of(sources):
+                cached = self._cached
+                if cached is None or not cached.is_valid_for(sources):
                     metrics.add("preparations")
                     forget = weakref.WeakMethod(self._forget)
-                    kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
-        if self._loose.orders is not kept.orders:
-            kept.lay_out(self._loose.orders, self._places)
-        return kept.results
+                    cached = self._cached = _CachedResults(sources, self._prepare, lambda _: (call := forget()) and call())
+        if self._open_inputs.orders is not cached.orders:
+            cached.lay_out(self._open_inputs.orders, self._positions)
+        return cached.results
 
     def _forget(self) -> None:
-        self._kept = None
+        self._cached = None
 
     def executables(self) -> list[Executable]:
         return self._prepare.executables()
@@ -69,7 +69,7 @@ class PackedOrPlain:
 
     Args:
         packed: The runner with packed weights.
-        plain: Makes the runner with plain weights, when it is first needed.
+        plain: Returns the runner with plain weights. Called when that runner is first needed.
     """
 
     def __init__(self, packed: Runner, plain: Callable[[], Runner]) -> None:
@@ -92,43 +92,44 @@ class PackedOrPlain:
         return [*self._packed.executables(), *(self._plain.executables() if self._plain is not None else [])]
 
 
-class _Prepared:
+class _CachedResults:
     """The results of `compute` for some tensors, with the state of these tensors before the computation.
 
-    It holds the tensors' storages (not the tensors), so that no other tensor can be allocated at their addresses.
+    The object refers to the tensors' storages (not to the tensors), so that no other tensor can be allocated at their addresses.
 
     Args:
         sources: The tensors.
         compute: Computes the results from a list of the tensors.
-        gone: Called when one of the tensors is freed.
+        on_free: Called when one of the tensors is freed.
     """
 
     def __init__(
-        self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
+        self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], on_free: Callable[[Any], object]
     ) -> None:
         # Before the computation: a write by another thread during it is then detected at the next call.
         self._state = states(sources)
         self.results = compute(list(sources))
         self.orders: Orders | None = None
         self._storages = [source.untyped_storage() for source in sources]
-        self._references = [weakref.ref(source, gone) for source in sources]
+        self._references = [weakref.ref(source, on_free) for source in sources]
 
-    def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
+    def is_valid_for(self, sources: Sequence[torch.Tensor]) -> bool:
         """True if the results were computed from these tensors and nothing has been written to them since."""
         return self._state == states(sources)
 
-    def lay_out(self, orders: Orders | None, places: Sequence[int]) -> None:
+    def lay_out(self, orders: Orders | None, positions: Sequence[int]) -> None:
         """Changes the layouts of the results to those in which a program reads them.
 
         Args:
             orders: The dimension orders by position among the program's inputs; None for row-major order.
-            places: The position of each result among the program's inputs.
+            positions: The position of each result among the program's inputs.
         """
-        self.results = [_in_order(result, (orders or {}).get(place)) for result, place in zip(self.results, places, strict=True)]
+        self.results = [_in_order(result, (orders or {}).get(position)) for result, position in zip(self.results, positions, strict=True)]
         self.orders = orders
 
 
 def _in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """Returns the tensor with another order of its dimensions in memory; dimension i in memory is dimension order[i]."""
     if order is None:
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])

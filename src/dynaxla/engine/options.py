@@ -30,9 +30,10 @@ _CPU_OPTIONS = {
 # ones. With all roundings, as in eager mode, BERT of 8 x 1024 tokens needs 160 MiB of temporary memory instead of 209.
 _CUDA_OPTIONS = {"xla_allow_excess_precision": False}
 
-# Kinds of commands in XLA's CUDA graphs: XLA's default list plus convolutions, which would otherwise split a CUDA graph into small ones. On
-# an H200 (jaxlib 0.11.2, 2026-11-27, bfloat16) resnet50 takes 1.1 ms instead of 2.3 for one image, 1.8 ms instead of 2.1 for 32 images, and
-# 13.7 ms instead of 16.1 for a training step. Releases of XLA differ in the kinds that they know: the last list that XLA accepts is used.
+# The kinds of commands that XLA puts into CUDA graphs: XLA's default list plus convolutions, which would otherwise split a CUDA graph into
+# small ones. On an H200 (jaxlib 0.11.2, 2026-11-27, bfloat16) resnet50 takes 1.1 ms instead of 2.3 for one image, 1.8 ms instead of 2.1 for
+# 32 images, and 13.7 ms instead of 16.1 for a training step. Releases of XLA differ in the kinds that they accept: the last list that XLA
+# accepts is used.
 COMMANDS = "xla_gpu_enable_command_buffer"
 WITHOUT_CONVOLUTIONS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION"
 _IN_GRAPHS = (f"{WITHOUT_CONVOLUTIONS},CONVOLUTION", f"{WITHOUT_CONVOLUTIONS},CONVOLUTION,COLLECTIVES_KERNEL")
@@ -53,7 +54,7 @@ _BY_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 Compiled = TypeVar("Compiled")
 
 
-def with_tiles(compile: Callable[[Mapping[str, Any]], Compiled], options: Mapping[str, Any]) -> Compiled:
+def compile_with_cublas_fallback(compile: Callable[[Mapping[str, Any]], Compiled], options: Mapping[str, Any]) -> Compiled:
     """Calls compile(options). If XLA finds no tile sizes for a matmul, it calls compile again with all matmuls on cuBLAS."""
     try:
         return compile(options)
@@ -63,7 +64,8 @@ def with_tiles(compile: Callable[[Mapping[str, Any]], Compiled], options: Mappin
         return compile({**options, **_BY_CUBLAS})
 
 
-# Seconds that a program's devices wait for each other before XLA ends the process. XLA's default of 40 s is too short on a busy machine.
+# The seconds for which a program's devices wait for each other before XLA ends the process. XLA's default of 40 s is too short on a busy
+# machine.
 _RENDEZVOUS = {
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
     "xla_cpu_collective_timeout_seconds": 3600,
@@ -81,7 +83,7 @@ _QUICK = {
 
 def quick_options() -> Mapping[str, Any]:
     """Returns options for fast compilation of programs that never run."""
-    return _known(tuple(_QUICK.items()))
+    return _supported(tuple(_QUICK.items()))
 
 
 def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT, on_mesh: bool = False) -> Mapping[str, Any]:
@@ -91,14 +93,14 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
         platform: The platform on which the program runs.
         program: The program's jaxpr.
         settings: torch's settings, which the program follows.
-        on_mesh: Whether the program runs on several devices.
+        on_mesh: True if the program runs on several devices.
     """
     options = default_options(platform)
     if on_mesh and platform == "cpu":
-        options = {**options, **_known(tuple(_RENDEZVOUS.items()))}
+        options = {**options, **_supported(tuple(_RENDEZVOUS.items()))}
     if settings.deterministic:
         options = {**options, **_DETERMINISTIC}
-    if _VECTORS in options and not _may_be_wide(program.jaxpr):
+    if _VECTORS in options and not _supports_wide_vectors(program.jaxpr):
         return {name: value for name, value in options.items() if name != _VECTORS}
     return options
 
@@ -106,39 +108,39 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
 @functools.cache
 def default_options(platform: str) -> Mapping[str, Any]:
     """Returns XLA's options for most programs on a platform, without options that XLA_FLAGS sets."""
-    said = {word.lstrip("-").partition("=")[0] for word in os.environ.get("XLA_FLAGS", "").split()}
-    wanted = tuple((name, value) for name, value in _wanted(platform) if name not in said)
-    return _known(wanted) if wanted else {}
+    set_by_user = {word.lstrip("-").partition("=")[0] for word in os.environ.get("XLA_FLAGS", "").split()}
+    candidates = tuple((name, value) for name, value in _candidates(platform) if name not in set_by_user)
+    return _supported(candidates) if candidates else {}
 
 
 @functools.cache
-def _known(wanted: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
-    """Returns the options that the installed XLA has. For several values of one name, the last that XLA accepts."""
+def _supported(candidates: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    """Returns the options that the installed XLA has. Of several values of one name, it returns the last that XLA accepts."""
     # Every platform knows all of XLA's options, so a trial compilation for the CPU is enough.
     with jax.default_device(cpu_device()):
         trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     options = {}
-    for name, value in wanted:
+    for name, value in candidates:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
             compile_lowered(trivial, cpu_device(), {name: value})
             options[name] = value
     return options
 
 
-def _wanted(platform: str) -> Iterable[tuple[str, Any]]:
-    """Returns pairs of name and value. For several values of one name, the last that XLA accepts is used."""
+def _candidates(platform: str) -> Iterable[tuple[str, Any]]:
+    """Returns options as pairs of name and value. Of several values of one name, the last that XLA accepts is used."""
     if platform == "cpu":
         wide = {_VECTORS: 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
         return [*_CPU_OPTIONS.items(), *wide.items()]
     return [*_CUDA_OPTIONS.items(), *((COMMANDS, kinds) for kinds in _IN_GRAPHS)] if platform == "cuda" else []
 
 
-def _may_be_wide(jaxpr: Jaxpr) -> bool:
+def _supports_wide_vectors(jaxpr: Jaxpr) -> bool:
     """True if XLA's functions for the widest vectors are correct for all operations of a program."""
     return all(
         equation.primitive.name not in _NOT_WIDE
         and not _has_complex(equation)
-        and all(map(_may_be_wide, _jaxprs(tuple(equation.params.values()))))
+        and all(map(_supports_wide_vectors, _jaxprs(tuple(equation.params.values()))))
         for equation in jaxpr.eqns
     )
 

@@ -1,4 +1,4 @@
-"""Calls of a program with rounded sizes: for each combination of true sizes, how inputs are padded and results are cut."""
+"""Calls of a program with rounded sizes: for each combination of true sizes, a plan that pads the inputs and crops the results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..passes.padding.valid_sizes import Extents
 from ..runtime import private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
-from .race import Race
+from .eager_timings import EagerTimings
 
-# Fills a tensor in place: the padding of an input. No result depends on it; tests fill it with NaN.
+# Fills the padding of an input, a tensor, in place. No result depends on the padding; tests fill it with NaN.
 Fill = Callable[[torch.Tensor], object]
 
 
@@ -30,119 +30,130 @@ class ValidRegion:
     Attributes:
         shape: The shape of the padded tensor.
         factors: The same shape, with one dimension for each factor of a size.
-        true: The number of valid positions in each of these dimensions.
+        valid: The number of valid positions in each of these dimensions.
     """
 
     shape: tuple[int, ...]
     factors: tuple[int, ...]
-    true: tuple[int, ...]
+    valid: tuple[int, ...]
 
     @functools.cached_property
     def strides(self) -> tuple[int, ...]:
         return row_major(self.shape)
 
     @functools.cached_property
-    def is_whole(self) -> bool:
-        return self.factors == self.true
+    def has_no_padding(self) -> bool:
+        return self.factors == self.valid
 
     @functools.cached_property
-    def cuts(self) -> list[tuple[int, int, int]]:
-        """The dimensions among `factors` that have padding, with the number of their valid positions, and of the others."""
-        sizes = enumerate(zip(self.true, self.factors, strict=True))
-        return [(dim, true, factor - true) for dim, (true, factor) in sizes if true != factor]
+    def padded_dims(self) -> list[tuple[int, int, int]]:
+        """For each dimension of `factors` that has padding: the dimension, its number of valid positions, and of padded positions."""
+        sizes = enumerate(zip(self.valid, self.factors, strict=True))
+        return [(dim, valid, factor - valid) for dim, (valid, factor) in sizes if valid != factor]
 
-    def part(self, padded: torch.Tensor) -> torch.Tensor:
+    def crop(self, padded: torch.Tensor) -> torch.Tensor:
         """Returns the valid part, with one dimension for each factor.
 
-        padded: A tensor that is row-major, or in which each dimension has one factor (except dimensions of size 1, which have none).
+        Args:
+            padded: A tensor that is row-major, or in which each dimension has one factor (except dimensions of size 1, which have none).
         """
-        part = padded if self.factors == self.shape else padded.reshape(self.factors)
-        for dim, size, _ in self.cuts:
-            part = part.narrow(dim, 0, size)
-        return part
+        valid_part = padded if self.factors == self.shape else padded.reshape(self.factors)
+        for dim, size, _ in self.padded_dims:
+            valid_part = valid_part.narrow(dim, 0, size)
+        return valid_part
 
-    def padded(self, tensor: torch.Tensor, fill: Fill | None) -> torch.Tensor:
-        """Returns the tensor in row-major memory, with padding after the valid part. fill: None leaves all values uninitialised."""
-        if self.is_whole and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    def pad(self, tensor: torch.Tensor, fill: Fill | None) -> torch.Tensor:
+        """Returns the tensor in row-major memory, with padding after the valid part.
+
+        Args:
+            tensor: The valid values.
+            fill: Fills the padding. None leaves all values uninitialised, valid ones too.
+        """
+        if self.has_no_padding and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             # Strides of dimensions of size 1 are arbitrary, and could depend on the true sizes.
             return tensor if tensor.stride() == self.strides else tensor.as_strided(self.shape, self.strides)
         result = tensor.new_empty(self.shape)
         if fill is None:
             return result
-        part = result.view(self.factors)
-        for dim, size, rest in self.cuts:
-            fill(part.narrow(dim, size, rest))
-            part = part.narrow(dim, 0, size)
-        part.copy_(tensor.reshape(self.true))
+        valid_part = result.view(self.factors)
+        for dim, size, padding in self.padded_dims:
+            fill(valid_part.narrow(dim, size, padding))
+            valid_part = valid_part.narrow(dim, 0, size)
+        valid_part.copy_(tensor.reshape(self.valid))
         return result
 
 
 @dataclass(frozen=True)
-class _CutOutput:
+class _CroppedOutput:
     """An output that the program computes.
 
     Attributes:
         index: Its index among the program's results.
         region: The valid part of the result.
-        wanted: The shape, strides and dtype of the output.
+        spec: The shape, strides and dtype of the output.
     """
 
     index: int
     region: ValidRegion
-    wanted: TensorSpec
+    spec: TensorSpec
 
-    def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    def crop(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the output, given the program's results."""
-        return _as_wanted(self.region.part(results[self.index]), self.wanted)
+        return _with_spec(self.region.crop(results[self.index]), self.spec)
 
 
 @dataclass(frozen=True)
-class _CutView:
+class _ViewOfCropped:
     """An output that is a view of a value that the program computes.
 
     Attributes:
         base: That value.
         spec: The shape, strides and offset of the view.
-        start: The storage offset of the base.
+        base_offset: The storage offset of the base.
     """
 
-    base: _CutOutput
+    base: _CroppedOutput
     spec: TensorSpec
-    start: int
+    base_offset: int
 
 
 @dataclass(frozen=True)
-class _GivenOutput:
+class _OutputOfInputs:
     """An output that follows from the inputs: an input, a view of one, or a number.
 
     Attributes:
-        of: Returns the output, given the graph's inputs.
+        compute: Returns the output, given the graph's inputs.
     """
 
-    of: Callable[[Sequence[Any]], Any]
+    compute: Callable[[Sequence[Any]], Any]
 
 
-_PlannedOutput = _CutOutput | _CutView | _GivenOutput
+_PlannedOutput = _CroppedOutput | _ViewOfCropped | _OutputOfInputs
 
 
-def _view(tensor: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
-    return torch.as_strided(tensor, spec.shape, spec.stride, tensor.storage_offset() + spec.offset - start)
+def _view(tensor: torch.Tensor, spec: TensorSpec, base_offset: int) -> torch.Tensor:
+    return torch.as_strided(tensor, spec.shape, spec.stride, tensor.storage_offset() + spec.offset - base_offset)
 
 
-def _as_wanted(tensor: torch.Tensor, wanted: TensorSpec) -> torch.Tensor:
-    """Returns a tensor's values with the wanted shape and strides, without a copy if the strides match. For autograd it is not a view."""
-    tensor = tensor.reshape(wanted.shape)
-    if all(size < 2 or own == step for size, own, step in zip(wanted.shape, tensor.stride(), wanted.stride, strict=True)):
-        return transfer.reinterpret(tensor, wanted.shape, wanted.stride)
-    once = [slice(0, 1) if step == 0 else slice(None) for step in wanted.stride]
-    shape = [1 if step == 0 else size for size, step in zip(wanted.shape, wanted.stride, strict=True)]
-    result = torch.empty_strided(shape, wanted.stride, dtype=tensor.dtype, device=tensor.device)
-    result.copy_(tensor[tuple(once)])
-    return transfer.reinterpret(result, wanted.shape, wanted.stride)
+def _with_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Returns a tensor's values with the shape and strides of a spec, without a copy if the strides match. For autograd it is no view."""
+    tensor = tensor.reshape(spec.shape)
+    if all(size < 2 or present == step for size, present, step in zip(spec.shape, tensor.stride(), spec.stride, strict=True)):
+        return transfer.reinterpret(tensor, spec.shape, spec.stride)
+    distinct = [slice(0, 1) if step == 0 else slice(None) for step in spec.stride]
+    shape = [1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True)]
+    result = torch.empty_strided(shape, spec.stride, dtype=tensor.dtype, device=tensor.device)
+    result.copy_(tensor[tuple(distinct)])
+    return transfer.reinterpret(result, spec.shape, spec.stride)
 
 
-def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
-    """Returns the tensor in a storage of its own, copied if needed. used: ids of storages in use, to which the result's is added."""
+def _in_own_storage(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
+    """Returns the tensor in a storage that no other tensor uses, copied if needed.
+
+    Args:
+        tensor: The tensor.
+        used: The ids of storages in use, to which the result's is added.
+    """
     tensor = tensor.resolve_conj().resolve_neg()
     if private.storage_id(tensor) in used or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         tensor = tensor.clone()
@@ -158,11 +169,11 @@ class CallPlan:
         inputs: The padded inputs, by position.
         numbers: The inputs that are rounded sizes, by position.
         outputs: The plans of the graph's outputs.
-        race: The times of calls with these rounded sizes.
+        timings: The times of calls with these rounded sizes.
 
     Attributes:
-        is_ready: Whether the program was compiled at the previous call.
-        share: The number of valid elements of the padded inputs, divided by the number of all their elements.
+        is_ready: True if the program was compiled at the previous call.
+        valid_fraction: The number of valid elements of the padded inputs, divided by the number of all their elements.
     """
 
     def __init__(
@@ -171,32 +182,37 @@ class CallPlan:
         inputs: Mapping[int, ValidRegion],
         numbers: Mapping[int, int],
         outputs: Sequence[_PlannedOutput],
-        race: Race,
+        timings: EagerTimings,
     ) -> None:
         self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
-        self.race, self.is_ready = race, False
+        self.timings, self.is_ready = timings, False
         elements = sum(math.prod(region.shape) for region in inputs.values())
-        self.share = sum(math.prod(region.true) for region in inputs.values()) / elements if elements else 1.0
+        self.valid_fraction = sum(math.prod(region.valid) for region in inputs.values()) / elements if elements else 1.0
 
-    def padded(self, given: Sequence[Any], fill: Fill | None) -> list[Any]:
-        """Returns the program's arguments. fill: None leaves the values of padded tensors uninitialised."""
-        found = [*given, self._lengths]
+    def pad_inputs(self, inputs: Sequence[Any], fill: Fill | None) -> list[Any]:
+        """Returns the program's arguments.
+
+        Args:
+            inputs: The graph's inputs.
+            fill: Fills the padding. None leaves the values of padded tensors uninitialised.
+        """
+        arguments = [*inputs, self._lengths]
         for position, region in self._inputs.items():
-            if isinstance(given[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
-                found[position] = region.padded(given[position], fill)
+            if isinstance(inputs[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
+                arguments[position] = region.pad(inputs[position], fill)
         for position, size in self._numbers.items():
-            found[position] = size
-        return found
+            arguments[position] = size
+        return arguments
 
-    def cut(self, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Returns the graph's outputs, cut from the program's results."""
-        return self._each(given, lambda output: output.of(results))
+    def crop_results(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """Returns the graph's outputs, cropped from the program's results."""
+        return self._outputs_by(inputs, lambda output: output.crop(results))
 
-    def exact(self, given: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
+    def wrap_values(self, inputs: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
         """Returns the graph's outputs, each in its own memory, from values that torch's kernels have computed.
 
         Args:
-            given: The graph's inputs.
+            inputs: The graph's inputs.
             values: The kernels' value for each output of the program.
             others: Tensors that no output may alias.
 
@@ -204,32 +220,37 @@ class CallPlan:
         """
         used = {private.storage_id(tensor) for tensor in others}
 
-        def own(output: _CutOutput) -> torch.Tensor:
-            value, wanted = values[output.index], output.wanted
-            if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
+        def make(output: _CroppedOutput) -> torch.Tensor:
+            value, spec = values[output.index], output.spec
+            if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 raise RuntimeError(
-                    f"an op returned {value.dtype} of shape {list(value.shape)}, but its fake (meta) implementation promised {wanted}"
+                    f"an op returned {value.dtype} of shape {list(value.shape)}, but its fake (meta) implementation promised {spec}"
                 )
-            return _as_wanted(_alone(value, used), wanted)
+            return _with_spec(_in_own_storage(value, used), spec)
 
-        return self._each(given, own)
+        return self._outputs_by(inputs, make)
 
-    def _each(self, given: Sequence[Any], make: Callable[[_CutOutput], torch.Tensor]) -> list[Any]:
-        """Returns the graph's outputs. Several of them may be, or may be views of, one output of the program; these share memory."""
-        made: dict[int, torch.Tensor] = {}
-        found: list[Any] = []
+    def _outputs_by(self, inputs: Sequence[Any], make: Callable[[_CroppedOutput], torch.Tensor]) -> list[Any]:
+        """Returns the graph's outputs. Several of them may be, or may be views of, one output of the program; these share memory.
+
+        Args:
+            inputs: The graph's inputs.
+            make: Returns the tensor of an output that the program computes. It is called once for each.
+        """
+        bases: dict[int, torch.Tensor] = {}
+        outputs: list[Any] = []
         for output in self._outputs:
-            if isinstance(output, _GivenOutput):
-                found.append(output.of(given))
+            if isinstance(output, _OutputOfInputs):
+                outputs.append(output.compute(inputs))
                 continue
-            base = output.base if isinstance(output, _CutView) else output
-            is_new = base.index not in made
-            first = made[base.index] = make(base) if is_new else made[base.index]
-            if isinstance(output, _CutView):
-                found.append(_view(first, output.spec, output.start))
+            planned = output.base if isinstance(output, _ViewOfCropped) else output
+            is_new = planned.index not in bases
+            base = bases[planned.index] = make(planned) if is_new else bases[planned.index]
+            if isinstance(output, _ViewOfCropped):
+                outputs.append(_view(base, output.spec, output.base_offset))
             else:
-                found.append(first if is_new else torch.as_strided(first, first.shape, first.stride(), int(first.storage_offset())))
-        return found
+                outputs.append(base if is_new else torch.as_strided(base, base.shape, base.stride(), int(base.storage_offset())))
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -265,20 +286,20 @@ class _CallSizes:
 
     Args:
         true: The true sizes.
-        whole: The rounded sizes.
+        rounded: The rounded sizes.
     """
 
-    def __init__(self, true: SymbolValues, whole: SymbolValues) -> None:
-        self.true, self.whole = true, whole
+    def __init__(self, true: SymbolValues, rounded: SymbolValues) -> None:
+        self.true, self.rounded = true, rounded
         self._regions: dict[int, ValidRegion] = {}
         self._specs: dict[int, TensorSpec] = {}
 
     def region(self, extents: Extents) -> ValidRegion:
         found = self._regions.get(id(extents))
         if found is None:
-            sizes = [[_value(factor, self.whole) for factor in extent.factors] for extent in extents]
-            true = tuple(_value(factor, self.true) for extent in extents for factor in extent.factors)
-            found = ValidRegion(tuple(map(math.prod, sizes)), tuple(size for dims in sizes for size in dims), true)
+            sizes = [[_value(factor, self.rounded) for factor in extent.factors] for extent in extents]
+            valid = tuple(_value(factor, self.true) for extent in extents for factor in extent.factors)
+            found = ValidRegion(tuple(map(math.prod, sizes)), tuple(size for dims in sizes for size in dims), valid)
             self._regions[id(extents)] = found
         return found
 
@@ -296,107 +317,107 @@ class _RoundedSizes:
     Attributes:
         values: The sizes.
         overlaps: True if padding would overlap valid elements of a result.
-        race: The times of calls with these rounded sizes.
+        timings: The times of calls with these rounded sizes.
     """
 
     values: SymbolValues
     overlaps: bool
-    race: Race
+    timings: EagerTimings
 
 
 class PaddedCalls:
     """Makes the plans of calls of a padded graph.
 
-    Everything that depends on sizes is a function of the size symbols, found once for the graph. A call with new sizes evaluates it.
+    Everything that depends on sizes is a function of the size symbols. These functions are derived once for the graph, and a call with new
+    sizes evaluates them.
 
     Args:
         padded: The graph for rounded sizes.
         device: The graph's device.
-        kept: The number of combinations of rounded sizes that are remembered.
+        capacity: The number of combinations of rounded sizes that are remembered.
     """
 
-    def __init__(self, padded: Padded, device: torch.device, kept: int) -> None:
+    def __init__(self, padded: Padded, device: torch.device, capacity: int) -> None:
         self._padded, self._device = padded, device
         self._interned: dict[Any, Any] = {}  # equal extents, and equal specs, are one object
         self._computed: set[_SymbolicSpec] = set()
-        self._inputs = {position: self._one(extents) for position, extents in padded.inputs.items()}
+        self._inputs = {position: self._intern(extents) for position, extents in padded.inputs.items()}
         self._outputs = [self._planner(output) for output in padded.outputs]
-        self._rounded: LeastRecentlyUsed[_RoundedSizes] = LeastRecentlyUsed(kept)
+        self._rounded: LeastRecentlyUsed[_RoundedSizes] = LeastRecentlyUsed(capacity)
 
     def plan(self, true: SymbolValues) -> CallPlan | None:
         """Returns the plan of calls with these sizes; None if they cannot be rounded."""
         padded = self._padded
-        rounded = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
-        if rounded is None or (found := self._of_bucket(rounded)).overlaps:
+        values = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
+        if values is None or (rounded := self._rounded_sizes(values)).overlaps:
             return None
-        whole = found.values
         lengths = [_value(size, true) for size in padded.sizes]
-        if not all(0 < length <= _value(size, whole) for length, size in zip(lengths, padded.sizes, strict=True)):
+        if not all(0 < length <= _value(size, rounded.values) for length, size in zip(lengths, padded.sizes, strict=True)):
             return None
-        sizes = _CallSizes(true, whole)
+        sizes = _CallSizes(true, rounded.values)
         return CallPlan(
             torch.tensor(lengths, dtype=torch.int64, device=self._device),
             {position: sizes.region(extents) for position, extents in self._inputs.items()},
-            {position: _value(size, whole) for position, size in padded.numbers.items()},
-            [planned(sizes) for planned in self._outputs],
-            found.race,
+            {position: _value(size, rounded.values) for position, size in padded.numbers.items()},
+            [plan_output(sizes) for plan_output in self._outputs],
+            rounded.timings,
         )
 
-    def _of_bucket(self, rounded: Mapping[Any, int]) -> _RoundedSizes:
-        key = tuple(rounded.values())
+    def _rounded_sizes(self, values: Mapping[Any, int]) -> _RoundedSizes:
+        key = tuple(values.values())
         found = self._rounded.get(key)
         if found is None:
-            whole = SymbolValues(rounded)
-            found = _RoundedSizes(whole, any(_overlaps(symbolic.concrete(whole)) for symbolic in self._computed), Race())
+            symbols = SymbolValues(values)
+            found = _RoundedSizes(symbols, any(_overlaps(symbolic.concrete(symbols)) for symbolic in self._computed), EagerTimings())
             self._rounded.put(key, found)
         return found
 
-    def _one(self, value: Any) -> Any:
+    def _intern(self, value: Any) -> Any:
         return self._interned.setdefault(value, value)
 
     def _spec(self, fake: torch.Tensor) -> _SymbolicSpec:
-        found: _SymbolicSpec = self._one(_SymbolicSpec.of(fake))
-        return found
+        spec: _SymbolicSpec = self._intern(_SymbolicSpec.of(fake))
+        return spec
 
     def _planner(self, output: InputOutput | ComputedOutput | ViewOutput | NumberOutput) -> Callable[[_CallSizes], _PlannedOutput]:
         """Returns a function from the sizes of a call to the plan for an output."""
         if isinstance(output, NumberOutput):
             number = output.value
             if number is None or isinstance(number, (int, float, str)):
-                return lambda sizes: _GivenOutput(lambda given: number)
+                return lambda sizes: _OutputOfInputs(lambda inputs: number)
             return lambda sizes: _constant(sizes.true.number(number))
         if isinstance(output, InputOutput):
             return self._input_planner(output)
         if isinstance(output, ViewOutput):
-            base, spec = self._cut_planner(output.base), self._spec(output.fake)
+            plan_base, view = self._crop_planner(output.base), self._spec(output.fake)
 
-            def view(sizes: _CallSizes) -> _CutView:
-                cut = base(sizes)
-                return _CutView(cut, sizes.spec(spec), cut.wanted.offset)
+            def plan_view(sizes: _CallSizes) -> _ViewOfCropped:
+                base = plan_base(sizes)
+                return _ViewOfCropped(base, sizes.spec(view), base.spec.offset)
 
-            return view
-        return self._cut_planner(output)
+            return plan_view
+        return self._crop_planner(output)
 
-    def _cut_planner(self, output: ComputedOutput) -> Callable[[_CallSizes], _CutOutput]:
-        index, extents, wanted = output.index, self._one(output.extents), self._spec(output.fake)
-        self._computed.add(wanted)
-        return lambda sizes: _CutOutput(index, sizes.region(extents), sizes.spec(wanted))
+    def _crop_planner(self, output: ComputedOutput) -> Callable[[_CallSizes], _CroppedOutput]:
+        index, extents, symbolic = output.index, self._intern(output.extents), self._spec(output.fake)
+        self._computed.add(symbolic)
+        return lambda sizes: _CroppedOutput(index, sizes.region(extents), sizes.spec(symbolic))
 
-    def _input_planner(self, output: InputOutput) -> Callable[[_CallSizes], _GivenOutput]:
+    def _input_planner(self, output: InputOutput) -> Callable[[_CallSizes], _OutputOfInputs]:
         position = output.position
         if output.fake is None:
-            return lambda sizes: _GivenOutput(lambda given: given[position])
-        viewed, source = self._spec(output.fake), self._spec(output.source)
+            return lambda sizes: _OutputOfInputs(lambda inputs: inputs[position])
+        view, source = self._spec(output.fake), self._spec(output.source)
 
-        def planned(sizes: _CallSizes) -> _GivenOutput:
-            spec, start = sizes.spec(viewed), sizes.spec(source).offset
-            return _GivenOutput(lambda given: _view(given[position], spec, start))
+        def plan_view(sizes: _CallSizes) -> _OutputOfInputs:
+            spec, base_offset = sizes.spec(view), sizes.spec(source).offset
+            return _OutputOfInputs(lambda inputs: _view(inputs[position], spec, base_offset))
 
-        return planned
+        return plan_view
 
 
-def _constant(value: Any) -> _GivenOutput:
-    return _GivenOutput(lambda given: value)
+def _constant(value: Any) -> _OutputOfInputs:
+    return _OutputOfInputs(lambda inputs: value)
 
 
 def _overlaps(spec: TensorSpec) -> bool:

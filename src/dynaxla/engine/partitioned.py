@@ -30,14 +30,14 @@ from ..runtime.collective_agreement import Collective
 from ..runtime.process_meshes import ProcessMesh
 from ..runtime.replica_groups import all_groups_in
 from .executable import Executable, compilation_error, execution_error, is_exhausted
-from .facts import Facts, Returned
 from .options import options_for
+from .trace_outputs import TracedOutputs, TraceMetadata
 
 # The sharding of a tensor: the mesh axis for each dimension.
 Spec = Sequence[str]
 
 
-class Partitioned:
+class PartitionedProgram:
     """A graph's runner (see `protocol.Runner`) whose arguments and results are this process's shards.
 
     Args:
@@ -45,10 +45,10 @@ class Partitioned:
         interpreter: The graph's interpreter, without torch kernels.
         options: The options of the compilation.
         mesh: The mesh of processes.
-        given: The shardings of inputs, by position.
-        returned: The shardings of outputs, by position; XLA chooses those of the other outputs.
-        saved: The shardings of values that a forward graph saves, by node name. The forward graph's runner fills it; the backward graph's
-            runner reads it for inputs that are not in `given`.
+        input_specs: The shardings of inputs, by position.
+        output_specs: The shardings of outputs, by position; XLA chooses those of the other outputs.
+        saved_specs: The shardings of values that a forward graph saves, by node name. The forward graph's runner fills it; the backward
+            graph's runner reads it for inputs that are not in `input_specs`.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Partitioned:
         interpreter: Interpreter,
         options: Options,
         mesh: ProcessMesh,
-        given: Mapping[int, Spec],
-        returned: Mapping[int, Spec],
-        saved: dict[str, PartitionSpec],
+        input_specs: Mapping[int, Spec],
+        output_specs: Mapping[int, Spec],
+        saved_specs: dict[str, PartitionSpec],
     ) -> None:
         self._boxed_call = True
         self.name = graph.name
         self._interpreter, self._options, self._mesh = interpreter, options, mesh
-        self._given, self._returned, self._saved = given, returned, saved
+        self._input_specs, self._output_specs, self._saved_specs = input_specs, output_specs, saved_specs
         self._outputs = list(interpreter.output_node.args[0])
-        # The computed outputs. An output that is an input is the caller's own tensor.
+        # The indices of the computed outputs. An output that is an input is the caller's own tensor.
         self._computed = [index for index, node in enumerate(self._outputs) if isinstance(node, Node) and node.op != "placeholder"]
         self._positions = {node: position for position, node in enumerate(interpreter.placeholders)}
         self._lock = forks.lock()
-        self._run: Executable | None = None
-        self._run_for: tuple[int, ...] = ()
+        self._executable: Executable | None = None
+        self._group_numbers: tuple[int, ...] = ()  # of the process groups for which the executable was compiled
         forks.renew(self)
         metrics.add("graphs")
         metrics.add("partitioned")
@@ -84,40 +84,40 @@ class Partitioned:
         if forks.is_cut_off():
             raise forks.cut_off()
         with self._lock:
-            token = process_networks.token([self._mesh.group])
-            if self._run is None or self._run_for != token:
+            numbers = process_networks.group_numbers([self._mesh.group])
+            if self._executable is None or self._group_numbers != numbers:
                 with programs.below_caller():
-                    self._run, self._run_for = self._told(), token
-            run = self._run
-        return run(run.take(args))
+                    self._executable, self._group_numbers = self._build_with_events(), numbers
+            executable = self._executable
+        return executable(executable.take(args))
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's program without calling or freeing it."""
-        if self._run is not None:
-            forks.leave(self._run)
-            self._run = None
+        if self._executable is not None:
+            forks.leave(self._executable)
+            self._executable = None
 
-    def _told(self) -> Executable:
-        """Builds the program, and emits a `Building` event before and a `Built` event after it."""
+    def _build_with_events(self) -> Executable:
+        """Builds the program. Emits a `Building` event before, and a `Built` event after."""
         if not events.has_listeners():
             return self._build()
         events.emit(events.Building(self.name, self._interpreter, SymbolValues()))
-        made: Executable | None = None
+        executable: Executable | None = None
         try:
-            made = self._build()
+            executable = self._build()
         finally:
-            events.emit(events.Built(self.name, made))
-        return made
+            events.emit(events.Built(self.name, executable))
+        return executable
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self._mesh.everywhere.mesh, spec)
+        return NamedSharding(self._mesh.replicated.mesh, spec)
 
     def _build(self) -> Executable:
         interpreter, symbols, settings = self._interpreter, SymbolValues(), Settings.current("cpu")
         nodes = [self._outputs[index] for index in self._computed]
-        function = Function(interpreter, symbols, {}, nodes, settings=settings, replicated=self._mesh.everywhere)
+        function = Function(interpreter, symbols, {}, nodes, settings=settings, replicated=self._mesh.replicated)
         specs = {
-            position: partition_spec(self._given[position]) if position in self._given else self._saved[node.name]
+            position: partition_spec(self._input_specs[position]) if position in self._input_specs else self._saved_specs[node.name]
             for position, node in enumerate(interpreter.placeholders)
         }
         avals = [
@@ -125,82 +125,87 @@ class Partitioned:
             for position, spec in function.specs.items()
         ]
         for position, node in enumerate(interpreter.placeholders):
-            self._saved.setdefault(node.name, specs[position])
+            self._saved_specs.setdefault(node.name, specs[position])
 
-        def program(*arrays: jax.Array) -> Returned:
+        def program(*arrays: jax.Array) -> TracedOutputs:
             results = function(list(arrays))
             code = [Check.first_failed(results.checks)] if results.checks else []
             checks = tuple((check.error, check.message) for check in results.checks)
-            return Returned([*results.outputs, *code], Facts(checks, results.numbers, results.kernels))
+            return TracedOutputs([*results.outputs, *code], TraceMetadata(checks, results.numbers, results.kernels))
 
         program.__name__ = "partitioned"  # the same on all processes, whatever else they have compiled
         registry.fill()
         with metrics.timed("trace", self.name), jax.enable_x64(True):
             traced = jax.jit(pipeline.PARTITIONABLE(program), keep_unused=True).trace(*avals)
-        checks = traced.out_info.facts.checks
-        wanted = [partition_spec(self._returned[index]) if index in self._returned else None for index in self._computed]
-        wanted += [PartitionSpec()] if checks else []
-        placed, compiled, device, among = self._compiled(traced, avals, settings, wanted)
-        for index, spec in zip(self._computed, placed, strict=False):
-            self._saved[self._outputs[index].name] = spec
-        return Executable(self.name, compiled, _Binding(self._outputs, self._computed, self._positions, device), checks, among=among)
+        checks = traced.out_info.metadata.checks
+        requested = [partition_spec(self._output_specs[index]) if index in self._output_specs else None for index in self._computed]
+        requested += [PartitionSpec()] if checks else []
+        result_specs, compiled, device, collectives = self._compile(traced, avals, settings, requested)
+        for index, spec in zip(self._computed, result_specs, strict=False):
+            self._saved_specs[self._outputs[index].name] = spec
+        binding = _Binding(self._outputs, self._computed, self._positions, device)
+        return Executable(self.name, compiled, binding, checks, collectives=collectives)
 
-    def _compiled(self, traced: Any, avals: Any, settings: Settings, wanted: Sequence[PartitionSpec | None]) -> Any:
+    def _compile(self, traced: Any, avals: Any, settings: Settings, requested: Sequence[PartitionSpec | None]) -> Any:
         """Lowers and compiles the program.
 
         Args:
             traced: The traced program.
             avals: The shapes and dtypes that it was traced with.
             settings: torch's settings.
-            wanted: The shardings of the results; XLA chooses where there is None.
+            requested: The shardings of the results; None for a result whose sharding XLA chooses.
 
         Returns: the shardings of the results, the program, its device, and a factory of the context manager in which it runs.
         Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
         """
-        shardings = [None if spec is None else self._sharding(spec) for spec in wanted]
+        shardings = [None if spec is None else self._sharding(spec) for spec in requested]
         traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
         with metrics.timed("lower", self.name), jax.enable_x64(True):
             lowered = private.lower(traced)
         members = process_networks.Members.of([self._mesh.group])
         members.agreement.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
-        network, compiled = self._among(members, lowered, options)
+        network, compiled = self._compile_for(members, lowered, options)
         dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
-        placed = [spec if spec is not None else found.spec for spec, (_, found) in zip(wanted, compiled.lie(), strict=True)]
+        chosen = compiled.result_shardings()
+        specs = [spec if spec is not None else sharding.spec for spec, (_, sharding) in zip(requested, chosen, strict=True)]
         shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
-        uneven = [not _divides(self._sharding(spec), shape) for spec, shape in zip(placed, shapes, strict=True)]
-        if any(uneven):  # the partitioner pads uneven shards, and the next program would not know of the padding
-            again = [PartitionSpec() if bad else spec for bad, spec in zip(uneven, placed, strict=True)]
-            if again == list(wanted):
+        is_uneven = [not _divides_evenly(self._sharding(spec), shape) for spec, shape in zip(specs, shapes, strict=True)]
+        if any(is_uneven):  # the partitioner pads uneven shards, and the next program would not know of the padding
+            replicated = [PartitionSpec() if uneven else spec for uneven, spec in zip(is_uneven, specs, strict=True)]
+            if replicated == list(requested):
                 raise CompilationError(
                     f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'distributed': 'torch'}"
                 )
-            return self._compiled(traced, avals, settings, again)
-        return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)
+            return self._compile(traced, avals, settings, replicated)
+        return specs, compiled, network.device, functools.partial(members.agreement.running, network.shut_down)
 
-    def _among(
+    def _compile_for(
         self, members: process_networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
     ) -> tuple[process_networks.Network, programs.XlaProgram]:
-        """Compiles the program. Returns: the network, with connections for all of the program's collectives, and the program."""
+        """Compiles the program for these processes.
+
+        Returns: the network, with connections for all of the program's collectives, and the program.
+        """
         while True:
             network = members.connected()
             with metrics.timed("compile", self.name):
                 try:
-                    mesh, keep = self._mesh.everywhere.mesh, self._options.heap == "keep"
+                    mesh, keep = self._mesh.replicated.mesh, self._options.heap == "keep"
                     compiled = programs.compile_parts(lowered, network.device, network.devices, options, mesh, keep)
                 except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
                     raise (execution_error if is_exhausted(error) else compilation_error)(self.name, error) from error
             needed = {group for group in all_groups_in(compiled.text()) if 1 < len(group) < self._mesh.size}
-            if needed <= network.others:
+            if needed <= network.extra_cliques:
                 return network, compiled
-            members.others |= needed
+            members.extra_cliques |= needed
 
     def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
-        """Returns the description by which the processes compare their programs: each describes the whole program."""
+        """Returns a description of the whole program, by which the processes compare their programs."""
         specs = [SymbolValues().spec(node.meta["val"]) for node in self._interpreter.placeholders]
-        where = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
+        first_line = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
         settings = (programs.fingerprint(lowered).hex()[:16],)
-        return Collective(self._mesh.group, "partitioned_program", settings, tuple(map(str, specs)), where=where, by="by XLA")
+        return Collective(self._mesh.group, "partitioned_program", settings, tuple(map(str, specs)), where=first_line, by="by XLA")
 
 
 class _Binding:
@@ -218,7 +223,7 @@ class _Binding:
             device: The device of the arrays.
         """
         self._computed, self._count, self._device = list(computed), len(outputs), device
-        self._returned = {index: positions[node] for index, node in enumerate(outputs) if node in positions}
+        self._returned_inputs = {index: positions[node] for index, node in enumerate(outputs) if node in positions}
         self.positions = list(range(len(positions)))
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
@@ -236,19 +241,19 @@ class _Binding:
         return False
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        found: list[Any] = [None] * self._count
+        outputs: list[Any] = [None] * self._count
         for index, result in zip(self._computed, results, strict=True):
-            found[index] = result
-        for index, position in self._returned.items():
-            found[index] = tensors[position]
-        return found
+            outputs[index] = result
+        for index, position in self._returned_inputs.items():
+            outputs[index] = tensors[position]
+        return outputs
 
     def report(self, code: torch.Tensor, checks: late_checks.Checks, name: str) -> None:
         if (failed := late_checks.failure(int(code), checks)) is not None:
             raise failed
 
 
-def _divides(sharding: NamedSharding, shape: Sequence[int]) -> bool:
+def _divides_evenly(sharding: NamedSharding, shape: Sequence[int]) -> bool:
     """True if all shards of an array of this shape are equal in size."""
     sizes = sharding.mesh.shape
     for size, axes in zip(shape, sharding.spec, strict=False):

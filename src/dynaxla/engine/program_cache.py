@@ -1,4 +1,4 @@
-"""The executables of a graph, by the sizes of its inputs: compiled when a call needs them, or by another thread."""
+"""The executables of a graph, by the sizes of its inputs. A call that needs an executable compiles it, or another thread does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..lowering import Settings, dtypes
 from ..observe import dump
 from ..runtime import background
 from ..runtime.cache import LeastRecentlyUsed
-from .build import Runnable, is_for_torch, make_runnable
-from .eager_executable import EagerExecutable, Pending
+from .build import Runnable, make_runnable, prefers_eager
+from .eager_executable import EagerExecutable, PendingExecutable
 from .executable import Executable
 from .stored import stored_executable
-from .unit import CompilationUnit, Specialised
+from .unit import CompilationUnit, SpecialisedGraph
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CallTemplate:
     def of(args: Sequence[Any], platform: str) -> CallTemplate:
         return CallTemplate([meta_like(arg) for arg in args], Settings.current(platform), torch.get_default_dtype())
 
-    def specialised(self, unit: CompilationUnit) -> Specialised:
+    def specialised(self, unit: CompilationUnit) -> SpecialisedGraph:
         with dtypes.defaulting_to(self.default_dtype):
             return unit.specialise(self.args, self.settings)
 
@@ -55,39 +55,39 @@ class _QueuedCompilation:
     """A program that waits to be compiled in the background.
 
     Attributes:
-        wanted: The graph to compile.
+        graph: The graph to compile.
         pending: Runs calls until then; None if the caller of `ready` runs them itself.
         requests: The number of calls so far that needed the program.
     """
 
-    wanted: Specialised | CallTemplate
-    pending: Pending | None = None
+    graph: SpecialisedGraph | CallTemplate
+    pending: PendingExecutable | None = None
     requests: int = 0
 
 
 # With the option compile="auto", a program is compiled in the background after this many calls that needed it. In a hundred calls with
 # different lengths up to 512, only the four largest buckets have more.
-_WORTH = 8
+_MIN_REQUESTS = 8
 
 
 class ProgramCache:
     """The executables of a graph. Thread-safe.
 
     Attributes:
-        awaited: The number of programs that calls still wait for. Further ones are compiled by another thread, while torch's kernels run
-            the calls.
-        again: The fast path (`EagerExecutable.again`) if torch's kernels run every call of the graph.
+        foreground_left: The number of programs that calls still wait for. Another thread compiles further programs, while torch's kernels
+            run the calls.
+        again: The fast path (`EagerExecutable.fast_path`) if torch's kernels run every call of the graph.
     """
 
     def __init__(self, unit: CompilationUnit) -> None:
         self._unit = unit
         self._count = unit.options.executables
         self._begin()
-        self.again: Callable[[list[Any]], list[Any] | None] | None = None
-        self.awaited = unit.awaited
-        self._worth = _WORTH if unit.options.compile == "auto" else 1
-        self._waiting: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
-        self._pending_lock = forks.lock()
+        self.fast_path: Callable[[list[Any]], list[Any] | None] | None = None
+        self.foreground_left = unit.foreground_programs
+        self._min_requests = _MIN_REQUESTS if unit.options.compile == "auto" else 1
+        self._queue: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
+        self._queue_lock = forks.lock()
         self._lock = forks.lock()
         forks.renew(self)
 
@@ -99,21 +99,22 @@ class ProgramCache:
     @property
     def in_background(self) -> bool:
         """True if another thread compiles, while torch's kernels run calls."""
-        return self.awaited <= 0
+        return self.foreground_left <= 0
 
-    def keep(self, key: Any, executable: Runnable) -> None:
+    def put(self, key: Any, executable: Runnable) -> None:
+        """Stores the executable for a key."""
         self._executables.put(key, executable)
         if not key and isinstance(executable, EagerExecutable):
-            self.again = executable.again
+            self.fast_path = executable.fast_path
 
-    def compiled(self, key: Any, args: Sequence[Any], other_than: Runnable | None = None) -> Runnable:
-        """Returns the executable for these inputs, which this thread compiles if there is none, or if it is `other_than`."""
+    def compiled(self, key: Any, args: Sequence[Any], except_for: Runnable | None = None) -> Runnable:
+        """Returns the executable for these inputs. This thread compiles it if there is none, or only `except_for`."""
         with self._lock:
             executable = self._executables.get(key)
-            if executable is None or executable is other_than:
+            if executable is None or executable is except_for:
                 executable = make_runnable(self._unit, self._unit.specialise(args))
-                self.keep(key, executable)
-                self.awaited -= 1
+                self.put(key, executable)
+                self.foreground_left -= 1
                 if self.in_background and self._unit.options.compile == "auto":
                     dump.log.info(
                         "%s: further sizes are compiled in the background, and torch's kernels run them until then; compile='now' waits",
@@ -122,90 +123,94 @@ class ProgramCache:
         return executable
 
     def pending(self, key: Any, args: Sequence[Any]) -> Runnable:
-        """Returns the runnable for this call while another thread compiles. Afterwards the inputs are no longer needed for compilation."""
+        """Returns a runnable for this call: the executable if there is one, else torch's kernels, while another thread compiles.
+
+        Afterwards the inputs are no longer needed for compilation.
+        """
         unit = self._unit
-        with self._pending_lock:
+        with self._queue_lock:
             executable = self._executables.get(key)
             if executable is not None:
                 return executable
-            waiting = self._waiting.get(key)
-            if waiting is None or waiting.pending is None:
+            queued = self._queue.get(key)
+            if queued is None or queued.pending is None:
                 specialised = unit.specialise(args)
-                if specialised.function is None or is_for_torch(unit, specialised):
+                if specialised.function is None or prefers_eager(unit, specialised):
                     executable = make_runnable(unit, specialised)
                 else:
                     executable = stored_executable(unit, specialised)
                 if executable is not None:
-                    self.keep(key, executable)
+                    self.put(key, executable)
                     return executable
-                waiting = _QueuedCompilation(specialised, Pending(unit.name, unit.kernels, specialised.buffers, unit.device))
-                self._wait(key, waiting)
-            is_wanted = self._request(key)
-            pending = waiting.pending
+                queued = _QueuedCompilation(specialised, PendingExecutable(unit.name, unit.eager_graph, specialised.buffers, unit.device))
+                self._enqueue(key, queued)
+            is_due = self._count_request(key)
+            pending = queued.pending
             assert pending is not None
-        if is_wanted:
-            background.want(self)
+        if is_due:
+            background.enqueue(self)
         return pending
 
     def ready(self, key: Any, args: Sequence[Any]) -> Runnable | None:
         """Returns the executable for inputs like these. If another thread still has to compile it, requests that and returns None."""
-        with self._pending_lock:
+        with self._queue_lock:
             executable = self._executables.get(key)
             if executable is not None:
                 return executable
-            if key not in self._waiting:
-                self._wait(key, _QueuedCompilation(CallTemplate.of(args, self._unit.platform)))
-            is_wanted = self._request(key)
-        if is_wanted:
-            background.want(self)
+            if key not in self._queue:
+                self._enqueue(key, _QueuedCompilation(CallTemplate.of(args, self._unit.platform)))
+            is_due = self._count_request(key)
+        if is_due:
+            background.enqueue(self)
         return None
 
-    def _request(self, key: Any) -> bool:
-        """Counts a request. Returns: whether to compile the program. The caller must hold the lock."""
-        self._waiting.move_to_end(key)
-        waiting = self._waiting[key]
-        waiting.requests += 1
-        return waiting.requests >= self._worth
+    def _count_request(self, key: Any) -> bool:
+        """Counts a request. Returns: True if the program has been requested often enough to be compiled. The caller must hold the lock."""
+        self._queue.move_to_end(key)
+        queued = self._queue[key]
+        queued.requests += 1
+        return queued.requests >= self._min_requests
 
     def _next(self) -> Any:
         """Returns the key of the most recently requested program that is to be compiled; None if there is none."""
-        return next((key for key, waiting in reversed(self._waiting.items()) if waiting.requests >= self._worth), None)
+        return next((key for key, queued in reversed(self._queue.items()) if queued.requests >= self._min_requests), None)
 
-    def _wait(self, key: Any, waiting: _QueuedCompilation) -> None:
-        self._waiting[key] = waiting
-        if len(self._waiting) > self._count:
-            self._waiting.popitem(last=False)
+    def _enqueue(self, key: Any, queued: _QueuedCompilation) -> None:
+        self._queue[key] = queued
+        if len(self._queue) > self._count:
+            self._queue.popitem(last=False)
 
     def work(self) -> bool:
-        """Compiles the most recently requested program of those that wait. Returns: whether others are waiting.
+        """Compiles the most recently requested program in the queue. Returns: True if more programs are to be compiled.
 
         A failure is logged. From then on calls of this graph compile in the foreground, so that they raise the error.
         """
-        with self._pending_lock:
+        with self._queue_lock:
             key = self._next()
             if key is None:
                 return False
-            wanted = self._waiting[key].wanted
+            graph = self._queue[key].graph
         try:
-            executable = make_runnable(self._unit, wanted if isinstance(wanted, Specialised) else wanted.specialised(self._unit))
+            executable = make_runnable(self._unit, graph if isinstance(graph, SpecialisedGraph) else graph.specialised(self._unit))
         except Exception as error:
             name = self._unit.name
             dump.log.error("%s could not be compiled in the background, and its next call compiles it again: %s", name, error)
-            with self._pending_lock:
-                self.awaited = math.inf
-                self._waiting.clear()
+            with self._queue_lock:
+                self.foreground_left = math.inf
+                self._queue.clear()
             return False
-        with self._pending_lock:
-            self.keep(key, executable)
-            self._waiting.pop(key, None)
+        with self._queue_lock:
+            self.put(key, executable)
+            self._queue.pop(key, None)
             return self._next() is not None
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's programs without calling or freeing them."""
-        self.again = None
+        self.fast_path = None
         if len(self._executables):
             forks.leave(self._executables)
             self._begin()
 
     def executables(self) -> list[Executable]:
+        """Returns the compiled programs, each once, least recently used first."""
         return list(dict.fromkeys(run for run in self._executables.values() if isinstance(run, Executable)))

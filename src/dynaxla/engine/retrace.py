@@ -1,4 +1,4 @@
-"""A baseline for benchmarks: it does the work of lazy tensors at every call."""
+"""A baseline for benchmarks: at every call it traces, lowers and looks up the program, as lazy tensors do."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class RetracedProgram:
         unit = self.unit
         specialised = unit.specialise(args)
         if specialised.function is None:
-            executable = bind(unit, None, specialised.buffers, specialised.facts)
+            executable = bind(unit, None, specialised.buffers, specialised.metadata)
             return executable(executable.take(args))
-        traced, buffers, facts = trace(unit, specialised.function, specialised.buffers)
-        where = buffers.where
-        if where is not None:
+        traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
+        mesh = buffers.where
+        if mesh is not None:
             traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         try:
             lowered = lower(unit, traced)
@@ -56,18 +56,18 @@ class RetracedProgram:
             unit.do_without_refusable(error)
             return self._trace_and_run(args)
         with metrics.timed("lookup"):
-            key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)
-            found = self._cache.get(key)
-        if found is None:
+            key = (programs.fingerprint(lowered), buffers.facts, metadata, specialised.settings)
+            runnable = self._cache.get(key)
+        if runnable is None:
             try:
-                compiled = compile_lowered(unit, lowered, traced, specialised.settings, where=where)
+                compiled = compile_lowered(unit, lowered, traced, specialised.settings, mesh=mesh)
             except CompilationError as error:
                 unit.do_without_refusable(error)
                 return self._trace_and_run(args)
-            found = bind(unit, compiled, buffers, facts)
-            self._cache.keep(key, found)
+            runnable = bind(unit, compiled, buffers, metadata)
+            self._cache.put(key, runnable)
         with metrics.timed("run"):
-            return found(found.take(args))
+            return runnable(runnable.take(args))
 
     def executables(self) -> list[Executable]:
         return self._cache.executables()

@@ -13,13 +13,14 @@ from . import dry_run
 from .executable import Executable
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """The kind of work of a step.
 
-    PROGRAM  a compiled program
-    KERNELS  ops that no program can contain, which torch's kernels run; copies between devices are among them
-    WRITE    writes to inputs, after which nothing can fail
-    PYTHON   Python code that reads no values of tensors
+    Attributes:
+        PROGRAM: A compiled program.
+        KERNELS: Ops that no program can contain, run by torch's kernels. Copies between devices are among them.
+        WRITE: Writes to inputs. Nothing can fail after them.
+        PYTHON: Python code that reads no values of tensors.
     """
 
     PROGRAM = "program"
@@ -30,17 +31,17 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a schedule. Values have names, which any hashable object can be, such as the nodes of a graph.
+    """A step of a schedule. Each value has a name: any hashable object, such as a node of a graph.
 
     Attributes:
-        kind: the kind of work.
-        run: takes the list of the step's inputs, which it may clear, and returns its outputs. A runner for a program.
-        inputs: the names of the values that it takes.
-        outputs: the names of the values that it returns.
-        module: the graph that it computes, if it is of kind PROGRAM or KERNELS.
+        kind: The kind of work.
+        run: Takes the list of the step's inputs, which it may clear, and returns the outputs. For a program, it is a runner.
+        inputs: The names of the values that the step takes.
+        outputs: The names of the values that the step returns.
+        module: The graph that the step computes, for the kinds PROGRAM and KERNELS.
     """
 
-    kind: Kind
+    kind: StepKind
     run: Callable[[list[Any]], Sequence[Any]]
     inputs: Sequence[Hashable]
     outputs: Sequence[Hashable]
@@ -58,46 +59,48 @@ class Schedule:
     """The runner (see `protocol.Runner`) of a list of steps. A value is freed before the last step that takes it runs.
 
     Args:
-        name: the graph's name.
-        inputs: the names of the graph's inputs, in order.
-        steps: the steps, in order.
-        outputs: the names of the graph's outputs, or constants.
+        name: The graph's name.
+        inputs: The names of the graph's inputs, in order.
+        steps: The steps, in order.
+        outputs: The names of the graph's outputs, or constants.
     """
 
     def __init__(self, name: str, inputs: Sequence[Hashable], steps: Sequence[Step], outputs: Sequence[Hashable]) -> None:
         self._boxed_call = True
         self.name, self.steps = name, tuple(steps)
         constants = [output for output in outputs if isinstance(output, ConstantOutput)]
-        places: dict[Hashable, int] = {}
+        slots: dict[Hashable, int] = {}  # the index of each value in the list of all values
         for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:
-            places.setdefault(value, len(places))
-        self._results = [places[output] for output in outputs]
-        self._more: list[Any] = [None] * (len(places) - len(inputs))
+            slots.setdefault(value, len(slots))
+        self._output_slots = [slots[output] for output in outputs]
+        # The initial values of the slots after the inputs'.
+        self._more: list[Any] = [None] * (len(slots) - len(inputs))
         for constant in constants:
-            self._more[places[constant] - len(inputs)] = constant.value
+            self._more[slots[constant] - len(inputs)] = constant.value
         last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
         kept = {*outputs}
-        dead = [[places[value] for value, last in last_use.items() if last == index and value not in kept] for index in range(len(steps))]
-        self._turns = [
-            (step.run, [places[value] for value in step.inputs], [places[value] for value in step.outputs], dead[index])
+        dead = [[slots[value] for value, last in last_use.items() if last == index and value not in kept] for index in range(len(steps))]
+        # For each step: its function, and the slots of its inputs, of its outputs, and of the values that no later step takes.
+        self._runs = [
+            (step.run, [slots[value] for value in step.inputs], [slots[value] for value in step.outputs], dead[index])
             for index, step in enumerate(steps)
         ]
-        self._is_one_program = [step.kind for step in steps if step.kind in (Kind.PROGRAM, Kind.KERNELS)] == [Kind.PROGRAM]
+        self._is_one_program = [step.kind for step in steps if step.kind in (StepKind.PROGRAM, StepKind.KERNELS)] == [StepKind.PROGRAM]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if dry_run.threads and not self._is_one_program:
             dry_run.stop_if_dry_run(self, args)
         values = [*args, *self._more]
         args.clear()
-        for run, taken, returned, dead in self._turns:
-            given = [values[place] for place in taken]
-            for place in dead:
-                values[place] = None
-            results = run(given)
-            for place, value in zip(returned, results, strict=True):
-                values[place] = value
-        return [values[place] for place in self._results]
+        for run, input_slots, output_slots, dead in self._runs:
+            inputs = [values[slot] for slot in input_slots]
+            for slot in dead:
+                values[slot] = None
+            outputs = run(inputs)
+            for slot, value in zip(output_slots, outputs, strict=True):
+                values[slot] = value
+        return [values[slot] for slot in self._output_slots]
 
     def executables(self) -> list[Executable]:
-        runners = [step.run for step in self.steps if step.kind is Kind.PROGRAM]
+        runners = [step.run for step in self.steps if step.kind is StepKind.PROGRAM]
         return [executable for runner in runners for executable in runner.executables()]  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""Makes the schedule of a graph: passes take out what no program does, or what need not be done at each call, and the rest is compiled.
+"""Builds the schedule of a graph. Passes extract work that no XLA program can do, or that not every call needs; the rest is compiled.
 
-In order:
+The passes, in order:
 
 late writes   torch's in-place ops write slices of large inputs, after the program has succeeded
 counters      Python computes numbers that no tensor depends on, so that one program serves all of their values
-freeze        a program of its own computes what depends on parameters and buffers alone, again only after one of them has changed
+freeze        a separate program computes the values that depend only on parameters and buffers, again only after one of these has changed
 split         torch runs ops that no XLA program can contain, between programs; each program has one device
 buckets       sizes are rounded up, so that one program serves many sizes (bucket.py)
 """
@@ -38,7 +38,7 @@ from .bucket import Bucket
 from .frozen_values import FrozenValues, PackedOrPlain
 from .protocol import Engine, Runner
 from .retrace import Retrace
-from .schedule import ConstantOutput, Kind, Schedule, Step
+from .schedule import ConstantOutput, Schedule, Step, StepKind
 from .xla import Xla
 
 
@@ -47,7 +47,7 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
 
     Args:
         options: The options of the compilation.
-        retrace: Whether to trace at every call (see retrace.py).
+        retrace: True to trace at every call (see retrace.py).
         collectives: See `Scheduler`. False for the graph of a training step, which may contain none and is not cut into equal blocks.
         innermost: The engine that compiles programs; by default one for these options.
     """
@@ -56,12 +56,12 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
 
 
 class Scheduler:
-    """An engine that makes schedules, with programs of another engine.
+    """An engine that builds schedules, with programs of another engine.
 
     Args:
         compiler: The engine of the programs.
         options: The options of the compilation.
-        collectives: Whether collectives and other asynchronous work may run between the programs.
+        collectives: True if collectives and other asynchronous work may run between the programs.
     """
 
     def __init__(self, compiler: Engine, options: Options, *, collectives: bool = True) -> None:
@@ -73,7 +73,7 @@ class Scheduler:
         Raises: UnsupportedOp for an op between programs if options.fallback is "error"; CaptureError for a collective that is not allowed;
             the compiler's errors.
         """
-        # In memory that XLA owns, the program itself writes in place.
+        # If XLA owns the memory, the program itself writes in place.
         late = None if _is_in_xla(graph) else pipeline.LATE_WRITES(graph)
         if late is None:
             return self._without_counters(graph)
@@ -84,14 +84,15 @@ class Scheduler:
         counters = pipeline.PYTHON_COUNTERS(graph.module)
         if counters is None:
             return self._frozen(graph) if self._options.freeze else self.split(graph)
+        # Positions among the inputs of the rest.
         static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
         rest = dataclasses.replace(graph, module=counters.rest, static=static, rederived_outputs=frozenset())
         run = self._frozen(rest) if self._options.freeze else self.split(rest)
         indices = range(len(graph.module.graph.output_node().args[0]))
         outputs = [("output", index) for index in indices]
         counted = [outputs[index] for index in indices if index not in counters.returned]
-        count = Step(Kind.PYTHON, lambda numbers: counters.counted(*numbers), counters.sources, counted)
-        program = Step(Kind.PROGRAM, run, counters.kept, [outputs[index] for index in counters.returned], counters.rest)
+        count = Step(StepKind.PYTHON, lambda numbers: counters.counted(*numbers), counters.sources, counted)
+        program = Step(StepKind.PROGRAM, run, counters.kept, [outputs[index] for index in counters.returned], counters.rest)
         return Schedule(graph.name, range(len(graph.module.graph.find_nodes(op="placeholder"))), [count, program], outputs)
 
     def _frozen(self, graph: AtenGraph) -> Runner:
@@ -121,12 +122,14 @@ class Scheduler:
         prepare = self.split(AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
-        places = [rest.inputs.index(node) for node in prepared.outputs]
-        open_inputs = OpenLayouts(places)
+        prepared_positions = [rest.inputs.index(node) for node in prepared.outputs]
+        open_inputs = OpenLayouts(prepared_positions)
         run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, open_inputs=open_inputs))
         steps = [
-            Step(Kind.PROGRAM, FrozenValues(prepare, open_inputs, places), prepared.inputs, prepared.outputs, prepared.module),
-            Step(Kind.PROGRAM, run, rest.inputs, rest.outputs, rest.module),
+            Step(
+                StepKind.PROGRAM, FrozenValues(prepare, open_inputs, prepared_positions), prepared.inputs, prepared.outputs, prepared.module
+            ),
+            Step(StepKind.PROGRAM, run, rest.inputs, rest.outputs, rest.module),
         ]
         return Schedule(graph.name, placeholders, steps, _outputs(module.graph.output_node().args[0]))
 
@@ -139,31 +142,38 @@ class Scheduler:
         drawn: set[Node] = set()
         if self._options.exact_rng:
             module, drawn = pipeline.RANDOM_HOISTING(module)
-        found = unsupported_nodes(module)
+        unsupported = unsupported_nodes(module)
         if _is_in_xla(graph):
-            platform = devices.platform_of(devices.main_device(graph_devices(module, found)))
-            found = {**nodes_without_lowering(module, platform), **found}
-        unseen = last_writes(module, found) | drawn
-        arranged = pipeline.DEVICE_ORDER(module, found.keys() | drawn) if has_several_devices(module) else None
+            platform = devices.platform_of(devices.main_device(graph_devices(module, unsupported)))
+            unsupported = {**nodes_without_lowering(module, platform), **unsupported}
+        unreported = last_writes(module, unsupported) | drawn
+        arranged = pipeline.DEVICE_ORDER(module, unsupported.keys() | drawn) if has_several_devices(module) else None
         if arranged is not None:
-            found |= arranged.crossings
-            unseen |= {node for node, reason in found.items() if reason == COPY}
-        self._check(found, unseen)
+            unsupported |= arranged.crossings
+            unreported |= {node for node, reason in unsupported.items() if reason == COPY}
+        self._report(unsupported, unreported)
         graph = dataclasses.replace(graph, module=module)
-        between = found.keys() | drawn
+        between = unsupported.keys() | drawn
         if arranged is not None:
             return self.split_schedule(graph, pipeline.SPLIT(module, between.__contains__, arranged.devices.get))
         return self.split_schedule(graph, pipeline.SPLIT(module, between.__contains__)) if between else self._compiler.runner(graph)
 
-    def _check(self, found: dict[Node, str], unseen: Collection[Node]) -> None:
-        """Counts and logs the ops that run between programs, but for the unseen ones. Raises: see `runner`."""
-        for node, reason in found.items():
+    def _report(self, unsupported: dict[Node, str], unreported: Collection[Node]) -> None:
+        """Counts and logs the ops that run between programs.
+
+        Args:
+            unsupported: The reason why no program can contain a node, by node.
+            unreported: The nodes among them that are neither counted nor logged.
+
+        Raises: see `runner`.
+        """
+        for node, reason in unsupported.items():
             if reason == ASYNCHRONOUS and not self._collectives:
-                raise _refused(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
-            if node in unseen:
+                raise _error(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
+            if node in unreported:
                 continue
             if self._options.fallback == "error":
-                raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
+                raise _error(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
             coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
 
     def split_schedule(self, graph: AtenGraph, parts: list[GraphPart]) -> Schedule:
@@ -180,14 +190,22 @@ class Scheduler:
             if part.compiled:
                 positions = tuple(index for index, node in enumerate(part.inputs) if node in static)
                 run: Any = self._compiler.runner(AtenGraph(f"{graph.name}_part{number}", part.module, positions, phase, waits))
-                steps.append(Step(Kind.PROGRAM, run, part.inputs, part.outputs, part.module))
+                steps.append(Step(StepKind.PROGRAM, run, part.inputs, part.outputs, part.module))
             else:
-                steps.append(Step(Kind.KERNELS, functools.partial(eager_fallback.run, part.module), part.inputs, part.outputs, part.module))
+                steps.append(
+                    Step(StepKind.KERNELS, functools.partial(eager_fallback.run, part.module), part.inputs, part.outputs, part.module)
+                )
         return Schedule(graph.name, placeholders, steps, _outputs(graph.module.graph.output_node().args[0]))
 
 
 def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
-    """Returns the schedule of a graph with this number of inputs: the graph without its late writes, and then the late writes."""
+    """Returns a schedule that runs a graph without its late writes, and then the late writes.
+
+    Args:
+        inputs: The number of the graph's inputs.
+        run: The runner of the graph without its late writes.
+        late: The late writes.
+    """
     module = late.graph.module
     results = [("result", index) for index in range(len(module.graph.output_node().args[0]))]
 
@@ -204,9 +222,9 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
         return ()
 
     steps = [
-        Step(Kind.PYTHON, check, late.written, ()),
-        Step(Kind.PROGRAM, run, late.inputs, results, module),
-        Step(Kind.WRITE, write, [*late.read, *results[late.count :]], ()),
+        Step(StepKind.PYTHON, check, late.written, ()),
+        Step(StepKind.PROGRAM, run, late.inputs, results, module),
+        Step(StepKind.WRITE, write, [*late.read, *results[late.count :]], ()),
     ]
     return Schedule(run.name, range(inputs), steps, results[: late.count])
 
@@ -225,6 +243,6 @@ _INSTEAD_OF_COLLECTIVES = (
 )
 
 
-def _refused(kind: type[DynaxlaError], node: Node, reason: str, hint: str) -> DynaxlaError:
+def _error(error_type: type[DynaxlaError], node: Node, reason: str, hint: str) -> DynaxlaError:
     message = f"{node.target} cannot be part of an XLA program: {reason}"
-    return kind(message, op=str(node.target), inputs=describe_inputs(node), where=user_line(node), hint=hint)
+    return error_type(message, op=str(node.target), inputs=describe_inputs(node), where=user_line(node), hint=hint)

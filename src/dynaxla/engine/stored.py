@@ -1,4 +1,4 @@
-"""Programs that an earlier trace of an equal graph has made: records of traces, and the executables of these."""
+"""Programs that an earlier trace of an equal graph has produced, found by the record of the trace."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..runtime import programs
 from . import records
 from .compile import bind, xla_options
 from .executable import Executable
-from .facts import Facts
-from .unit import CompilationUnit, Specialised
+from .trace_outputs import TraceMetadata
+from .unit import CompilationUnit, SpecialisedGraph
 
 # Live programs by record key, device and heap option. Equal graphs share one program: layers that are compiled one by one, a second bucket
 # of DistributedDataParallel, a notebook cell that runs again.
-_still_there: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.XlaProgram] = weakref.WeakValueDictionary()
+_live_programs: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.XlaProgram] = weakref.WeakValueDictionary()
 
 
-def graph_key(unit: CompilationUnit, specialised: Specialised, function: Function) -> str | None:
+def graph_key(unit: CompilationUnit, specialised: SpecialisedGraph, function: Function) -> str | None:
     """Returns the key of the whole graph's record; see `record_key`."""
-    facts = "graph", unit.has_blocks, specialised.buffers.facts
-    return record_key(unit, unit.interpreter.module, specialised.settings, function, specialised.buffers.avals(), facts)
+    key_parts = "graph", unit.has_blocks, specialised.buffers.facts
+    return record_key(unit, unit.interpreter.module, specialised.settings, function, specialised.buffers.avals(), key_parts)
 
 
 def record_key(
@@ -40,67 +40,77 @@ def record_key(
     settings: Settings,
     function: Function,
     avals: Sequence[jax.ShapeDtypeStruct],
-    facts: Sequence[Any],
+    key_parts: Sequence[Any],
 ) -> str | None:
-    """Returns the key of the record of a graph, or of a part of it.
+    """Returns the key of the record of a graph, or of a segment of it.
 
     None if it has no record. Only graphs on the CPU with static sizes and without XLA's own collectives have records, and only if there
     is a store. A dump, a debug log and the option `tune` need a new trace.
 
     Args:
-        module: The graph or its part.
+        unit: The graph.
+        module: The graph's module, or that of a segment.
         settings: torch's settings.
         function: The function to trace.
         avals: The shapes and dtypes of the program's arguments.
-        facts: Everything else that the program or its calling convention depends on, as plain data.
+        key_parts: Everything else that the program or its calling convention depends on, as plain data.
     """
-    seen = unit.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
-    if unit.platform != "cpu" or unit.groups or not unit.sizes.is_static or seen or unit.options.tune or unit.store("records") is None:
+    is_dumped = unit.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
+    if unit.platform != "cpu" or unit.groups or not unit.sizes.is_static or is_dumped or unit.options.tune or unit.store("records") is None:
         return None
-    taken = [(aval.shape, str(aval.dtype)) for aval in avals]
-    known = unit.options.facts, unit.phase, unit.choose.avoids_refusable, *settings, function.default_dtype, taken, *facts
-    return records.key_of(fingerprint(module), unit.jax_device, known)
+    arguments = [(aval.shape, str(aval.dtype)) for aval in avals]
+    parts = unit.options.facts, unit.phase, unit.choose.avoids_refusable, *settings, function.default_dtype, arguments, *key_parts
+    return records.key_of(fingerprint(module), unit.jax_device, parts)
 
 
-def stored_executable(unit: CompilationUnit, specialised: Specialised) -> Executable | None:
+def stored_executable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable | None:
     """Returns the executable for these sizes if the stores hold its compiled program; else None."""
     if specialised.function is None or (key := graph_key(unit, specialised, specialised.function)) is None:
         return None
     with programs.below_caller():
-        return recalled_executable(unit, key, specialised.buffers, only_stored=True)
+        return load_recorded_executable(unit, key, specialised.buffers, only_stored=True)
 
 
-def recalled_executable(unit: CompilationUnit, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
-    """Returns the executable of a record, if there is one.
+def load_recorded_executable(unit: CompilationUnit, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
+    """Returns the executable of the record with this key; None if there is none.
 
-    only_stored: If true, return None where XLA would have to compile the program again.
+    Args:
+        unit: The graph.
+        key: The record's key.
+        buffers: The graph's buffers.
+        only_stored: If true, return None where XLA would have to compile the program again.
     """
-    found = recalled(unit, key, only_stored=only_stored)
-    if found is None:
+    recorded = load_recorded(unit, key, only_stored=only_stored)
+    if recorded is None:
         return None
-    compiled, record = found
+    compiled, record = recorded
     unit.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
-    return bind(unit, compiled, buffers.ordered(record.orders), Facts(tuple(record.checks), record.numbers))
+    return bind(unit, compiled, buffers.ordered(record.orders), TraceMetadata(tuple(record.checks), record.numbers))
 
 
-def recalled(unit: CompilationUnit, key: str | None, *, only_stored: bool = False) -> tuple[programs.XlaProgram, records.Record] | None:
-    """Returns the program of a record, and the record, if there is one.
+def load_recorded(
+    unit: CompilationUnit, key: str | None, *, only_stored: bool = False
+) -> tuple[programs.XlaProgram, records.Record] | None:
+    """Returns the program and the record with this key; None if there is no record.
 
-    only_stored: If true, return None where XLA would have to compile the program again.
+    Args:
+        unit: The graph.
+        key: The record's key; None if it has none.
+        only_stored: If true, return None where XLA would have to compile the program again.
     """
-    kept, store = unit.store("records"), unit.store("programs")
-    if key is None or kept is None or store is None or (record := records.Record.find(kept, key)) is None:
+    record_store, store = unit.store("records"), unit.store("programs")
+    if key is None or record_store is None or store is None or (record := records.Record.find(record_store, key)) is None:
         return None
-    place = key, unit.jax_device, unit.options.heap
-    compiled = _still_there.get(place)
-    if compiled is None and only_stored and not programs.is_stored(record.note):
+    live_key = key, unit.jax_device, unit.options.heap
+    compiled = _live_programs.get(live_key)
+    if compiled is None and only_stored and not programs.is_stored(record.reference):
         return None
     if compiled is None:
         with metrics.timed("compile", unit.name), contextlib.suppress(jax.errors.JaxRuntimeError):  # on failure: build without the record
-            compiled = programs.from_note(record.note, unit.jax_device, record.options, store, unit.options.heap == "keep")
+            compiled = programs.from_reference(record.reference, unit.jax_device, record.options, store, unit.options.heap == "keep")
     if compiled is None:
         return None
-    _still_there[place] = compiled
+    _live_programs[live_key] = compiled
     metrics.add("recalls")
     return compiled, record
 
@@ -112,14 +122,14 @@ def record(
     compiled: programs.XlaProgram,
     traced: jax.stages.Traced,
     settings: Settings,
-    facts: Facts,
+    metadata: TraceMetadata,
     orders: Mapping[int, tuple[int, ...]],
 ) -> None:
     """Stores the result of a trace under the key, if there is one and the program calls no torch kernels."""
     store, options = unit.store("records"), xla_options(unit, traced, settings)
-    if key is None or store is None or facts.kernels:
+    if key is None or store is None or metadata.kernels:
         return
-    note = programs.note(lowered, unit.jax_device, options)
-    if note is not None:
-        _still_there[key, unit.jax_device, unit.options.heap] = compiled
-        records.Record(options, facts.checks, facts.numbers, facts.draws, orders, note).put(store, key)
+    reference = programs.reference_to(lowered, unit.jax_device, options)
+    if reference is not None:
+        _live_programs[key, unit.jax_device, unit.options.heap] = compiled
+        records.Record(options, metadata.checks, metadata.numbers, metadata.draws, orders, reference).put(store, key)

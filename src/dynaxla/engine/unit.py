@@ -32,25 +32,25 @@ from ..passes.jaxpr.open_layouts import opens_layouts
 from ..runtime import devices, eager_fallback, late_checks, meshes, process_networks
 from ..runtime.store import StoreProtocol
 from ..tuning import Tuner
-from .eager_executable import Kernels
-from .facts import Facts
+from .eager_executable import EagerGraph
 from .options import default_options
+from .trace_outputs import TraceMetadata
 
 # Returns the store for a folder name, where later processes find entries; None if nothing is stored.
 Stores = Callable[[str], StoreProtocol | None]
 # With the option compile="auto", calls wait for this many programs of a graph. Two combinations of sizes are usual, even if sizes hardly
-# change: a smaller last batch, or another batch size for evaluation. Whoever has more has many.
-AWAITED = 2
+# change: a smaller last batch, or another batch size for evaluation. A graph with more than two usually has many.
+FOREGROUND_PROGRAMS = 2
 
 
 @dataclass(frozen=True)
-class Specialised:
+class SpecialisedGraph:
     """A graph with concrete sizes. It is independent of the inputs that it was specialised for.
 
     Attributes:
         function: The computation; None if there is nothing to compute.
         buffers: The memory of the graph's inputs and outputs.
-        facts: The facts of a graph without a function; empty otherwise.
+        metadata: The metadata of a graph without a function; empty otherwise.
         settings: torch's settings at the time of specialisation.
         symbols: The values of the graph's size symbols.
         numbers: The non-tensor inputs, by position.
@@ -59,7 +59,7 @@ class Specialised:
 
     function: Function | None
     buffers: Buffers
-    facts: Facts
+    metadata: TraceMetadata
     settings: Settings
     symbols: SymbolValues
     numbers: Mapping[int, Any]
@@ -77,15 +77,15 @@ class CompilationUnit:
         self.options = options
         self.store = store or options.store
         self.phase = graph.phase
-        # With gradients, each block passes on many values besides its result: a training step of BERT takes 1.1 times as long in parts.
+        # With gradients, each block passes on many values besides its result: split, a training step of BERT takes 1.1 times as long.
         self.has_blocks = blocks and graph.phase == "inference" and options.distributed == "torch"
         self.waits = graph.waits
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
         self.static_inputs = frozenset(graph.static)
-        self.kind = kind_of(self.device.type)
-        if self.kind is None and meshes.exist() and shardings_in(graph.module.graph):
+        self.device_kind = kind_of(self.device.type)
+        if self.device_kind is None and meshes.exist() and shardings_in(graph.module.graph):
             raise UnsupportedTensor(
                 f"{self.name} shards a tensor on {self.device}, and only tensors on the device jax can be on a mesh",
                 hint='call dynaxla.device.enable(), and move the model and its inputs: x.to("jax")',
@@ -98,7 +98,7 @@ class CompilationUnit:
                 hint="leave it out: it supports only tensors on the CPU",
             )
         self.rederived_outputs = graph.rederived_outputs
-        self.opens_layouts = self.kind is None and opens_layouts(self.platform)
+        self.opens_layouts = self.device_kind is None and opens_layouts(self.platform)
         self.open_inputs = graph.open_inputs
         placeholders = self.interpreter.placeholders
         for node in placeholders:
@@ -118,7 +118,7 @@ class CompilationUnit:
     @functools.cached_property
     def reports_late(self) -> bool:
         """True for arrays on an asynchronous device, unless later writes depend on the checks."""
-        return self.kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
+        return self.device_kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
 
     @functools.cached_property
     def choose(self) -> RecordingChooser:
@@ -131,7 +131,7 @@ class CompilationUnit:
             )
         return RecordingChooser(lambda implementations, problem: implementations.choose(problem, self.options.implementations))
 
-    def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
+    def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> SpecialisedGraph:
         """Returns the graph with the concrete sizes of these inputs.
 
         Args:
@@ -143,34 +143,44 @@ class CompilationUnit:
         values = [node.meta["val"] for node in interpreter.placeholders]
         specs = [symbols.spec(value) for value in values if isinstance(value, torch.Tensor)]
         reorders = self.platform == "cpu" and interpreter.reorders(specs)
-        place = GraphDevice(self.device, self.jax_device)
+        device = GraphDevice(self.device, self.jax_device)
         buffers: Buffers
-        if self.kind is not None:
+        if self.device_kind is not None:
             rederived_outputs, donate = self.rederived_outputs, self.options.donate
-            buffers = self.kind.buffers(
-                Request(interpreter, symbols, args, self.phase, place, self.storages, rederived_outputs, donate, planned, self.reports_late)
+            buffers = self.device_kind.buffers(
+                Request(
+                    interpreter, symbols, args, self.phase, device, self.storages, rederived_outputs, donate, planned, self.reports_late
+                )
             )
         else:
             free, open_inputs = reorders or self.opens_layouts, self.open_inputs if self.opens_layouts else None
             buffers = NativeBuffers(
-                interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, open_inputs, self.storages
+                interpreter, symbols, args, self.static_inputs, self.phase, device, free, self.waits, open_inputs, self.storages
             )
-        given = {index: args[index] for index in self.sizes.numbers}
+        numbers = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
         if not buffers.nodes and not interpreter.has_effects:
-            return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
+            return SpecialisedGraph(
+                None, buffers, TraceMetadata(numbers=self.numbers(buffers, symbols, numbers)), settings, symbols, numbers
+            )
         choose = self.choose if buffers.where is None else choose_generic
         members = process_networks.Members.of(self.groups) if self.groups else None
         function = Function(
-            interpreter, symbols, given, buffers.nodes, buffers.numbers,
+            interpreter, symbols, numbers, buffers.nodes, buffers.numbers,
             settings=settings, choose=choose, reorders=reorders and buffers.where is None, replicated=buffers.where,
             members=members,
         )  # fmt: skip
-        return Specialised(function, buffers, Facts(), settings, symbols, given, members)
+        return SpecialisedGraph(function, buffers, TraceMetadata(), settings, symbols, numbers, members)
 
-    def numbers(self, buffers: Buffers, symbols: SymbolValues, given: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes."""
-        values = {self.interpreter.placeholders[position]: value for position, value in given.items()}
+    def numbers(self, buffers: Buffers, symbols: SymbolValues, inputs: Mapping[int, Any]) -> tuple[Any, ...]:
+        """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes.
+
+        Args:
+            buffers: The graph's buffers.
+            symbols: The values of the graph's size symbols.
+            inputs: The non-tensor inputs, by position.
+        """
+        values = {self.interpreter.placeholders[position]: value for position, value in inputs.items()}
         return tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
 
     def dump_name(self) -> str:
@@ -179,11 +189,11 @@ class CompilationUnit:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     @functools.cached_property
-    def kernels(self) -> Kernels:
-        return Kernels(self.interpreter.module, self.storages.candidates)
+    def eager_graph(self) -> EagerGraph:
+        return EagerGraph(self.interpreter.module, self.storages.candidates)
 
     @functools.cached_property
-    def may_be_torchs(self) -> bool:
+    def may_run_eagerly(self) -> bool:
         """True if the graph only computes outputs, writes no input, and gives the same results by torch and XLA, up to rounding."""
         module, interpreter = self.interpreter.module, self.interpreter
         if self.options.dump is not None or interpreter.has_effects or not interpreter.kernels:  # a dump, or the graph, needs a program
@@ -191,7 +201,7 @@ class CompilationUnit:
         return not written_inputs(module.graph) and is_interchangeable(module)
 
     @functools.cached_property
-    def awaited(self) -> float:
+    def foreground_programs(self) -> float:
         """The number of programs that calls wait for, before further ones are compiled in the background; infinity to compile none there.
 
         The option compile="auto" is for graphs with dynamic sizes on the CPU. A dump, a comparison of engines, and
@@ -201,10 +211,10 @@ class CompilationUnit:
         if options.compile == "now" or options.freeze or options.tune:  # DYNAXLA_COMPILE=background may stand next to the latter two
             return math.inf
         if options.compile == "auto":
-            is_dynamic = self.kind is None and self.platform == "cpu" and not self.sizes.is_static
+            is_dynamic = self.device_kind is None and self.platform == "cpu" and not self.sizes.is_static
             if options.engines or options.dump is not None or not is_dynamic or torch.are_deterministic_algorithms_enabled():
                 return math.inf
-        return (AWAITED if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
+        return (FOREGROUND_PROGRAMS if options.compile == "auto" else 0) if is_interchangeable(self.interpreter.module) else math.inf
 
     def do_without_refusable(self, error: CompilationError) -> None:
         """Avoids, from now on, implementations that this machine may not support.

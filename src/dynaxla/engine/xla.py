@@ -23,7 +23,7 @@ from ..runtime import eager_fallback, meshes, private, process_networks, streams
 from ..runtime.cache import LeastRecentlyUsed
 from . import dry_run
 from .build import Runnable, build
-from .executable import Executable, drawing_under_trace
+from .executable import Executable, random_numbers_under_jit
 from .program_cache import ProgramCache, meta_like
 from .unit import CompilationUnit, Stores
 
@@ -36,18 +36,18 @@ class Xla:
 
     Args:
         options: The options of the compilation.
-        blocks: Whether equal blocks of an inference graph share one program (see blocks.py).
+        blocks: True if equal blocks of an inference graph share one program (see blocks.py).
     """
 
     def __init__(self, options: Options, *, blocks: bool = True) -> None:
         self.options, self.blocks = options, blocks
         self.store: Stores = options.store
 
-    def runner(self, graph: AtenGraph) -> Program:
-        return Program(CompilationUnit(graph, self.options, blocks=self.blocks, store=self.store))
+    def runner(self, graph: AtenGraph) -> CompiledGraph:
+        return CompiledGraph(CompilationUnit(graph, self.options, blocks=self.blocks, store=self.store))
 
 
-class Program:
+class CompiledGraph:
     """The runner of a graph (see `protocol.Runner`), with its executables by input sizes.
 
     Attributes:
@@ -59,10 +59,10 @@ class Program:
         # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
         self._boxed_call = True
         self.name, self.unit, self.cache = unit.name, unit, ProgramCache(unit)
-        self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(unit.options.executables)
+        self._plan_executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(unit.options.executables)
         self._lock = forks.lock()
         # Values that torch's kernels save for a backward pass may have other strides than those that a program saves.
-        self._key_has_strides = unit.awaited < math.inf and unit.phase == "backward"
+        self._key_has_strides = unit.foreground_programs < math.inf and unit.phase == "backward"
         # The key of every call is then ().
         self._has_one_key = unit.sizes.is_static and not unit.groups and not Settings.vary_on(unit.platform) and not self._key_has_strides
         if not forks.is_cut_off():
@@ -71,10 +71,10 @@ class Program:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         cache = self.cache
-        if private.mode_count() or dry_run.threads or self.unit.kind is not None:
-            if (outputs := self._inspected(args)) is not None:
+        if private.mode_count() or dry_run.threads or self.unit.device_kind is not None:
+            if (outputs := self._outputs_without_run(args)) is not None:
                 return outputs
-        elif cache.again is not None and (outputs := cache.again(args)) is not None:
+        elif cache.fast_path is not None and (outputs := cache.fast_path(args)) is not None:
             return outputs
         key = () if self._has_one_key else self._key(args)
         executable = cache.get(key)
@@ -88,9 +88,7 @@ class Program:
         for _ in range(_TRIES):
             try:
                 taken = executable.take(args)
-            except (
-                LayoutMismatch
-            ):  # even from the executable made for these inputs, if another thread has meanwhile written to an input's storage
+            except LayoutMismatch:  # possible even for the executable of these inputs: another thread may write to an input's storage
                 executable = self._with_layouts_of(args, key, executable)
             else:
                 return executable(taken)
@@ -99,13 +97,16 @@ class Program:
             hint="do not write to the inputs in other threads during the call",
         )
 
-    def _inspected(self, args: list[Any]) -> list[Any] | None:
-        """Returns the outputs of a call that does not run the graph's program: a call by a trace, or to see the program. None otherwise."""
+    def _outputs_without_run(self, args: list[Any]) -> list[Any] | None:
+        """Returns the outputs of a call that does not run the graph's program, because it is part of a trace, a dry run or a plan.
+
+        None for other calls.
+        """
         if eager_fallback.is_being_traced():
             return self.unit.run_by_torch(args)
         if dry_run.threads:
             dry_run.stop_if_dry_run(self, args)
-        kind = self.unit.kind
+        kind = self.unit.device_kind
         if kind is not None and kind.are_traced(args):
             return self._inlined(kind, args)
         return self._planned(kind, args) if kind is not None and meshes.is_planning() else None
@@ -113,7 +114,8 @@ class Program:
     def ready(self, args: Sequence[Any]) -> Runnable | None:
         """Returns the executable for inputs like these. If it is still to be compiled in the background, requests that and returns None.
 
-        args: The inputs of a call. The tensors' values are not read.
+        Args:
+            args: The inputs of a call. The tensors' values are not read.
         """
         key = self._key(args)
         executable = self.cache.get(key)
@@ -139,7 +141,7 @@ class Program:
         unit = self.unit
         key: Any = () if unit.sizes.is_static else unit.sizes.key(args)
         if unit.groups:
-            key = (*key, process_networks.token(unit.groups))
+            key = (*key, process_networks.group_numbers(unit.groups))
         if unit.platform == "cuda":
             streams.check_not_captured()
         if Settings.vary_on(unit.platform):
@@ -148,44 +150,48 @@ class Program:
             key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])
         return key
 
-    def _with_layouts_of(self, args: Sequence[Any], key: Any, unlike: Runnable) -> Runnable:
+    def _with_layouts_of(self, args: Sequence[Any], key: Any, mismatched: Runnable) -> Runnable:
         """Returns the executable for inputs with these layouts in their storages. Later calls try it first.
 
-        unlike: The executable that has raised `LayoutMismatch` for these inputs.
+        Args:
+            args: The inputs.
+            key: The key of these inputs (see `_key`).
+            mismatched: The executable that has raised `LayoutMismatch` for these inputs.
         """
-        assert self.unit.kind is not None
-        own = key, self.unit.kind.signature(args)
-        executable = self.cache.get(own)
-        if executable is None or executable is unlike:  # another thread wrote to an input's storage while this executable was built
-            executable = self.cache.compiled(own, args, other_than=unlike)
-        self.cache.keep(key, executable)
+        assert self.unit.device_kind is not None
+        layout_key = key, self.unit.device_kind.signature(args)
+        executable = self.cache.get(layout_key)
+        if executable is None or executable is mismatched:  # another thread wrote to an input's storage while this executable was built
+            executable = self.cache.compiled(layout_key, args, except_for=mismatched)
+        self.cache.put(key, executable)
         return executable
 
     def _planned(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Compiles the program of a call for inspection, without running it. Returns: outputs without values."""
         key = "planned", self._key(args), kind.plans(args)
         with self._lock:
-            executable = self._planned_for.get(key)
+            executable = self._plan_executables.get(key)
             if executable is None:
                 executable = build(self.unit, self.unit.specialise(args, planned=True))
-                self._planned_for.put(key, executable)
-        executable.show()
-        return kind.blank(executable.binding, args, executable.program.lie() if executable.program is not None else ())
+                self._plan_executables.put(key, executable)
+        executable.record_run()
+        return kind.blank(executable.binding, args, executable.program.result_shardings() if executable.program is not None else ())
 
     def _inlined(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
-        """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace. Checks of values are dropped,
-        because the values are not known during the trace.
+        """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace.
+
+        Checks of values are dropped, because the values are not known during the trace.
 
         Raises: UnsupportedOp for random numbers; UnsupportedTensor for a tracer whose trace has ended.
         """
         unit = self.unit
         interpreter, symbols, settings = unit.interpreter, unit.sizes.values(args), Settings.current(unit.platform)
         if interpreter.draws_random:
-            raise drawing_under_trace(self.name)
-        place, given = GraphDevice(unit.device, unit.jax_device), {index: args[index] for index in unit.sizes.numbers}
-        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, place, unit.storages, unit.rederived_outputs, donate=False))
-        function = Function(interpreter, symbols, given, buffers.nodes, buffers.numbers, settings=settings)
-        binding = buffers.bind(unit.numbers(buffers, symbols, given))
+            raise random_numbers_under_jit(self.name)
+        device, numbers = GraphDevice(unit.device, unit.jax_device), {index: args[index] for index in unit.sizes.numbers}
+        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, device, unit.storages, unit.rederived_outputs, donate=False))
+        function = Function(interpreter, symbols, numbers, buffers.nodes, buffers.numbers, settings=settings)
+        binding = buffers.bind(unit.numbers(buffers, symbols, numbers))
         tensors = binding.take(args)
         arrays = binding.arrays(tensors)
         try:

@@ -210,7 +210,7 @@ def _subject(given: Any) -> _Subject:
         return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step), step.eager_calls)
     if not callable(given):
         raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="call dynaxla.explain(model, x)")
-    wrapper = private.compiler_of(given)
+    wrapper = private.backend_of(given)
     with_what, settings = dynaxla, dict[str, Any]()
     if wrapper is not None:
         with_what = getattr(wrapper, "compiler_fn", wrapper)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
-from ..runtime.guards import answering
+from ..runtime.guards import self_guarding
 from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
@@ -240,9 +240,9 @@ def is_known_by_identity(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         # A decorator of torch returns a function of torch, which calls the user's function.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
-    if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in answering or type(value).__name__ in _COMPILED_FUNCTIONS:
+    if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in self_guarding or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
-    if (made := private.made_into_op(value)) is not None:
+    if (made := private.custom_op_function(value)) is not None:
         return isinstance(made, types.FunctionType) and is_trusted_function(made)
     wrapped = getattr(value, "__wrapped__", None)
     if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__

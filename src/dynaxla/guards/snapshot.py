@@ -17,7 +17,7 @@ import torch
 from ..errors import CaptureError
 from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
-from ..runtime.guards import Question
+from ..runtime.guards import Getter
 from .code_names import ExecutedCode
 from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
@@ -147,7 +147,7 @@ class FunctionGuards:
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
         self._executed_names: ExecutedCode | None = None
         # Questions whose answers the function depends on, such as the state that a JAX function called by it reads.
-        self._questions: set[Question] = set()
+        self._questions: set[Getter] = set()
         self._compared_rates: set[Place] = set()
         # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
@@ -180,7 +180,7 @@ class FunctionGuards:
         """Returns the path of the first fact about the surroundings that differs now; "" if there is none."""
         return _first_difference(*(self._facts(graph) for graph in (snapshot.surroundings, self._graph({"step": self._function}))))
 
-    def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Question]) -> bool:
+    def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Getter]) -> bool:
         """Adds executed code and questions. Returns True if any is new, so that earlier snapshots may have missed state.
 
         Args:
@@ -273,7 +273,7 @@ class FunctionGuards:
 
     def _with_arguments(self, surroundings: ObjectGraph, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         arguments = self._graph({"args": args, "kwargs": kwargs}, surroundings)
-        answers = tuple(map(guards.answer, sorted(self._questions)))
+        answers = tuple(map(guards.call_getter, sorted(self._questions)))
         facts = _hashable(_as_tuples(arguments.facts(arrays=self.arrays(arguments))))
         return Snapshot(surroundings, arguments, (number, facts, global_state(), answers))
 

@@ -41,7 +41,7 @@ class Readings:
 
     def stamp(self) -> int:
         """Returns a number that changes when an object has changed since the last call. Only then all objects are walked again."""
-        with capture_lock.one_at_a_time():
+        with capture_lock.exclusive():
             if self._graph is None or list(map(state_of, self._tensors)) != self._states or not self._graph.is_unchanged():
                 self._graph = walk(self._roots)
                 self._tensors = [tensor for tensor in self._graph.tensors.values() if id(tensor) not in self._own]

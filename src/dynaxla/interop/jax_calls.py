@@ -159,7 +159,7 @@ def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
-private.count_as_own(_library)
+private.register_own_libraries(_library)
 _library.define("jax_call(Tensor[] operands, int call) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 jax_call = torch.ops.dynaxla.jax_call.default
 
@@ -170,7 +170,7 @@ def _run(operands: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
         return border.take(list(found.compiled(*border.arrays)))
 
 
-_library.impl("jax_call", private.unseen(_run), "CompositeExplicitAutograd")
+_library.impl("jax_call", private.skipped_by_dynamo(_run), "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("dynaxla::jax_call", lib=_library)

@@ -47,15 +47,15 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     if not callable(jax_fn):
         right = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
         raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{right}")
-    torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
-    if not guards.CAN_ASK:
+    torch_fn = functools.wraps(jax_fn)(private.skipped_by_dynamo(JaxInTorch(jax_fn, x64)))
+    if not guards.CAN_GUARD_RESULTS:
         return torch.compiler.disable(torch_fn)
     found = torch._dynamo.nonstrict_trace(torch_fn)
     found.__code__ = found.__code__.replace()  # a code object of its own, since TorchDynamo's guards identify a function by its code
     return found
 
 
-@guards.answers_for_itself
+@guards.guards_its_state
 class JaxInTorch:
     """The implementation of a function of `to_torch`.
 
@@ -87,7 +87,7 @@ class JaxInTorch:
         _refuse_arrays(leaves, self._name)
         check_operands(tensors, self._name, x64)
         stamp = self.stamp()
-        guards.guard_answer("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
+        guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
         key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _fact(leaf) for leaf in leaves])
         known = self._calls.get(key)
         if known is None:

@@ -90,5 +90,5 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
 def _on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:
     if device is not None and str(device).partition(":")[0] != storages.NAME:
         raise UnsupportedTensor(f"{reason}, so it cannot become a tensor on {device}", hint='leave the device out, or give "jax"')
-    wanted = torch.device(device) if device is not None and devices.drives(storages.NAME) else None
+    wanted = torch.device(device) if device is not None and devices.holds_arrays(storages.NAME) else None
     return tensor_of(undifferentiated(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, wanted)

@@ -135,7 +135,7 @@ class Function:
         with dtypes.defaulting_to(self.default_dtype):
             given = [values[position] for position in range(len(values))]
             found = self._interpreter.run(given, ctx, [*self._outputs, *self._number_outputs])
-        if self._members is not None and self._members.holds:
+        if self._members is not None and self._members.keeps_collectives:
             xla_collectives.keep_collectives(ctx)
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)

@@ -46,7 +46,7 @@ def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequen
     size = len(members.cliques[name])
     if collective is None:
         return None
-    groups = members.cover(name, evenly=collective not in (_all_reduce, _broadcast))
+    groups = members.replica_groups(name, evenly=collective not in (_all_reduce, _broadcast))
     if groups is None or not all(_is_supported(kind, array, settings, size) for array in arrays):
         return None
     if size == 1:
@@ -138,7 +138,7 @@ def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Arr
         return lax.complex(real, imag)
     kind = np.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, kind)
-    is_source = processes.place() == groups[0][source]
+    is_source = processes.process_index() == groups[0][source]
     found = processes.all_reduce(jnp.where(is_source, bits, jnp.zeros_like(bits)), groups, "sum")
     return found.astype(bool) if x.dtype == bool else lax.bitcast_convert_type(found, x.dtype)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import threading
 
-_seen = threading.local()
+_thread = threading.local()  # processors: see the function `processors`
 
 
 def processors() -> int:
-    """Returns the number when this thread first compiled or called a program; 0 if the system does not report it."""
+    """Returns the number of processors that this thread could use at its first call of this function. 0 if the system does not report it.
+
+    A thread calls it before it compiles or calls a program.
+    """
     try:
-        return _seen.processors
+        return _thread.processors
     except AttributeError:
-        _seen.processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        return _seen.processors
+        _thread.processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        return _thread.processors
 
 
 def all_have(count: int) -> bool:

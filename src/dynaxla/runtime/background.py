@@ -1,7 +1,7 @@
-"""Background compilation: one thread does the work piece by piece, and ends when nothing is left to do.
+"""Background compilation: one thread runs queued tasks piece by piece, and ends when the queue is empty.
 
 Interpreter shutdown waits for the thread, so that nothing is torn down while XLA works. The thread then finishes the current piece and
-drops the rest.
+drops the other tasks.
 
 The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and gets it back when the other thread
 releases it, or after 5 ms: next to a thread that traces, a graph of 300 ops would take a second. So while torch's kernels run a graph that
@@ -23,17 +23,17 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-# Seconds of Python code and of sleep, in turn.
-_WORK, _REST = 0.001, 0.004
+# While a call runs by torch's kernels, the thread alternates between Python code and sleep of these lengths.
+_RUN_SECONDS, _SLEEP_SECONDS = 0.001, 0.004
 # Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
-_PATIENCE = 0.5
+_WAIT_SECONDS = 0.5
 
 
 class BackgroundTask(Protocol):
-    """An object with work for the thread, which holds only a weak reference to it."""
+    """An object with work for the background thread, which holds only a weak reference to it."""
 
     def work(self) -> bool:
-        """Does one piece of work. Returns: whether there is more."""
+        """Does one piece of work. Returns: True if there is more."""
 
 
 class Background:
@@ -44,28 +44,28 @@ class Background:
         forks.renew(self)
 
     def after_fork(self) -> None:
-        """Resets the state. In a forked child: the parent finishes the work that it has queued."""
+        """Clears the queue. In a forked child: the parent runs the tasks that it has queued."""
         self._changed = threading.Condition(forks.lock())
-        self._wanted: dict[weakref.ref[BackgroundTask], None] = {}  # the last one is served first
+        self._queue: dict[weakref.ref[BackgroundTask], None] = {}  # the last one is served first
         self._thread: threading.Thread | None = None
 
-    def want(self, patient: BackgroundTask) -> None:
+    def enqueue(self, task: BackgroundTask) -> None:
         """Queues an object, whose `work()` is called until it has no more work. The most recently queued object is served first."""
         with self._changed:
-            reference = weakref.ref(patient)
-            self._wanted.pop(reference, None)
-            self._wanted[reference] = None
+            reference = weakref.ref(task)
+            self._queue.pop(reference, None)
+            self._queue[reference] = None
             with contextlib.suppress(RuntimeError):  # the system cannot start a thread now: the next call tries again
                 self._start()
 
     def finish(self) -> None:
         """Waits until the queue is empty. Raises: RuntimeError if the system cannot start a thread."""
         with self._changed:
-            if self._wanted:
+            if self._queue:
                 self._start()
             if self._thread is not threading.current_thread():
                 while self._is_running():
-                    self._changed.wait(_PATIENCE)
+                    self._changed.wait(_WAIT_SECONDS)
 
     def _start(self) -> None:
         if not self._is_running() and threading.main_thread().is_alive():
@@ -76,41 +76,41 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
-        while (patient := self._next()) is not None:
+        while (task := self._next()) is not None:
             more = False
             try:
-                with _taking_turns():
-                    more = patient.work()
+                with _sleeping_at_intervals():
+                    more = task.work()
             except BaseException:  # the thread must survive for the other objects in the queue
                 log.exception("a background task failed")
             with self._changed:
-                if more and weakref.ref(patient) not in self._wanted:
-                    self._wanted = {weakref.ref(patient): None, **self._wanted}
-            del patient
+                if more and weakref.ref(task) not in self._queue:
+                    self._queue = {weakref.ref(task): None, **self._queue}
+            del task
 
     def _next(self) -> BackgroundTask | None:
         with self._changed:
-            while self._wanted and threading.main_thread().is_alive():
-                reference, _ = self._wanted.popitem()
-                if (patient := reference()) is not None:
-                    return patient
-            self._wanted.clear()
+            while self._queue and threading.main_thread().is_alive():
+                reference, _ = self._queue.popitem()
+                if (task := reference()) is not None:
+                    return task
+            self._queue.clear()
             self._thread = None
             self._changed.notify_all()
         return None
 
 
 _background = Background()
-want = _background.want
+enqueue = _background.enqueue
 finish = _background.finish
 
-# An item for each call inside `in_its_place`.
+# One item for each active `eager_call` context.
 _calls: list[None] = []
 
 
 @contextlib.contextmanager
-def in_its_place() -> Iterator[None]:
-    """Marks a call that runs by torch's kernels because its program is still being compiled. The background thread then yields to it."""
+def eager_call() -> Iterator[None]:
+    """Marks a call that torch's kernels run because its program is still being compiled. The background thread then yields to the call."""
     _calls.append(None)
     try:
         yield
@@ -119,19 +119,19 @@ def in_its_place() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _taking_turns() -> Iterator[None]:
-    """Makes this thread sleep at intervals inside the context while calls are in `in_its_place`. It sleeps in a profile function, which
+def _sleeping_at_intervals() -> Iterator[None]:
+    """Makes this thread sleep at intervals inside the context while any `eager_call` is active. The sleep is in a profile function, which
     Python calls often enough."""
-    rested = time.perf_counter()
+    last_sleep = time.perf_counter()
 
-    def rest(*_: Any) -> None:
-        nonlocal rested
-        if _calls and time.perf_counter() - rested > _WORK:
-            time.sleep(_REST)
-            rested = time.perf_counter()
+    def sleep(*_: Any) -> None:
+        nonlocal last_sleep
+        if _calls and time.perf_counter() - last_sleep > _RUN_SECONDS:
+            time.sleep(_SLEEP_SECONDS)
+            last_sleep = time.perf_counter()
 
     before = sys.getprofile()
-    sys.setprofile(rest)
+    sys.setprofile(sleep)
     try:
         yield
     finally:

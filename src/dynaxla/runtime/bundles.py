@@ -6,13 +6,19 @@ from .store import StoreProtocol
 
 
 class Bundle:
-    """Byte strings by folder and key. entries: The initial entries; the bundle adds to this dict."""
+    """Byte strings by folder and key.
+
+    Args:
+        entries: The initial entries. The bundle adds to this dict.
+    """
 
     def __init__(self, entries: dict[tuple[str, str], bytes] | None = None) -> None:
         self.entries = entries if entries is not None else {}
 
-    def before(self, folder: str, store: StoreProtocol | None) -> StoreProtocol:
-        """Returns a store that reads from the bundle first and then from `store`. It writes to both, and copies its findings to the bundle.
+    def in_front_of(self, folder: str, store: StoreProtocol | None) -> StoreProtocol:
+        """Returns a store that reads from the bundle first and then from `store`.
+
+        It writes to both, and copies to the bundle the entries that it reads from `store`.
 
         Args:
             folder: The folder of the entries.

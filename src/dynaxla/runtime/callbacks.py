@@ -27,10 +27,10 @@ class Kernel:
     """A callback that runs torch ops on the buffers of a running program. XLA calls it from any thread.
 
     Attributes:
-        write: Called with the results' buffers and the operands, as tensors. It writes the former and must not write the latter.
+        write: Called with the results' buffers and the operands, as tensors. It writes to the results and must not write to the operands.
         operands: The shape and strides with which each operand's buffer is read.
-        copies: Whether the operands are copies in torch's memory, which `write` may keep. XLA frees or reuses its own memory as soon as
-            the kernel returns.
+        copies: True if the operands are copied to torch's memory, so that `write` may keep them. XLA frees or reuses its own memory as soon
+            as the kernel returns.
     """
 
     write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
@@ -104,7 +104,7 @@ class _Failures:
         with self._lock:
             self._last = number = self._last + 1
             self._kept[number] = _Failure(error, error.__traceback__, threading.get_ident())
-            while len(self._kept) > _MOST_FAILURES:
+            while len(self._kept) > _MAX_FAILURES:
                 self._kept.popitem(last=False)
         return f"{type(error).__name__}: {error} [dynaxla: failure {os.getpid()}.{number}]"
 
@@ -115,21 +115,21 @@ class _Failures:
             text: XLA's message.
             before: The number of the last exception that was kept before the call began.
         """
-        told = [int(number) for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text) if int(process) == os.getpid()]
-        if not told:
+        in_text = [int(number) for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text) if int(process) == os.getpid()]
+        if not in_text:
             return None
         with self._lock:
             thread = threading.get_ident()
-            own = [number for number, failure in self._kept.items() if failure.thread == thread and number > before]
-            found = next((self._kept.pop(number) for number in (*own, *reversed(told)) if number in self._kept), None)
-        if found is None:
+            of_thread = [number for number, failure in self._kept.items() if failure.thread == thread and number > before]
+            failure = next((self._kept.pop(number) for number in (*of_thread, *reversed(in_text)) if number in self._kept), None)
+        if failure is None:
             return None
-        _release(found.trace)
-        return found.error
+        _release(failure.trace)
+        return failure.error
 
 
 # A bound on kept exceptions. If some program is always running, there is no moment at which to drop exceptions that were never raised.
-_MOST_FAILURES = 100
+_MAX_FAILURES = 100
 
 _failures = _Failures()
 call = _failures.call

@@ -13,7 +13,7 @@ from typing import Any
 from . import private
 
 
-def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
+def exclusive() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which no other thread records or captures a graph."""
     return private.capture_lock
 
@@ -27,7 +27,7 @@ def is_capturing() -> bool:
 
 
 def keep(value: Any) -> None:
-    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph holds it."""
+    """Keeps an object that a graph refers to alive until this thread leaves `capturing`. By then a program of the graph refers to it."""
     _thread.kept.append(value)
 
 
@@ -38,7 +38,7 @@ def capturing() -> Iterator[None]:
     As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads. Otherwise torch would treat a call of any compiled
     function, in any thread, as a call to be traced, and refuse it.
     """
-    with private.capture_lock, private.checks_have_an_effect():
+    with private.capture_lock, private.checks_have_side_effects():
         before = private.compiling_flag()
         private.set_compiling_flag(True)
         _thread.depth = getattr(_thread, "depth", 0) + 1

@@ -20,9 +20,9 @@ from .private import Fast
 def cpu_device() -> jax.Device:
     """Returns the CPU device on which programs compiled now run: that of dynaxla's own PJRT client with as many threads as torch has now.
 
-    JAX's own CPU client dispatches every program to another thread, which costs more than a small program itself and can only be disabled
-    by a global setting of the user's. Its pool has one thread per core, whatever torch's setting is. And unless JAX's own clients are
-    started, JAX does not warn at every fork, such as those of a DataLoader's workers.
+    dynaxla does not use JAX's own CPU client. That client dispatches every program to another thread, which costs more than a small program
+    itself and can only be disabled by a global setting of the user's. Its pool has one thread per core, whatever torch's setting is. And
+    once one of JAX's own clients is started, JAX warns at every fork, such as those of a DataLoader's workers.
 
     Raises: ForkError in a child of a process that had used XLA.
     """
@@ -37,7 +37,7 @@ def _own_cpu_device(threads: int) -> jax.Device | None:
     """Returns the device of the client with this number of threads, creating it at the first call. None if jaxlib does not support this."""
     own = _own_clients.get(threads)
     if own is None:
-        with _making:
+        with _creation_lock:
             own = _own_clients.get(threads) or _own_clients.setdefault(threads, _make_client(threads))
         if own.device is not None:
             private_self_tests.run(own.device)
@@ -63,7 +63,7 @@ class _OwnClient:
 # Keyed by torch's number of threads.
 _own_clients: dict[int, _OwnClient] = {}
 # Held while a client is created, and while an environment variable is set for that.
-_making = forks.lock()
+_creation_lock = forks.lock()
 
 
 def _make_client(threads: int) -> _OwnClient:
@@ -95,7 +95,7 @@ def c_environment(name: str, value: str) -> Iterator[str]:
 def environment(name: str, value: str) -> Iterator[None]:
     """Sets an environment variable inside the context, unless the user has set it. Other threads see it; only one thread sets variables at
     a time."""
-    with _making:
+    with _creation_lock:
         if name in os.environ:
             yield
             return
@@ -110,7 +110,7 @@ def virtual_devices(count: int) -> list[jax.Device]:
     """Returns devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
     if forks.is_cut_off():
         raise forks.cut_off()
-    with _making:
+    with _creation_lock:
         if count not in _virtual_clients:
             with private.client_lock:
                 client = private.make_cpu_client(count)

@@ -12,23 +12,28 @@ import torch
 from ..errors import DeviceMismatch, UnsupportedTensor
 from . import clients
 
-# For each torch device type whose tensors live in XLA: a function from a device index to a JAX device.
-_in_xla: dict[str, Callable[[int], jax.Device]] = {}
+# For each torch device type whose tensors are JAX arrays: a function from a device index to a JAX device.
+_array_devices: dict[str, Callable[[int], jax.Device]] = {}
 
 
-def register(kind: str, jax_device: Callable[[int], jax.Device]) -> None:
-    """Registers a torch device type whose tensors are arrays. jax_device: Returns the JAX device of a device index."""
-    _in_xla[kind] = jax_device
+def register(device_type: str, jax_device: Callable[[int], jax.Device]) -> None:
+    """Registers a torch device type whose tensors are JAX arrays.
+
+    Args:
+        device_type: The device type, such as "jax".
+        jax_device: Returns the JAX device of a device index.
+    """
+    _array_devices[device_type] = jax_device
 
 
 def is_in_xla(device: torch.device) -> bool:
-    """True if tensors on a device are arrays, without memory of torch's."""
-    return device.type in _in_xla
+    """True if tensors on a device are JAX arrays, without memory of torch's."""
+    return device.type in _array_devices
 
 
-def drives(kind: str) -> bool:
-    """True if tensors on this torch device type are arrays."""
-    return kind in _in_xla
+def holds_arrays(device_type: str) -> bool:
+    """True if tensors on this torch device type are JAX arrays."""
+    return device_type in _array_devices
 
 
 def platform_of(device: torch.device) -> str:
@@ -92,7 +97,7 @@ def jax_device(device: torch.device) -> jax.Device:
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
     if is_in_xla(device):
-        return _in_xla[device.type](device.index or 0)
+        return _array_devices[device.type](device.index or 0)
     platform = platform_of(device)
     return clients.cpu_device() if platform == "cpu" else _accelerator(platform, with_index(device))
 

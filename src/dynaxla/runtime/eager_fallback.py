@@ -21,12 +21,12 @@ from . import private
 log = logging.getLogger("dynaxla")
 
 # Dispatch modes that trace torch's ops or compute only their shapes.
-_LOOKING = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+_TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 
 def is_being_traced() -> bool:
     """True if an active dispatch mode traces the ops (fake tensors, functionalization, make_fx) instead of computing values."""
-    return bool(private.mode_count()) and any(isinstance(mode, _LOOKING) for mode in _get_current_dispatch_mode_stack())
+    return bool(private.mode_count()) and any(isinstance(mode, _TRACING_MODES) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_needed(args: Sequence[Any]) -> bool:
@@ -45,19 +45,19 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
 
 def kernels() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which torch's ops run as kernels: below autograd, and in a forked child with one thread."""
-    return _kernels_behind_a_fork() if forks.is_cut_off() else private.below_autograd()
+    return _kernels_in_fork() if forks.is_cut_off() else private.below_autograd()
 
 
 @contextlib.contextmanager
-def _kernels_behind_a_fork() -> Iterator[None]:
+def _kernels_in_fork() -> Iterator[None]:
     with private.below_autograd(), _one_thread():
         yield
 
 
 def _call(module: GraphModule, args: list[Any]) -> Sequence[Any]:
-    given = args.copy()
+    inputs = args.copy()
     args.clear()
-    return module(*given)
+    return module(*inputs)
 
 
 @contextlib.contextmanager

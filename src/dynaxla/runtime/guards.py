@@ -16,8 +16,8 @@ from torch._guards import TracingContext
 
 from .private import Fast
 
-# A function without arguments: the name of its module, and the attribute path to it.
-Question = tuple[str, tuple[str, ...]]
+# A getter, which is a function without arguments: the name of its module, and the attribute path to it.
+Getter = tuple[str, tuple[str, ...]]
 T = TypeVar("T")
 
 
@@ -36,8 +36,8 @@ class ArgumentCheck:
             sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
             self.matches = Fast.guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         else:
-            facts = [_facts(tensor) for tensor in tensors]
-            self.matches = lambda *others: all(_facts(other) == fact for other, fact in zip(others, facts, strict=True))
+            metadata = [_metadata(tensor) for tensor in tensors]
+            self.matches = lambda *others: all(_metadata(other) == expected for other, expected in zip(others, metadata, strict=True))
 
 
 class DictCheck:
@@ -60,62 +60,64 @@ class DictCheck:
         return self._tree is not None and bool(self._tree.check(self._dicts))
 
 
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
-# True if the guards of this version of torch can call a function (see `guard_answer`).
-CAN_ASK = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
+# True if guards of this version of torch can call a function (see `guard_on_result`).
+CAN_GUARD_RESULTS = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Classes whose instances, when called, call `guard_answer` for all global state that they read; with the code object of `__call__`.
-answering: dict[type, CodeType] = {}
+# Classes whose instances, when called, call `guard_on_result` for all global state that they read. The value is the code object of the
+# class's `__call__`.
+self_guarding: dict[type, CodeType] = {}
 
 
-def answers_for_itself(kind: type[T]) -> type[T]:
-    """Decorator: registers a class in `answering`."""
-    answering[kind] = kind.__call__.__code__
-    return kind
+def guards_its_state(cls: type[T]) -> type[T]:
+    """Decorator: registers a class in `self_guarding`."""
+    self_guarding[cls] = cls.__call__.__code__
+    return cls
 
 
-class _Asked(threading.local):
-    """The functions that `guard_answer` was called with in this thread; None outside of the context `questions`."""
+class _Collection(threading.local):
+    """The getters that `guard_on_result` was called with in this thread; None outside of the context `collected_getters`."""
 
-    questions: set[Question] | None = None
+    getters: set[Getter] | None = None
 
 
-_asked = _Asked()
+_collection = _Collection()
 
 
 @contextlib.contextmanager
-def questions() -> Iterator[set[Question]]:
-    """Collects, in this thread, the functions that `guard_answer` is called with inside the context: a capture depends on their results."""
-    before, _asked.questions = _asked.questions, set()
+def collected_getters() -> Iterator[set[Getter]]:
+    """Collects, in this thread, the getters that `guard_on_result` is called with inside the context: a capture depends on them."""
+    before, _collection.getters = _collection.getters, set()
     try:
-        yield _asked.questions
+        yield _collection.getters
     finally:
-        _asked.questions = before
+        _collection.getters = before
 
 
-def answer(question: Question) -> Any:
-    """Calls the function of a question and returns its result."""
-    module, attributes = question
+def call_getter(getter: Getter) -> Any:
+    """Calls a getter and returns its result."""
+    module, attributes = getter
     found: Any = sys.modules[module]
     for name in attributes:
         found = getattr(found, name)
     return found()
 
 
-def guard_answer(module: str, attributes: Sequence[str]) -> None:
-    """Adds a guard on the result of a function without arguments to the current capture by TorchDynamo, which recompiles if the result
-    changes. Inside of `questions` the function is also collected there. Otherwise it has no effect. Requires CAN_ASK.
+def guard_on_result(module: str, attributes: Sequence[str]) -> None:
+    """Adds a guard on the result of a getter to the current capture by TorchDynamo, which recompiles if the result changes.
+
+    Inside `collected_getters` the getter is also collected there. Outside of both, the call has no effect. Requires CAN_GUARD_RESULTS.
 
     Args:
-        module: The name of the function's module.
-        attributes: The attribute path to the function.
+        module: The name of the getter's module.
+        attributes: The attribute path to the getter.
     """
-    if _asked.questions is not None:
-        _asked.questions.add((module, tuple(attributes)))
+    if _collection.getters is not None:
+        _collection.getters.add((module, tuple(attributes)))
     if TracingContext.try_get() is not None:
         found: Any = _source.ImportSource(module)
         for name in attributes:
@@ -124,7 +126,9 @@ def guard_answer(module: str, attributes: Sequence[str]) -> None:
 
 
 def guard_current_gpu() -> None:
-    """Adds a guard on torch's current GPU to the current capture by TorchDynamo, which itself does not guard on it. Without such a capture,
-    or if CAN_ASK is false, it has no effect."""
-    if CAN_ASK:
-        guard_answer("torch", ("cuda", "current_device"))
+    """Adds a guard on torch's current GPU to the current capture by TorchDynamo, which itself does not guard on it.
+
+    Without such a capture, or if CAN_GUARD_RESULTS is false, it has no effect.
+    """
+    if CAN_GUARD_RESULTS:
+        guard_on_result("torch", ("cuda", "current_device"))

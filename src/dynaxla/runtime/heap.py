@@ -17,8 +17,8 @@ import functools
 import os
 from typing import Any
 
-# Bytes of a program's temporaries and results above which glibc's settings are changed. glibc's own thresholds for returning memory start
-# at 128 KiB, and adapt only to the size of single freed blocks.
+# glibc's settings are changed if a program's temporaries and results have more bytes than this. glibc's own thresholds for returning memory
+# start at 128 KiB, and adapt only to the size of single freed blocks.
 LARGE = 256 << 10
 # Source: mallopt(3).
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
@@ -28,7 +28,7 @@ def _function(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
-def _is_users() -> bool:
+def _is_set_by_user() -> bool:
     """True if the user has set any of glibc's own variables. dynaxla then leaves the heap alone.
 
     Source: mallopt(3), "Environment variables".
@@ -41,7 +41,7 @@ def _is_users() -> bool:
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for reuse from now on, unless the user has set glibc's variables."""
     mallopt = _function("mallopt")
-    if mallopt is not None and not _is_users():
+    if mallopt is not None and not _is_set_by_user():
         mallopt(_M_MXFAST, 0)
         mallopt(_M_TRIM_THRESHOLD, _MOST)
         mallopt(_M_MMAP_THRESHOLD, _MOST)
@@ -50,5 +50,5 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Returns free memory to the system, unless the user has set glibc's variables. Source: malloc_trim(3)."""
     trim = _function("malloc_trim")
-    if trim is not None and not _is_users():
+    if trim is not None and not _is_set_by_user():
         trim(0)

@@ -1,12 +1,12 @@
-"""Waits for a call into C++ in a way that Ctrl-C can end.
+"""Calls C++ code so that Ctrl-C can end the wait for it.
 
-Python handles a signal when the main thread runs Python code again. XLA compiles a program in one call, so Ctrl-C would have no effect for
-as long as that takes. Here another thread makes the call, and the main thread waits: Python handles signals during the wait.
+Python handles a signal when the main thread runs Python code again. XLA compiles a program in one call, so Ctrl-C would have no effect
+during the compilation. Here another thread makes the call, and the main thread waits: Python handles signals during the wait.
 
 After Ctrl-C the call goes on in its thread, since XLA cannot stop it, and its result is dropped. A notebook or a program that catches
-KeyboardInterrupt goes on at once. At its end, a process waits for such calls: C++ must not tear down what they use, and up to Python 3.13 a
-thread that comes back to a Python that is shutting down aborts the process. A second Ctrl-C during this wait kills the process, as Python
-itself does after an uncaught KeyboardInterrupt.
+KeyboardInterrupt goes on at once. At its end, a process waits for such calls: C++ must not tear down objects that they use, and up to
+Python 3.13 a thread that returns to Python during its shutdown aborts the process. A second Ctrl-C during this wait kills the process, as
+Python itself does after an uncaught KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from .. import forks
 
 # Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
-_PATIENCE = 0.5
+_WAIT_SECONDS = 0.5
 
 
 def call(function: Callable[[], Any]) -> Any:
@@ -32,21 +32,21 @@ def call(function: Callable[[], Any]) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(signal.getsignal(signal.SIGINT)) or threading.stack_size():  # XLA may need more than the user's size
         return function()
-    made = _Call(function)
+    pending = _Call(function)
     try:
-        made.thread.start()
+        pending.thread.start()
     except RuntimeError:  # the system cannot start a thread now, or Python is shutting down
         return function()
     try:
-        while not made.done.wait(_PATIENCE):
+        while not pending.done.wait(_WAIT_SECONDS):
             pass
     except KeyboardInterrupt as interrupt:
-        _abandoned.add(made)
+        _abandoned.add(pending)
         raise interrupt.with_traceback(None) from None  # without the frames of `wait`
     except BaseException:
-        _abandoned.add(made)
+        _abandoned.add(pending)
         raise
-    return made.result()
+    return pending.result()
 
 
 class _Call:
@@ -95,21 +95,21 @@ class _Abandoned:
         """In a forked child: the calls' threads are the parent's."""
         self._calls = []
 
-    def add(self, made: _Call) -> None:
-        self._calls = [other for other in self._calls if other.thread.is_alive()] + [made]
+    def add(self, call: _Call) -> None:
+        self._calls = [other for other in self._calls if other.thread.is_alive()] + [call]
         if not self._is_registered:
             self._is_registered = True
             atexit.register(self._finish)
 
     def _finish(self) -> None:
         """Waits for the calls, at the end of the process."""
-        left = [made.thread for made in self._calls if made.thread.is_alive()]
+        left = [call.thread for call in self._calls if call.thread.is_alive()]
         if left and sys.stderr is not None:
             print("dynaxla: the process ends when XLA has finished a compilation; Ctrl-C ends it at once", file=sys.stderr, flush=True)
         try:
             for thread in left:
                 while thread.is_alive():
-                    thread.join(_PATIENCE)
+                    thread.join(_WAIT_SECONDS)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)

@@ -1,9 +1,9 @@
 """Asynchronous checks of programs on a GPU or TPU: no call waits for them.
 
-A program returns the index of its first check that failed. This code is copied to the host: to pinned memory, where a CUDA event after the
-copy tells when it has arrived, or by JAX, if the device's tensors are arrays. Every later call of any program on the device first looks at
-the codes that have arrived, in order, and raises the error of the first that reports a failure. `finish` waits for all codes.
-Failures that are never raised are logged when the process ends.
+A program returns a code: the index of its first check that failed. The code is copied to the host, to pinned memory (a CUDA event after the
+copy shows that it has arrived), or by JAX if the device's tensors are arrays. Every later call of any program on the device first reads the
+codes that have arrived, in order, and raises the error of the first that reports a failure. `finish` waits for all codes. Failures that are
+never raised are logged when the process ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _thread = threading.local()  # codes: see `collected`
 Checks = Sequence[tuple[type[Exception], str]]
 
 # The number of codes that may be in flight on a device. A CUDA stream queues about as many kernels before it blocks the host.
-MOST = 1024
+MAX_IN_FLIGHT = 1024
 
 
 def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
@@ -45,10 +45,10 @@ def failure(code: int, checks: Checks, name: str = "") -> Exception | None:
     if code >= len(checks):
         return None
     error, message = checks[code]
-    raised = error(message)
+    exception = error(message)
     if name:
-        raised.add_note(f"An earlier call of {name} found this while it ran on the device. The inputs that it writes to are unchanged.")
-    return raised
+        exception.add_note(f"An earlier call of {name} found this while it ran on the device. The inputs that it writes to are unchanged.")
+    return exception
 
 
 def pinned(count: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def pinned(count: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """Collects, inside the context, the codes of this thread's programs (on the device), each with the code of no failed check."""
+    """Collects the codes of this thread's programs inside the context (int32[], on the device), each with the code for no failed check."""
     outer = getattr(_thread, "codes", None)
     _thread.codes = []
     try:
@@ -75,7 +75,7 @@ def any_failed(codes: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor | None
     if not codes:
         return None
     device = codes[0][0].device
-    return torch.stack([(code != right).to(device) for code, right in codes]).any().to(torch.float32)
+    return torch.stack([(code != all_held).to(device) for code, all_held in codes]).any().to(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Report:
     """A code in flight.
 
     Attributes:
-        sent: What `Reports._send` returned for the code.
+        sent: The value that `Reports._send` returned for the code.
         checks: The program's checks.
         name: The program's name.
     """
@@ -97,7 +97,7 @@ class Reports(ABC):
     """The codes in flight on one device. Thread-safe. A failure is raised once, in the first thread that looks."""
 
     def __init__(self) -> None:
-        self._under_way: deque[_Report] = deque()
+        self._in_flight: deque[_Report] = deque()
         self._lock = forks.lock()
         forks.renew(self)
 
@@ -118,47 +118,47 @@ class Reports(ABC):
         """Returns a code that has arrived. It is called once."""
 
     def add(self, code: Any, checks: Checks, name: str) -> None:
-        """Queues a program's code (int32[], on the device) for later. If MOST codes are in flight, waits for the first of them.
+        """Queues a program's code (int32[], on the device) for later. If MAX_IN_FLIGHT codes are in flight, waits for the first of them.
 
         Raises: the error of an earlier code.
         """
         with self._lock:
-            while len(self._under_way) >= MOST:
-                self._wait(self._under_way[0].sent)
-                self._look()
-            self._under_way.append(_Report(self._send(code), checks, name))
+            while len(self._in_flight) >= MAX_IN_FLIGHT:
+                self._wait(self._in_flight[0].sent)
+                self._raise_first()
+            self._in_flight.append(_Report(self._send(code), checks, name))
         if (codes := getattr(_thread, "codes", None)) is not None:
             codes.append((code, len(checks)))
 
     def look(self) -> None:
         """Raises the error of the first code that has arrived and reports a failure."""
-        if self._under_way:
+        if self._in_flight:
             with self._lock:
-                self._look()
+                self._raise_first()
 
     def finish(self) -> None:
         """Waits for all codes of the device; see the function `finish`."""
         with self._lock:
-            for report in list(self._under_way):
+            for report in list(self._in_flight):
                 self._wait(report.sent)
-            self._look()
+            self._raise_first()
 
-    def _look(self) -> None:
-        while self._under_way and self._has_arrived(self._under_way[0].sent):
-            report = self._under_way.popleft()
+    def _raise_first(self) -> None:
+        while self._in_flight and self._has_arrived(self._in_flight[0].sent):
+            report = self._in_flight.popleft()
             if (error := failure(self._receive(report.sent), report.checks, report.name)) is not None:
                 raise error
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's codes without freeing them."""
-        forks.leave(self._under_way)
-        self._under_way = deque()
+        forks.leave(self._in_flight)
+        self._in_flight = deque()
 
     def at_exit(self) -> None:
-        """Logs failures that no call has raised: at exit there is no caller to raise them to."""
+        """Logs the failures that no call has raised. At exit there is no call that could raise them."""
         before = -1
-        while len(self._under_way) != before:
-            before = len(self._under_way)
+        while len(self._in_flight) != before:
+            before = len(self._in_flight)
             try:
                 return self.finish()
             except Exception as error:
@@ -166,9 +166,14 @@ class Reports(ABC):
 
 
 class _Slot(NamedTuple):
-    """A place in pinned memory, and the event that completes when a code has arrived there."""
+    """An element of the pinned memory.
 
-    place: int
+    Attributes:
+        position: Its index in the memory.
+        event: A CUDA event that completes when a code has arrived there.
+    """
+
+    position: int
     event: Any
 
 
@@ -178,13 +183,13 @@ class CudaReports(Reports):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._slots = pinned(MOST)
+        self._slots = pinned(MAX_IN_FLIGHT)
         self._codes = self._slots.numpy()
-        self._free = [_Slot(place, torch.cuda.Event()) for place in range(MOST)]
+        self._free = [_Slot(index, torch.cuda.Event()) for index in range(MAX_IN_FLIGHT)]
 
     def _send(self, code: torch.Tensor) -> _Slot:
         slot = self._free.pop()
-        self._slots[slot.place].copy_(code, non_blocking=True)
+        self._slots[slot.position].copy_(code, non_blocking=True)
         slot.event.record(torch.cuda.current_stream(self._device))
         return slot
 
@@ -196,7 +201,7 @@ class CudaReports(Reports):
 
     def _receive(self, sent: _Slot) -> int:
         self._free.append(sent)
-        return int(self._codes[sent.place])
+        return int(self._codes[sent.position])
 
     def after_fork(self) -> None:
         forks.leave(self._free)
@@ -226,12 +231,12 @@ def is_asynchronous(device: jax.Device) -> bool:
 
 
 _reports: dict[torch.device, Reports] = {}
-_making = forks.lock()
+_creation_lock = forks.lock()
 
 
 def of(device: torch.device) -> Reports:
-    """Returns the reports of a device, and creates them at the first call."""
-    with _making:
+    """Returns the reports of a device. The first call creates them."""
+    with _creation_lock:
         if device not in _reports:
             _reports[device] = CudaReports(device) if device.type == "cuda" else ArrayReports()
             atexit.register(_reports[device].at_exit)

@@ -35,7 +35,7 @@ class Layout:
         shape: The tensor's shape.
         packed_shape: The row-major shape of its distinct elements: dimensions in memory order, broadcast dimensions with size 1.
         permutation: Packed dimension i is tensor dimension permutation[i].
-        dense: Whether the distinct elements fill their memory without gaps or overlaps.
+        dense: True if the distinct elements fill their memory without gaps or overlaps.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class Layout:
         order = tuple(range(len(shape)))
         if not _is_row_major(packed, stride):
             # The stride of a dimension of size 1 is meaningless: sort it by the stride of its right neighbour.
-            place = list(stride)
+            sort_strides = list(stride)
             for dim in range(len(shape) - 2, -1, -1):
                 if packed[dim] == 1:
-                    place[dim] = place[dim + 1]
-            order = tuple(sorted(order, key=lambda dim: -place[dim]))
+                    sort_strides[dim] = sort_strides[dim + 1]
+            order = tuple(sorted(order, key=lambda dim: -sort_strides[dim]))
         packed_shape = tuple(packed[dim] for dim in order)
         dense = _is_row_major(packed_shape, tuple(stride[dim] for dim in order))
         return Layout(shape, packed_shape, order, dense)
@@ -75,8 +75,8 @@ class Layout:
         """The strides, in elements, of a tensor with this layout. Only for dense layouts."""
         packed = row_major(self.packed_shape)
         strides = [0] * len(self.shape)
-        for place, dim in enumerate(self.permutation):
-            strides[dim] = packed[place] if self.packed_shape[place] == self.shape[dim] else 0
+        for position, dim in enumerate(self.permutation):
+            strides[dim] = packed[position] if self.packed_shape[position] == self.shape[dim] else 0
         return tuple(strides)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Facts besides the graph that programs and measurements depend on: versions, and the machine."""
+"""Properties of the environment that programs and measurements depend on: versions, and the machine."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def versions() -> tuple[str, ...]:
 def sources() -> str | None:
     """Returns a hash of dynaxla's own sources; None if they are not readable files, or have changed since this module was imported."""
     root = Path(__file__).parents[1]
-    found = hashlib.blake2b(digest_size=32)
+    digest = hashlib.blake2b(digest_size=32)
     try:
         for path in sorted(root.rglob("*.py")):
-            if path.stat().st_ctime > _IMPORTED:
+            if path.stat().st_ctime > _IMPORT_TIME:
                 return None
-            found.update(f"{path.relative_to(root)} ".encode() + path.read_bytes() + b"\0")
+            digest.update(f"{path.relative_to(root)} ".encode() + path.read_bytes() + b"\0")
     except OSError:
         return None
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
-_IMPORTED = time.time()
+_IMPORT_TIME = time.time()
 
 
 def machine_name(device: jax.Device) -> str:
-    """Returns a name of the facts that speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
+    """Returns a text with the properties that speed depends on: the device, on a CPU its number of threads, and the version of jaxlib."""
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
     return f"{processor_name()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"
@@ -62,7 +62,7 @@ def processor_facts() -> str:
     return f"{machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def is_intels() -> bool:
+def is_intel() -> bool:
     """True if the processor is made by Intel."""
     return "GenuineIntel" in processor_facts()
 

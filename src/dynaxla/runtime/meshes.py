@@ -13,14 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from ..errors import DeviceMismatch, UnsupportedTensor
 
-# Where a program runs: on one device, or on all devices of a mesh (given as the mesh's replicated sharding).
-Where: TypeAlias = jax.Device | NamedSharding
+# The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
+DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
 
 _exist: list[bool] = []
 
 
 def may_exist() -> None:
-    """Declares that arrays may lie on several devices from now on, so that callers of programs check for it."""
+    """Declares that from now on an array may be on several devices, so that calls of programs check for such arrays."""
     _exist[:] = [True]
 
 
@@ -30,7 +30,7 @@ def exist() -> bool:
 
 
 class _Planning(threading.local):
-    on = False
+    is_active = False
 
 
 _planning = _Planning()
@@ -38,17 +38,17 @@ _planning = _Planning()
 
 def is_planning() -> bool:
     """True if this thread compiles programs for inspection only, and runs none."""
-    return _planning.on
+    return _planning.is_active
 
 
 @contextlib.contextmanager
 def planning() -> Iterator[None]:
-    """Inside the context, programs of tensors on the device jax are compiled but not run in this thread, also for virtual meshes."""
-    before, _planning.on = _planning.on, True
+    """Makes this thread compile but not run the programs of tensors on the device jax inside the context, also for virtual meshes."""
+    before, _planning.is_active = _planning.is_active, True
     try:
         yield
     finally:
-        _planning.on = before
+        _planning.is_active = before
 
 
 def sharding_of(array: jax.Array | None) -> NamedSharding | None:
@@ -67,7 +67,7 @@ def sharding_of(array: jax.Array | None) -> NamedSharding | None:
 
 
 def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
-    """Returns the replicated sharding of the one mesh on which the arrays lie; None if each array lies on one device.
+    """Returns the replicated sharding of the one mesh on which the arrays are; None if each array is on one device.
 
     Raises: DeviceMismatch for two meshes with different devices, or with the same devices in another order.
     """
@@ -79,7 +79,7 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
             found = sharding.mesh
         elif tuple(found.devices.flat) != tuple(sharding.mesh.devices.flat):
             raise DeviceMismatch(
-                f"tensors of one program are on two meshes: {described(found)} and {described(sharding.mesh)}",
+                f"tensors of one program are on two meshes: {describe(found)} and {describe(sharding.mesh)}",
                 hint="create both meshes from the same devices in the same order, or move one tensor by dynaxla.sharding.mark_sharding",
             )
     return None if found is None else replicated(found)
@@ -91,28 +91,32 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def described(mesh: Mesh) -> str:
+def describe(mesh: Mesh) -> str:
+    """Returns the text of a mesh in messages."""
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    return f"Mesh({axes}) over the devices {list(_numbers(mesh))}"
+    return f"Mesh({axes}) over the devices {list(_device_ids(mesh))}"
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(mesh: Mesh) -> tuple[int, ...]:
+def _device_ids(mesh: Mesh) -> tuple[int, ...]:
     return tuple(device.id for device in mesh.devices.flat)
 
 
-def as_sharding(where: Where) -> Sharding:
-    """Returns the sharding of an array that is complete on each device there."""
+def as_sharding(where: DeviceOrMesh) -> Sharding:
+    """Returns the sharding of an array that is complete on each of these devices."""
     return where if isinstance(where, NamedSharding) else SingleDeviceSharding(where)
 
 
-def key_of(where: Where) -> object:
-    """Returns a hashable key, equal for equal places."""
+def key_of(where: DeviceOrMesh) -> object:
+    """Returns a hashable key, equal for equal devices or meshes."""
     return where if isinstance(where, NamedSharding) else where.id
 
 
-def moved(array: jax.Array, where: Where) -> jax.Array:
-    """Returns a copy of an array in another place. It shares no memory with the array: `device_put` alone would alias shards that stay on
-    their device, and a program that writes in place to one array would change the other."""
+def copied_to(array: jax.Array, where: DeviceOrMesh) -> jax.Array:
+    """Returns a copy of an array on another device or mesh.
+
+    The copy shares no memory with the array: `device_put` alone would alias shards that stay on their device, and a program that writes in
+    place to one array would change the other.
+    """
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(jax.device_put(array, may_alias=False), where)

@@ -50,7 +50,7 @@ _storage_at: Any = _find("torch._C._construct_storage_from_data_pointer")
 def _result_handler() -> Callable[..., Any] | None:
     """Returns jaxlib's factory of result handlers, which turn a program's results into arrays, given aval, sharding and committed flag.
 
-    jaxlib 0.10 would check each result unless told not to.
+    jaxlib 0.10 checks each result unless `_skip_checks` is set.
     """
     make = _find("jaxlib._jax.array_result_handler")
     return functools.partial(make, _skip_checks=True) if "_skip_checks" in (getattr(make, "__doc__", "") or "") else make
@@ -177,7 +177,7 @@ def _unsupported(name: str) -> UnsupportedVersion:
 missing: list[str] = []
 
 
-def _needed(name: str) -> Any:
+def _require(name: str) -> Any:
     """Returns the object with this dotted name. If there is none, returns a function that raises UnsupportedVersion."""
     found = _find(name)
     if found is not None:
@@ -192,8 +192,8 @@ def _needed(name: str) -> Any:
 
 # torch's dispatcher
 
-_below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
-without_autocast = _needed("torch._C._DisableAutocast")
+_below_autograd_keys = _require("torch._C._AutoDispatchBelowAutograd")
+without_autocast = _require("torch._C._DisableAutocast")
 without_torch_function = torch.DisableTorchFunction
 # The module of those functions of torch.nn.functional that are written in C++; and its pad function.
 NATIVE_FUNCTIONS = "torch._C._nn"
@@ -203,25 +203,25 @@ without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] 
     _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
 )
 # Given the names of an op and a dispatch key: true if the op has its own kernel for the key.
-_has_kernel: Callable[[str, str], bool] = _needed("torch._C._dispatch_has_kernel_for_dispatch_key")
-_key_for_device: Callable[[str], str] = _needed("torch._C._dispatch_key_for_device")
+_has_kernel: Callable[[str, str], bool] = _require("torch._C._dispatch_has_kernel_for_dispatch_key")
+_key_for_device: Callable[[str], str] = _require("torch._C._dispatch_key_for_device")
 # Returns the names of all registered ops, including TorchScript's.
-op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names")
+op_names: Callable[[], list[str]] = _require("torch._C._dispatch_get_all_op_names")
 _impls: Any = _find("torch.library._impls") or ()
 
 
 _own_libraries: list[torch.library.Library] = []
 
 
-def count_as_own(*libraries: torch.library.Library) -> None:
+def register_own_libraries(*libraries: torch.library.Library) -> None:
     """Marks libraries as dynaxla's own, so that `implemented_in_python` omits the kernels that they register now and later."""
     _own_libraries.extend(libraries)
 
 
 def implemented_in_python() -> list[str]:
     """Returns the kernels that Python code other than dynaxla's has registered, as namespace/op/key."""
-    own = {name for library in _own_libraries for name in getattr(library, "_op_impls", ())}
-    return [name for name in list(_impls) if name not in own]
+    registered_here = {name for library in _own_libraries for name in getattr(library, "_op_impls", ())}
+    return [name for name in list(_impls) if name not in registered_here]
 
 
 _dispatch_dump: Callable[[str], str] | None = _find("torch._C._dispatch_dump")
@@ -230,8 +230,8 @@ _dispatch_dump: Callable[[str], str] | None = _find("torch._C._dispatch_dump")
 def is_registered_by_torch(kernel: str) -> bool:
     """True if one of torch's own files has registered a kernel of `implemented_in_python`. False if torch does not report the file."""
     namespace, op, key = kernel.split("/")
-    places = re.findall(rf"^{key}: registered at (.*):\d+ :: ", _dispatch_dump(f"{namespace}::{op}"), re.M) if _dispatch_dump else []
-    return bool(places) and all(Path(place).is_relative_to(_TORCH_FOLDER) for place in places)
+    files = re.findall(rf"^{key}: registered at (.*):\d+ :: ", _dispatch_dump(f"{namespace}::{op}"), re.M) if _dispatch_dump else []
+    return bool(files) and all(Path(file).is_relative_to(_TORCH_FOLDER) for file in files)
 
 
 _TORCH_FOLDER = Path(torch.__file__).parent
@@ -244,17 +244,19 @@ def innermost_mode() -> Any:
 
 
 # A context without the innermost dispatch mode.
-without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _needed("torch.utils._python_dispatch._pop_mode_temporarily")
+without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _require(
+    "torch.utils._python_dispatch._pop_mode_temporarily"
+)
 
 
-# torch's evaluation of size expressions: a class whose methods are the operations, and a function that interprets an expression with it.
+# torch's evaluation of size expressions: a class whose methods are the operations, and a function that evaluates an expression with it.
 SizeArithmetic: Any = _find("torch.utils._sympy.reference.PythonReferenceAnalysis") or object
-evaluate_size: Callable[..., Any] = _needed("torch.utils._sympy.interp.sympy_interp")
+evaluate_size: Callable[..., Any] = _require("torch.utils._sympy.interp.sympy_interp")
 
 
-def makes_no_guards(environment: Any) -> bool:
-    """True if assumptions on sizes are not recorded as guards now. environment: torch's ShapeEnv."""
-    return bool(environment.frozen or environment._suppress_guards_tls())
+def guards_are_suppressed(shape_env: Any) -> bool:
+    """True if this ShapeEnv of torch does not record assumptions on sizes as guards at present."""
+    return bool(shape_env.frozen or shape_env._suppress_guards_tls())
 
 
 def is_composite(op: Any, device: str) -> bool:
@@ -273,12 +275,13 @@ def functional_value(tensor: Any) -> torch.Tensor:
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
 
 
-_early_mode_count: Callable[[], int] | None = _find("torch._ops._len_torch_dispatch_stack_pre_dispatch")
+# Returns the number of active pre-dispatch modes.
+_pre_dispatch_mode_count: Callable[[], int] | None = _find("torch._ops._len_torch_dispatch_stack_pre_dispatch")
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which no dispatch mode of this thread handles torch's ops. Usually there are no modes, and it does nothing."""
-    if mode_count() or _early_mode_count is None or _early_mode_count():
+    if mode_count() or _pre_dispatch_mode_count is None or _pre_dispatch_mode_count():
         return _disable_current_modes()
     return contextlib.nullcontext()
 
@@ -310,7 +313,7 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 # Returns the base tensor of a view; None for other tensors.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 # Exchanges the data, gradient and requires_grad of two tensors, but not the Python objects and their attributes.
-swap_values: Callable[[torch.Tensor, torch.Tensor], None] = _needed("torch._C._swap_tensor_impl")
+swap_values: Callable[[torch.Tensor, torch.Tensor], None] = _require("torch._C._swap_tensor_impl")
 # Returns the handle of torch's current stream, given a CUDA device index. torch.cuda.current_stream takes 9 us (host of an H200).
 current_raw_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawStream") or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
@@ -333,18 +336,18 @@ def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedSt
 # A device implemented in Python (PrivateUse1)
 
 # Renames torch's PrivateUse1 device, and registers its module, hooks and guard: (rename, backend_module, hook, device_guard).
-register_device: Callable[..., None] = _needed("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
+register_device: Callable[..., None] = _require("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
 # The base class of its hooks.
 DeviceHooks: Any = _find("torch._C._acc.PrivateUse1Hooks") or object
 # The base class of its guard, and the device type that the guard returns.
 DeviceGuard: Any = _find("torch._C._acc.DeviceGuard") or object
-SPARE_KIND: Any = torch.autograd.DeviceType.PrivateUse1
-_storage_use_count: Callable[[int], int] = _needed("torch._C._storage_Use_Count")
+PRIVATEUSE1_TYPE: Any = torch.autograd.DeviceType.PrivateUse1
+_storage_use_count: Callable[[int], int] = _require("torch._C._storage_Use_Count")
 _cpu_keys = torch.DispatchKeySet(torch.DispatchKey.CPU)
-SPARE_KEY, SPARE_AUTOCAST_KEY, SPARE_AUTOGRAD_KEY = "PrivateUse1", "AutocastPrivateUse1", "AutogradPrivateUse1"
+PRIVATEUSE1_KEY, PRIVATEUSE1_AUTOCAST_KEY, PRIVATEUSE1_AUTOGRAD_KEY = "PrivateUse1", "AutocastPrivateUse1", "AutogradPrivateUse1"
 
 
-def spare_device_name() -> str:
+def privateuse1_name() -> str:
     """Returns the name of torch's PrivateUse1 device: "privateuseone" until it is renamed."""
     return torch.device("privateuseone").type
 
@@ -355,8 +358,11 @@ def ops_with_kernel(key: str) -> list[torch._ops.OpOverload]:
     return [getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2] or "default") for name in names]
 
 
-def before_backward(context: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> bool:
-    """Makes each backward pass of this process run inside `context(outputs)`. Returns: False if this torch does not allow it."""
+def wrap_backward(context: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> bool:
+    """Makes each backward pass of this process run inside the context manager `context(outputs)`.
+
+    Returns: False if this torch does not allow it.
+    """
     run = _find("torch.autograd.graph._engine_run_backward")
     if run is None or _find("torch.autograd._engine_run_backward") is not run:
         return False
@@ -365,28 +371,28 @@ def before_backward(context: Callable[[Any], contextlib.AbstractContextManager[A
         with context(t_outputs):
             return run(t_outputs, *args, **kwargs)
 
-    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = functools.wraps(run)(unseen(inside))
+    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = functools.wraps(run)(skipped_by_dynamo(inside))
     return True
 
 
-def by_cpu_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+def call_cpu_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls the CPU kernel of an op that accesses no memory, with tensors of any device."""
     return op.redispatch(_cpu_keys, *args, **kwargs)
 
 
-def by_general_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+def call_composite_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls an op's CompositeExplicitAutograd kernel, even if the device has its own kernel."""
     return op._op_dk(torch.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
-def place_tensor(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, stride: Any) -> None:
+def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, stride: Any) -> None:
     """Sets a tensor's storage, offset, shape and strides. The storage must be on the tensor's device and large enough."""
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(_cpu_keys, tensor, storage, offset, shape, stride)
 
 
 # Write a CPU storage's bytes to a file and read them back, as torch.save and torch.load do.
-write_storage: Callable[..., None] = _needed("torch.UntypedStorage._write_file")
-read_storage: Callable[..., torch.UntypedStorage] = _needed("torch.UntypedStorage._set_from_file")
+write_storage: Callable[..., None] = _require("torch.UntypedStorage._write_file")
+read_storage: Callable[..., torch.UntypedStorage] = _require("torch.UntypedStorage._set_from_file")
 # Returns an id of a storage, unique among live storages.
 identity_of: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 
@@ -397,7 +403,6 @@ def storage_uses(storage: torch.UntypedStorage) -> int:
 
 
 # torch's settings
-
 
 # The public modules with the settings of float32 matmul precision, by backend and op.
 FLOAT32_PRECISIONS = {
@@ -430,7 +435,7 @@ def _setting(module: Any, name: str) -> Callable[[], Any]:
     return getter if callable(getter) else functools.partial(getattr, module, name)
 
 
-is_forward_mode_enabled: Callable[[], bool] = _needed("torch._C._is_fwd_grad_enabled")
+is_forward_mode_enabled: Callable[[], bool] = _require("torch._C._is_fwd_grad_enabled")
 BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
     _setting(torch.backends.cudnn, "enabled"),
     _setting(torch.backends.cudnn, "benchmark"),
@@ -475,13 +480,13 @@ def is_profiling() -> bool:
 
 # TorchDynamo's frame evaluation: after a graph break it inspects every Python frame.
 
-_set_eval_frame: Callable[[Any], Any] = _needed("torch._dynamo.eval_frame.set_eval_frame")
-_eval_frame: Callable[[], Any] = _needed("torch._C._dynamo.eval_frame.get_eval_frame_callback")
-_skip_code: Callable[[Any], None] = _needed("torch._dynamo.eval_frame.skip_code")
+_set_eval_frame: Callable[[Any], Any] = _require("torch._dynamo.eval_frame.set_eval_frame")
+_eval_frame: Callable[[], Any] = _require("torch._C._dynamo.eval_frame.get_eval_frame_callback")
+_skip_code: Callable[[Any], None] = _require("torch._dynamo.eval_frame.skip_code")
 
 
-def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of a function. TorchDynamo compiles neither the function nor its callees."""
+def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a wrapper of a function for which TorchDynamo compiles neither the function nor its callees."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if _eval_frame() is None:
@@ -516,13 +521,13 @@ def set_compiling_flag(value: Any) -> None:
 
 
 # torch's registration of the side effect of aten._linalg_check_errors: an EffectType, or None for no effect.
-_entry_of: Callable[[str], Any] | None = _find("torch._library.simple_registry.singleton.find")
-_effect_of_checks: Any = None if _entry_of is None else _entry_of("aten::_linalg_check_errors").effect
+_registry_entry: Callable[[str], Any] | None = _find("torch._library.simple_registry.singleton.find")
+_effect_of_checks: Any = None if _registry_entry is None else _registry_entry("aten::_linalg_check_errors").effect
 _EffectType: Any = _find("torch._library.effects.EffectType")
 
 
 @contextlib.contextmanager
-def checks_have_an_effect() -> Iterator[None]:
+def checks_have_side_effects() -> Iterator[None]:
     """Keeps AOTAutograd, inside the context, from removing linear-algebra checks as dead code, although no node reads their results.
 
     From torch 2.13 on it never removes them. The calling thread must hold the capture lock.
@@ -537,7 +542,7 @@ def checks_have_an_effect() -> Iterator[None]:
         registration.destroy()
 
 
-_analysis: Any = _find("torch._functorch._aot_autograd.runtime_wrappers._AnalyzeCustomOpInputOutputMode")
+_AliasCheckMode: Any = _find("torch._functorch._aot_autograd.runtime_wrappers._AnalyzeCustomOpInputOutputMode")
 
 
 def check_of_aliases() -> contextlib.AbstractContextManager[Any]:
@@ -545,11 +550,11 @@ def check_of_aliases() -> contextlib.AbstractContextManager[Any]:
 
     AOTAutograd does the same during the first call of a compiled function, but does not see ops that a program calls.
     """
-    is_wanted = getattr(torch._functorch.config, "check_custom_op_aliasing", False)
-    return _analysis() if is_wanted and _analysis is not None else contextlib.nullcontext()
+    is_enabled = getattr(torch._functorch.config, "check_custom_op_aliasing", False)
+    return _AliasCheckMode() if is_enabled and _AliasCheckMode is not None else contextlib.nullcontext()
 
 
-def made_into_op(value: Any) -> Any:
+def custom_op_function(value: Any) -> Any:
     """Returns the function from which `torch.library.custom_op` has created this op; None for other objects."""
     return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None
 
@@ -557,41 +562,41 @@ def made_into_op(value: Any) -> Any:
 @contextlib.contextmanager
 def without_vmap_loops() -> Iterator[None]:
     """Makes ops without a batching rule an error under torch.vmap inside the context, instead of calling them once for each sample."""
-    before = _vmap_loops()
-    _set_vmap_loops(False)
+    before = _is_vmap_fallback_enabled()
+    _set_vmap_fallback_enabled(False)
     try:
         yield
     finally:
-        _set_vmap_loops(before)
+        _set_vmap_fallback_enabled(before)
 
 
-_vmap_loops: Callable[[], bool] = _needed("torch._C._functorch._is_vmap_fallback_enabled")
-_set_vmap_loops: Callable[[bool], None] = _needed("torch._C._functorch._set_vmap_fallback_enabled")
+_is_vmap_fallback_enabled: Callable[[], bool] = _require("torch._C._functorch._is_vmap_fallback_enabled")
+_set_vmap_fallback_enabled: Callable[[bool], None] = _require("torch._C._functorch._set_vmap_fallback_enabled")
 
 # The modules of DTensor placements and of process groups.
 PLACEMENTS, PROCESSES = "torch._C._distributed", "torch._C._distributed_c10d"
 
 
-def local_part(tensor: Any) -> torch.Tensor:
+def local_tensor(tensor: Any) -> torch.Tensor:
     """Returns a DTensor's local tensor itself; `to_local` returns a view of it."""
-    found: torch.Tensor = tensor._local_tensor
-    return found
+    local: torch.Tensor = tensor._local_tensor
+    return local
 
 
-def done_work() -> Any:
-    """Returns a Work object that is completed."""
+def completed_work() -> Any:
+    """Returns a completed Work object."""
     return torch._C._distributed_c10d.FakeWork()
 
 
-def finished_work() -> Any:
+def boxed_completed_work() -> Any:
     """Returns a completed Work in the boxed form that ops of torch.distributed return."""
-    return torch.distributed.Work.boxed(done_work())
+    return torch.distributed.Work.boxed(completed_work())
 
 
 # Process groups. Each has one backend per device type; a group that a debugging mode wraps does not expose its backend.
 
 
-_resolve_group: Callable[[str], Any] = _needed("torch.distributed.distributed_c10d._resolve_process_group")
+_resolve_group: Callable[[str], Any] = _require("torch.distributed.distributed_c10d._resolve_process_group")
 
 
 def process_group(name: str) -> Any:
@@ -608,8 +613,8 @@ def store_of(group: Any) -> Any:
 def timeout_of(group: Any) -> float:
     """Returns the timeout of a collective of CPU tensors, in seconds."""
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-    found = getattr(options, "_timeout", None) or torch.distributed.constants.default_pg_timeout
-    return float(found.total_seconds())
+    timeout = getattr(options, "_timeout", None) or torch.distributed.constants.default_pg_timeout
+    return float(timeout.total_seconds())
 
 
 def all_gather(group: Any, output: torch.Tensor, tensor: torch.Tensor) -> Any:
@@ -625,8 +630,8 @@ def reduce_scatter(group: Any, output: torch.Tensor, tensor: torch.Tensor, optio
 # Private parts of DistributedDataParallel
 
 
-def why_not_averaged(module: Any) -> str:
-    """Returns a feature in use by a DistributedDataParallel besides averaging gradients after a backward pass; "" if there is none."""
+def unsupported_ddp_feature(module: Any) -> str:
+    """Returns a feature that a DistributedDataParallel uses besides the average of gradients after a backward pass; "" if there is none."""
     reasons = {
         "a communication hook": bool(getattr(module, "_comm_hooks", ())) or hasattr(module, "buffer_hook"),
         "static_graph": module.static_graph,
@@ -656,37 +661,39 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
     """
 
     def pre_forward(*inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if module.will_sync_module_buffers():  # no buffer_hook changes the time of synchronisation: see `why_not_averaged`
+        if module.will_sync_module_buffers():  # no buffer_hook changes the time of synchronisation: see `unsupported_ddp_feature`
             share_buffers([item for name, item in module.module.named_buffers() if name not in module.parameters_to_ignore])
         module.require_forward_param_sync = torch.is_grad_enabled() and module.require_backward_grad_sync
         if not module.device_ids:
             return inputs, kwargs
-        place = torch.device(module.device_type, module.device_ids[0])
-        given, named = torch.distributed.utils._to_kwargs(inputs, kwargs, place, module.use_side_stream_for_tensor_copies)
-        return given[0], named[0]
+        device = torch.device(module.device_type, module.device_ids[0])
+        moved, named = torch.distributed.utils._to_kwargs(inputs, kwargs, device, module.use_side_stream_for_tensor_copies)
+        return moved[0], named[0]
 
-    was = module._use_python_reducer
+    before = module._use_python_reducer
     module._use_python_reducer, module._pre_forward = True, pre_forward
     try:
         yield
     finally:
-        module._use_python_reducer = was
+        module._use_python_reducer = before
         del module._pre_forward
 
 
-_queue_callback: Callable[[Callable[[], object]], None] = _needed("torch.autograd.Variable._execution_engine.queue_callback")
+_queue_callback: Callable[[Callable[[], object]], None] = _require("torch.autograd.Variable._execution_engine.queue_callback")
 
 
-def at_end_of_backward(function: Callable[[], object]) -> None:
+def call_after_backward(function: Callable[[], object]) -> None:
     """Makes autograd call a function at the end of the current backward pass, after all gradients."""
     _queue_callback(function)
 
 
-def codes_of_lookups() -> tuple[types.CodeType, ...]:
-    """Returns the code of functions with which torch looks up an op inside of the op's call, and which make an entry at the first call: the
-    registry of custom ops, and DTensor's sharding propagation (if this process has DTensors)."""
+def op_lookup_codes() -> tuple[types.CodeType, ...]:
+    """Returns the code of the functions by which torch looks up an op inside the op's call, and which cache an entry at the first call.
+
+    They belong to the registry of custom ops, and to DTensor's sharding propagation (if this process has DTensors).
+    """
     dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
-    functions = getattr(_entry_of, "__func__", None), getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
+    functions = getattr(_registry_entry, "__func__", None), getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
     return tuple(function.__code__ for function in functions if function is not None)
 
 
@@ -710,11 +717,16 @@ def make_cpu_client(devices: int = 1) -> Any | None:
 
 
 def compile_options(device: jax.Device, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns the compile options and the device list with which dynaxla's own client compiles a program. options: XLA's, by name."""
-    found = _CompileOptions()
-    found.num_replicas = found.num_partitions = 1
-    found.env_option_overrides = list(options.items())
-    return found, _DeviceList((device,))
+    """Returns the compile options and the device list with which dynaxla's own client compiles a program.
+
+    Args:
+        device: The device of the program.
+        options: XLA's options, by name.
+    """
+    compile_options = _CompileOptions()
+    compile_options.num_replicas = compile_options.num_partitions = 1
+    compile_options.env_option_overrides = list(options.items())
+    return compile_options, _DeviceList((device,))
 
 
 # A context in which JAX creates none of its own clients in another thread.
@@ -727,15 +739,15 @@ def mlir_threads() -> Any | None:
 
 
 # Removes a jaxpr from JAX's weakly keyed cache of dead-code elimination. From JAX 0.11 on, the entry of a jaxpr with `keep_unused=True`
-# refers to the jaxpr itself, which is its key. So it would never be freed, nor the program's constants and kernels.
-_forget_kept: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
+# refers to the jaxpr itself, which is its key. So neither the jaxpr nor the program's constants and kernels would ever be freed.
+_evict_jaxpr: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
 
 
 def lower(traced: jax.stages.Traced) -> jax.stages.Lowered:
     """Lowers a traced program to StableHLO, so that JAX's caches do not keep the traced program alive."""
     lowered = traced.lower()
-    if _forget_kept is not None:
-        _forget_kept(traced.jaxpr)
+    if _evict_jaxpr is not None:
+        _evict_jaxpr(traced.jaxpr)
     return lowered
 
 
@@ -750,8 +762,8 @@ def host_callbacks(lowered: jax.stages.Lowered) -> Any:
 def varying_axes(aval: Any) -> frozenset[str]:
     """Returns the mesh axes along which a value of this type varies inside `jax.shard_map`. JAX has renamed the attribute repeatedly."""
     for name in ("manual_axis_type", "mat"):
-        if (kind := getattr(aval, name, None)) is not None:
-            return frozenset(kind.varying)
+        if (axis_type := getattr(aval, name, None)) is not None:
+            return frozenset(axis_type.varying)
     return frozenset(getattr(aval, "vma", ()))
 
 
@@ -763,18 +775,18 @@ def uncompiled(function: Any) -> Any:
     return function if original is None else uncompiled(original)
 
 
-_innermost_backend = _needed("torch._dynamo.eval_frame.innermost_backend")
+_innermost_backend = _require("torch._dynamo.eval_frame.innermost_backend")
 
 
-def compiler_of(function: Any) -> Any:
+def backend_of(function: Any) -> Any:
     """Returns the backend of a module or function made by `torch.compile`, or of a module after `module.compile()`; None for others."""
     context = getattr(function, "dynamo_ctx", None)
     if context is not None:
         return _innermost_backend(context.callback)
-    made = getattr(function, "_compiled_call_impl", None) if isinstance(function, torch.nn.Module) else function
-    if made is None or not hasattr(made, "_torchdynamo_orig_callable"):
+    compiled = getattr(function, "_compiled_call_impl", None) if isinstance(function, torch.nn.Module) else function
+    if compiled is None or not hasattr(compiled, "_torchdynamo_orig_callable"):
         return None
-    callback = inspect.getclosurevars(made).nonlocals.get("callback")
+    callback = inspect.getclosurevars(compiled).nonlocals.get("callback")
     return _innermost_backend(callback) if callback is not None else None
 
 
@@ -788,25 +800,25 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
-_current_node: Callable[[], Any] = _needed("torch._C._current_autograd_node")
-_next_number: Callable[[], int] = _needed("torch.autograd._get_sequence_nr")
+_current_node: Callable[[], Any] = _require("torch._C._current_autograd_node")
+_next_sequence_number: Callable[[], int] = _require("torch.autograd._get_sequence_nr")
 
 
-def autograd_place() -> tuple[int, bool]:
-    """Returns the sequence number of autograd's latest node, and False; in a backward pass, that of the current node, and True."""
+def autograd_position() -> tuple[int, bool]:
+    """Returns the sequence number of autograd's latest node, and False. In a backward pass: that of the current node, and True."""
     node = _current_node()
-    return (_next_number() - 1, False) if node is None else (node._sequence_nr(), True)
+    return (_next_sequence_number() - 1, False) if node is None else (node._sequence_nr(), True)
 
 
 # Returns the id of this thread's current backward pass; -1 outside of any.
-graph_task: Callable[[], int] = _needed("torch._C._current_graph_task_id")
+backward_id: Callable[[], int] = _require("torch._C._current_graph_task_id")
 
 
 def forward_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
     """Returns the `forward` of a graph module with its code generated. Lazily generated modules have a placeholder until the first call."""
-    make = getattr(module, "real_recompile", None)
-    if make is not None:
-        make()
+    recompile = getattr(module, "real_recompile", None)
+    if recompile is not None:
+        recompile()
     return module.forward
 
 

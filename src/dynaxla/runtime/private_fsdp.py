@@ -1,8 +1,8 @@
 """Private interfaces of FSDP2 (`torch.distributed.fsdp.fully_shard`): parameter groups, the sharding of each parameter, and the hooks that
 unshard and reshard them.
 
-A *state* is torch's FSDPState of one `fully_shard` call, a *group* is its FSDPParamGroup of the parameters on one mesh, and a *parameter*
-is an FSDPParam.
+A *state* is torch's FSDPState of one `fully_shard` call. A *group* is an FSDPParamGroup: the parameters of a state on one mesh. A
+*parameter* is an FSDPParam. A gradient is *unreduced* until it has been reduce-scattered.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _IN_PARAMETER = (
     "reduce_dtype", "_unsharded_dtensor_spec", "_setattr_on_modules", "unsharded_param", "unsharded_accumulated_grad",
     "_get_grad_inner_tensor", "to_sharded_dtensor",
 )  # fmt: skip
-# More attributes that torch 2.15 needs (see `_waits_in_whole`).
-_IN_GROUP_WITH_WHOLE = ("_post_backward_pending", "_partial_reduce_output_layout")
-_IN_PARAMETER_WITH_WHOLE = ("unsharded_grad_dtype", "sharded_grad_dtype")
+# More attributes that torch 2.15 needs (see `_keeps_unreduced_in_grad`).
+_IN_GROUP_2_15 = ("_post_backward_pending", "_partial_reduce_output_layout")
+_IN_PARAMETER_2_15 = ("unsharded_grad_dtype", "sharded_grad_dtype")
 _FUNCTIONS = (
     "torch.distributed.fsdp.CPUOffloadPolicy",
     "torch.distributed.fsdp._common_utils.collect_grad_tensors",
@@ -57,11 +57,11 @@ _WRITTEN = (
     "_pre_forward", "_post_forward", "unshard", "wait_for_unshard", "reshard", "post_backward", "_partial_reduce_output",
     "_partial_reduce_output_layout", "_post_backward_pending",
 )  # fmt: skip
-_NOTHING = object()
+_MISSING = object()
 
 
 def missing_in(modules: Iterable[Any]) -> str:
-    """Returns the first name that this module needs and this torch's FSDP2 lacks; "" if there is none. Each name is logged once."""
+    """Returns the first name that this module needs and that this torch's FSDP2 lacks; "" if there is none. Each name is logged once."""
     modules = list(modules)
     return _missing_function() or next(filter(None, map(_missing_in_module, modules)), "") if modules else ""
 
@@ -83,8 +83,8 @@ def _missing_in_module(module: Any) -> str:
         for parameter in group.fsdp_params[:1]:  # all are of one class
             if missing := _lacks(parameter, _IN_PARAMETER):
                 return _reported(missing)
-            missing = _lacks(group, _IN_GROUP_WITH_WHOLE) or _lacks(parameter, _IN_PARAMETER_WITH_WHOLE)
-            if missing and _waits_in_whole(parameter):
+            missing = _lacks(group, _IN_GROUP_2_15) or _lacks(parameter, _IN_PARAMETER_2_15)
+            if missing and _keeps_unreduced_in_grad(parameter):
                 return _reported(missing)
     return ""
 
@@ -95,15 +95,17 @@ def _lacks(item: Any, names: Sequence[str]) -> str:
 
 
 def _has(item: Any, name: str) -> bool:
-    """True if an object has the attribute, or its class declares it. Some attributes are set by the first forward pass, and some properties
-    raise before it."""
-    found = inspect.getattr_static(item, name, _NOTHING)
-    if name in _WRITTEN and isinstance(found, property):
-        return found.fset is not None
-    return found is not _NOTHING or any(name in vars(kind).get("__annotations__", ()) for kind in type(item).__mro__)
+    """True if an object has the attribute, or its class declares it.
+
+    The attribute is not read: some attributes are set by the first forward pass, and some properties raise before it.
+    """
+    attribute = inspect.getattr_static(item, name, _MISSING)
+    if name in _WRITTEN and isinstance(attribute, property):
+        return attribute.fset is not None
+    return attribute is not _MISSING or any(name in vars(cls).get("__annotations__", ()) for cls in type(item).__mro__)
 
 
-def _waits_in_whole(parameter: Parameter) -> bool:
+def _keeps_unreduced_in_grad(parameter: Parameter) -> bool:
     """True if unreduced gradients are kept in `.grad` of the unsharded parameter (torch 2.15). Earlier releases keep them in
     `unsharded_accumulated_grad`."""
     return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)
@@ -116,10 +118,10 @@ def _reported(missing: str) -> str:
     return missing
 
 
-def modules_among(objects: Iterable[Any]) -> list[torch.nn.Module]:
+def fsdp_modules(objects: Iterable[Any]) -> list[torch.nn.Module]:
     """Returns the modules among these objects to which `fully_shard` was applied, each once."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    return [] if kind is None else list({id(item): item for item in objects if isinstance(item, kind)}.values())
+    fsdp_module = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return [] if fsdp_module is None else list({id(item): item for item in objects if isinstance(item, fsdp_module)}.values())
 
 
 def states_of(modules: Iterable[Any]) -> list[State]:
@@ -140,34 +142,34 @@ def prepare(modules: Sequence[Any]) -> None:
         return
     states = states_of(modules)
     if any(state._is_root is None for state in states):
-        inside = {id(part) for module in modules for part in module.modules() if part is not module}
-        for state in states_of(module for module in modules if id(module) not in inside):
+        nested = {id(child) for module in modules for child in module.modules() if child is not module}
+        for state in states_of(module for module in modules if id(module) not in nested):
             if state._is_root is None and len(state._modules) == 1:
                 state._lazy_init()
     for state in states:
         for group in groups_of(state):
-            if _lacks_wholes(group) and not why_not_gathered(state):
+            if _needs_unsharded(group) and not unsupported_feature(state):
                 group.unshard()  # once; a collective, which all processes reach in their first step
                 group.wait_for_unshard()
-            free(group)
+            reshard(group)
 
 
-def _lacks_wholes(group: Group) -> bool:
+def _needs_unsharded(group: Group) -> bool:
     """True if gradients are kept in unsharded parameters that do not exist yet: torch creates them when it first unshards the group."""
-    return any(_waits_in_whole(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
+    return any(_keeps_unreduced_in_grad(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
 
 
-def free(group: Group) -> None:
-    """Reshards a group, as between two steps. Unreduced gradients move to the place where torch looks for them first."""
+def reshard(group: Group) -> None:
+    """Reshards a group, as between two steps. Unreduced gradients move to the attribute that torch reads first."""
     for parameter in group.fsdp_params:
-        whole = getattr(parameter, "unsharded_param", None)
-        if not _waits_in_whole(parameter) and whole is not None and whole.grad is not None:
-            add_waiting(parameter, whole.grad)
-            whole.grad = None
+        unsharded = getattr(parameter, "unsharded_param", None)
+        if not _keeps_unreduced_in_grad(parameter) and unsharded is not None and unsharded.grad is not None:
+            add_unreduced_gradient(parameter, unsharded.grad)
+            unsharded.grad = None
     group._to_sharded()  # no effect if the group is sharded already
 
 
-def why_not_gathered(state: State) -> str:
+def unsupported_feature(state: State) -> str:
     """Returns a feature that the state uses and that functional collectives do not support; "" if there is none."""
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -187,7 +189,7 @@ def why_not_gathered(state: State) -> str:
             ),
             "parameters with spmd_types": any(getattr(parameter, "is_spmd_types", False) for parameter in group.fsdp_params),
             "tensors with a custom gather (fsdp_pre_all_gather)": any(
-                hasattr(own_part(parameter), "fsdp_pre_all_gather") for parameter in group.fsdp_params
+                hasattr(local_shard(parameter), "fsdp_pre_all_gather") for parameter in group.fsdp_params
             ),
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), ""):
@@ -196,7 +198,7 @@ def why_not_gathered(state: State) -> str:
 
 
 @contextlib.contextmanager
-def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: Callable[..., Any]) -> Iterator[None]:
+def replaced_hooks(state: State, pre_forward: Callable[..., Any], post_forward: Callable[..., Any]) -> Iterator[None]:
     """Replaces a state's hooks inside the context.
 
     Args:
@@ -205,35 +207,41 @@ def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: C
         post_forward: Called with (module, args, output); returns the output.
     """
     handles = state._pre_forward_hook_handle, state._post_forward_hook_handle
-    numbers = {handle.id for item in handles for handle in getattr(item, "handles", (item,))}
+    hook_ids = {handle.id for item in handles for handle in getattr(item, "handles", (item,))}
     replaced: list[tuple[Any, int, Any]] = []
     for module in state._modules:
-        for hooks, own in ((module._forward_pre_hooks, pre_forward), (module._forward_hooks, post_forward)):
-            for number in numbers & hooks.keys():
-                replaced.append((hooks, number, hooks[number]))
-                hooks[number] = own
+        for hooks, replacement in ((module._forward_pre_hooks, pre_forward), (module._forward_hooks, post_forward)):
+            for hook_id in hook_ids & hooks.keys():
+                replaced.append((hooks, hook_id, hooks[hook_id]))
+                hooks[hook_id] = replacement
     state._pre_forward, state._post_forward = pre_forward, post_forward  # for `register_fsdp_forward_method`
     try:
         yield
     finally:
         del state._pre_forward, state._post_forward
-        for hooks, number, hook in replaced:
-            hooks[number] = hook
+        for hooks, hook_id, hook in replaced:
+            hooks[hook_id] = hook
 
 
 @contextlib.contextmanager
-def without_memory(
-    group: Group, gather: Callable[[], object], drop: Callable[[], object], end_backward: Callable[[], object]
+def replaced_methods(
+    group: Group, unshard: Callable[[], object], reshard: Callable[[], object], end_backward: Callable[[], object]
 ) -> Iterator[None]:
     """Replaces a group's methods inside the context.
 
     Args:
         group: The group.
-        gather: Called when a user requests the group's unsharded parameters (`module.unshard()`).
-        drop: Called when they are to be resharded.
-        end_backward: Called to reduce the gradients that have not been reduced (`module.finalize_backward()` of torch 2.15).
+        unshard: Called when a user requests the group's unsharded parameters (`module.unshard()`).
+        reshard: Called when a user requests that the group be resharded (`module.reshard()`).
+        end_backward: Called to reduce the unreduced gradients (`module.finalize_backward()` of torch 2.15).
     """
-    group.unshard, group.wait_for_unshard, group.reshard, group.post_backward = (lambda async_op=False: None), gather, drop, end_backward
+    # torch calls `unshard` to start the all-gather, and `wait_for_unshard` to finish it.
+    group.unshard, group.wait_for_unshard, group.reshard, group.post_backward = (
+        (lambda async_op=False: None),
+        unshard,
+        reshard,
+        end_backward,
+    )
     try:
         yield
     finally:
@@ -250,8 +258,8 @@ def to_device(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Returns the arguments of a root module, moved to the device of its parameters."""
     if state._device.type == "cpu" or not (args or kwargs):
         return args, kwargs
-    given, named = torch.distributed.utils._to_kwargs(args, kwargs, state._device, False)
-    return given[0], named[0]
+    moved, named = torch.distributed.utils._to_kwargs(args, kwargs, state._device, False)
+    return moved[0], named[0]
 
 
 def cast_inputs(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -275,7 +283,7 @@ def tensors_with_gradient(output: Any) -> list[torch.Tensor]:
 # Groups
 
 
-def is_freed_after_forward(group: Group) -> bool:
+def is_resharded_after_forward(group: Group) -> bool:
     """True if the group is resharded after the forward pass instead of being kept for the backward pass."""
     return group.post_forward_mesh_info is not None
 
@@ -295,36 +303,38 @@ def replica_group(group: Group) -> Any | None:
     return getattr(group.mesh_info, "replicate_process_group", None)
 
 
-def in_order_of_sum(group: Group) -> Sequence[Parameter]:
+def reduction_order(group: Group) -> Sequence[Parameter]:
     """Returns the group's parameters in the order in which their gradients are reduced: grouped by dtype."""
-    dtypes = [dtype_of_gradient(parameter) for parameter in group.fsdp_params]
-    return sorted(group.fsdp_params, key=lambda parameter: dtypes.index(dtype_of_gradient(parameter)))
+    dtypes = [gradient_dtype(parameter) for parameter in group.fsdp_params]
+    return sorted(group.fsdp_params, key=lambda parameter: dtypes.index(gradient_dtype(parameter)))
 
 
-def note_waiting(group: Group, is_waiting: bool) -> None:
-    """Records that a backward pass has ended for the group. is_waiting: Whether the gradients have not been reduced."""
-    if getattr(group, "_post_backward_pending", is_waiting) != is_waiting:
-        group._post_backward_pending = is_waiting
+def set_reduction_pending(group: Group, is_pending: bool) -> None:
+    """Records, at the end of a backward pass, whether the group's gradients are still unreduced."""
+    if getattr(group, "_post_backward_pending", is_pending) != is_pending:
+        group._post_backward_pending = is_pending
 
 
-def has_partial_sum(group: Group, parameter: Parameter) -> bool:
-    """True if `partial_sum` has a slot for this parameter; torch then sums zeros for a missing gradient."""
+def has_partial_gradient(group: Group, parameter: Parameter) -> bool:
+    """True if `partial_gradients` has a slice for this parameter. torch then adds zeros for a missing gradient."""
     return group._partial_reduce_output is not None and parameter in getattr(group, "_partial_reduce_output_layout", ())
 
 
-def partial_sum(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor | None:
-    """Returns the gradients of these parameters, flat and padded, that were reduce-scattered but not yet all-reduced over replicas; None if
-    there are none."""
-    found: torch.Tensor | None = group._partial_reduce_output
+def partial_gradients(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor | None:
+    """Returns the gradients of these parameters that were reduce-scattered but not yet all-reduced over replicas, flat and padded.
+
+    None if there are none.
+    """
+    flat: torch.Tensor | None = group._partial_reduce_output
     layout = getattr(group, "_partial_reduce_output_layout", None)
-    if found is None or layout is None or layout == _layout(parameters):
-        return found
+    if flat is None or layout is None or layout == _layout(parameters):
+        return flat
     sizes = {parameter: parameter.padded_sharded_param_size.numel() for parameter in parameters}
-    return torch.cat([found.narrow(0, *layout[item]) if item in layout else found.new_zeros(size) for item, size in sizes.items()])
+    return torch.cat([flat.narrow(0, *layout[item]) if item in layout else flat.new_zeros(size) for item, size in sizes.items()])
 
 
-def keep_partial_sum(group: Group, parameters: Sequence[Parameter], value: torch.Tensor | None) -> None:
-    """Stores the value of `partial_sum`."""
+def set_partial_gradients(group: Group, parameters: Sequence[Parameter], value: torch.Tensor | None) -> None:
+    """Stores the value of `partial_gradients`."""
     group._partial_reduce_output = value
     layout = _layout(parameters)
     if value is not None and getattr(group, "_partial_reduce_output_layout", layout) != layout:
@@ -332,29 +342,32 @@ def keep_partial_sum(group: Group, parameters: Sequence[Parameter], value: torch
 
 
 def _layout(parameters: Sequence[Parameter]) -> dict[Parameter, tuple[int, int]]:
-    """Returns the offset and the length of each parameter's gradient in a flat sum."""
-    found, offset = {}, 0
+    """Returns the offset and the length of each parameter's gradient in the flat tensor of `partial_gradients`."""
+    layout, offset = {}, 0
     for parameter in parameters:
         size = parameter.padded_sharded_param_size.numel()
-        found[parameter] = offset, size
+        layout[parameter] = offset, size
         offset += size
-    return found
+    return layout
 
 
-def scaling(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
-    """Returns how gradients are reduced: the divisor before the reduction, the divisor after it, and the reduce ops ("avg" or "sum") of the
-    reduce-scatter and of the all-reduce over replicas."""
+def reduction_factors(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
+    """Returns the factors and ops by which gradients of a dtype are reduced.
+
+    Returns: the divisor before the reduction, the divisor after it, and the reduce ops ("avg" or "sum") of the reduce-scatter and of the
+    all-reduce over replicas.
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
     factor = group.gradient_divide_factor
-    before, after, scatter, everywhere = _get_gradient_divide_factors(
+    before, after, scatter, all_reduce = _get_gradient_divide_factors(
         reduce_group(group), replica_group(group), dtype, group.device.type, factor, group.force_sum_reduction_for_comms
     )
     average, total = torch.distributed.ReduceOp.AVG, torch.distributed.ReduceOp.SUM
     if scatter not in (average, total):  # scaled inside of the collective
         before, scatter = factor, total
-    scattered, summed = ("avg" if op == average else "sum" for op in (scatter, everywhere))
-    return before or 1.0, after or 1.0, scattered, summed
+    scatter_op, all_reduce_op = ("avg" if op == average else "sum" for op in (scatter, all_reduce))
+    return before or 1.0, after or 1.0, scatter_op, all_reduce_op
 
 
 # Parameters
@@ -366,42 +379,42 @@ def sharded(parameter: Parameter) -> torch.nn.Parameter:
     return found
 
 
-def own_part(parameter: Parameter) -> torch.Tensor:
+def local_shard(parameter: Parameter) -> torch.Tensor:
     """Returns this process's shard itself, not a view of it."""
     found: torch.Tensor = parameter.sharded_param._local_tensor
     return found
 
 
-def part_sizes(parameter: Parameter) -> tuple[torch.Size, torch.Size, torch.Size, int]:
+def shard_sizes(parameter: Parameter) -> tuple[torch.Size, torch.Size, torch.Size, int]:
     """Returns the sizes of this process's shard, of a padded shard (the same on all processes) and of the unsharded parameter, and the
     sharded dimension."""
     return parameter.sharded_size, parameter.padded_sharded_param_size, parameter._orig_size, parameter.fsdp_placement.dim
 
 
-def dtype_of_use(parameter: Parameter) -> torch.dtype:
+def compute_dtype(parameter: Parameter) -> torch.dtype:
     """Returns the dtype in which the parameter is all-gathered and used."""
     found: torch.dtype = parameter.param_dtype or parameter.orig_dtype
     return found
 
 
-def dtype_of_gradient(parameter: Parameter) -> torch.dtype:
+def gradient_dtype(parameter: Parameter) -> torch.dtype:
     """Returns the dtype of `.grad` of the sharded parameter."""
-    found: torch.dtype = parameter.sharded_grad_dtype if _waits_in_whole(parameter) else parameter.orig_dtype
+    found: torch.dtype = parameter.sharded_grad_dtype if _keeps_unreduced_in_grad(parameter) else parameter.orig_dtype
     return found
 
 
-def dtype_of_waiting(parameter: Parameter) -> torch.dtype | None:
+def unreduced_dtype(parameter: Parameter) -> torch.dtype | None:
     """Returns the dtype of unreduced gradients; None for the dtype in which they are computed."""
-    found: torch.dtype | None = parameter.unsharded_grad_dtype if _waits_in_whole(parameter) else parameter.reduce_dtype
+    found: torch.dtype | None = parameter.unsharded_grad_dtype if _keeps_unreduced_in_grad(parameter) else parameter.reduce_dtype
     return found
 
 
 def mixes_dtypes(parameter: Parameter) -> bool:
     """True if torch reduces the gradients of several dtypes together, in one common dtype."""
-    return _waits_in_whole(parameter)
+    return _keeps_unreduced_in_grad(parameter)
 
 
-def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
+def wrap_unsharded(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
     """Returns the unsharded parameter for modules. With tensor parallelism it is a DTensor of the local tensor."""
     if parameter._unsharded_dtensor_spec is None:
         return local
@@ -424,43 +437,43 @@ def unwrap(tensor: Any) -> tuple[torch.Tensor, Any]:
     return (tensor._local_tensor, tensor._spec) if hasattr(tensor, "_spec") else (tensor, None)
 
 
-def put(parameter: Parameter, tensor: torch.Tensor) -> None:
-    """Puts a tensor in place of the parameter in all modules that share it."""
+def set_on_modules(parameter: Parameter, tensor: torch.Tensor) -> None:
+    """Sets a tensor in place of the parameter on all modules that share it."""
     tensor._is_param = True  # makes `isinstance(tensor, torch.nn.Parameter)` true
     parameter._setattr_on_modules(tensor)
 
 
-def take_away(parameter: Parameter) -> None:
-    """Puts the sharded parameter back into all modules that share it."""
+def restore_sharded(parameter: Parameter) -> None:
+    """Sets the sharded parameter again on all modules that share it."""
     parameter._setattr_on_modules(parameter.sharded_param)
 
 
-def waiting(parameter: Parameter) -> torch.Tensor | None:
+def unreduced_gradient(parameter: Parameter) -> torch.Tensor | None:
     """Returns the unreduced gradient of the unsharded parameter, summed over earlier backward passes; None if there is none."""
     found: torch.Tensor | None = parameter.unsharded_accumulated_grad
     return found
 
 
-def forget_waiting(parameter: Parameter) -> None:
-    """Clears the unreduced gradient; see `waiting`."""
-    _set_waiting(parameter, None)
+def clear_unreduced_gradient(parameter: Parameter) -> None:
+    """Clears the unreduced gradient; see `unreduced_gradient`."""
+    _set_unreduced_gradient(parameter, None)
 
 
-def add_waiting(parameter: Parameter, gradient: torch.Tensor) -> None:
-    """Adds to the unreduced gradient; see `waiting`."""
-    before, dtype = waiting(parameter), dtype_of_waiting(parameter)
+def add_unreduced_gradient(parameter: Parameter, gradient: torch.Tensor) -> None:
+    """Adds to the unreduced gradient; see `unreduced_gradient`."""
+    before, dtype = unreduced_gradient(parameter), unreduced_dtype(parameter)
     gradient = gradient if dtype is None else gradient.to(dtype)
-    _set_waiting(parameter, gradient if before is None else before + gradient)
+    _set_unreduced_gradient(parameter, gradient if before is None else before + gradient)
 
 
-def _set_waiting(parameter: Parameter, gradient: torch.Tensor | None) -> None:
-    if _waits_in_whole(parameter):
+def _set_unreduced_gradient(parameter: Parameter, gradient: torch.Tensor | None) -> None:
+    if _keeps_unreduced_in_grad(parameter):
         parameter.unsharded_param.grad = gradient
     else:
         parameter.unsharded_accumulated_grad = gradient
 
 
-def gradient_part(parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
+def local_gradient(parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
     """Returns the local tensor of a gradient of the unsharded parameter, with the parameter's own placements (tensor parallelism)."""
     found: torch.Tensor = parameter._get_grad_inner_tensor(gradient)
     return found

@@ -21,9 +21,9 @@ from jax.sharding import NamedSharding
 from . import private
 from .private import Fast
 
-_make_service: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_service")
-_make_agent: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_client")
-_make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_collectives")
+_make_service: Callable[..., Any] = private._require("jaxlib._jax.get_distributed_runtime_service")
+_make_agent: Callable[..., Any] = private._require("jaxlib._jax.get_distributed_runtime_client")
+_make_gloo: Callable[..., Any] = private._require("jaxlib._jax.make_gloo_tcp_collectives")
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
@@ -36,25 +36,25 @@ def make_service(address: str, count: int) -> Any:
     return _make_service(address, count, heartbeat_timeout=_NEVER)
 
 
-def make_agent(address: str, place: int, seconds: float) -> Any:
+def make_agent(address: str, index: int, seconds: float) -> Any:
     """Returns a client of a coordination service.
 
     Args:
         address: The service's address.
-        place: This process's index among the processes.
+        index: This process's index among the processes.
         seconds: The timeout for reaching the service.
     """
     return _make_agent(
-        address, place, init_timeout=max(1, int(seconds)), heartbeat_timeout=_NEVER, shutdown_on_destruction=False, use_compression=True
+        address, index, init_timeout=max(1, int(seconds)), heartbeat_timeout=_NEVER, shutdown_on_destruction=False, use_compression=True
     )
 
 
-def make_client(agent: Any, place: int, count: int, host: str) -> Any:
+def make_client(agent: Any, index: int, count: int, host: str) -> Any:
     """Returns a PJRT client over one CPU device of each process. Its programs run in the calling thread.
 
     Args:
         agent: This process's client of the coordination service.
-        place: This process's index among the processes.
+        index: This process's index among the processes.
         count: The number of processes.
         host: The address at which the other processes reach this one.
 
@@ -66,18 +66,18 @@ def make_client(agent: Any, place: int, count: int, host: str) -> Any:
         raise private._unsupported("jaxlib._jax.DeviceAssignment")
     gloo = _make_gloo(agent, hostname=host)
     return Fast.make_cpu_client(
-        asynchronous=False, distributed_client=agent, node_id=place, num_nodes=count, collectives=gloo, num_devices=1
+        asynchronous=False, distributed_client=agent, node_id=index, num_nodes=count, collectives=gloo, num_devices=1
     )
 
 
-def spread(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
+def as_replicas(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
     """Sets compile options so that a program runs as a replica on each of these devices, one per process, with per-process shapes."""
     compile_options.num_replicas = compile_options.executable_build_options.num_replicas = len(devices)
     compile_options.device_assignment = _assignment.create(np.array([[device.id] for device in devices], np.int32))
     return compile_options
 
 
-def divide(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
+def as_partitions(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
     """Sets compile options so that XLA's SPMD partitioner (Shardy) splits a program over these devices. It chooses the shardings of results
     that have none."""
     build = compile_options.executable_build_options
@@ -89,13 +89,15 @@ def divide(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
 
 
 def shardings_of(executable: Any, mesh: jax.sharding.Mesh) -> list[tuple[tuple[int, ...], NamedSharding]]:
-    """Returns a shape and a sharding for each result of a program compiled with `divide`. The shapes are unknown here and therefore ().
+    """Returns a shape and a sharding for each result of a program compiled with `as_partitions`. The shapes are unknown, so they are ().
 
-    mesh: The mesh of the program's devices, in their order.
+    Args:
+        executable: The compiled program.
+        mesh: The mesh of the program's devices, in their order.
     """
     if _parse_sharding is None:
         raise private._unsupported("jax._src.sharding_impls.parse_flatten_op_sharding")
-    return [((), NamedSharding(mesh, _parse_sharding(found, mesh)[0])) for found in executable.get_output_shardings() or ()]
+    return [((), NamedSharding(mesh, _parse_sharding(sharding, mesh)[0])) for sharding in executable.get_output_shardings() or ()]
 
 
 def device_list(devices: Sequence[jax.Device]) -> Any:
@@ -132,8 +134,8 @@ def _lower_all_reduce(ctx: Any, x: Any, *, groups: Groups, reduction: str) -> An
 
 
 def _lower_all_gather(ctx: Any, x: Any, *, groups: Groups) -> Any:
-    kind = ir.RankedTensorType(x.type)
-    gathered = ir.RankedTensorType.get(ctx.avals_out[0].shape, kind.element_type)
+    operand = ir.RankedTensorType(x.type)
+    gathered = ir.RankedTensorType.get(ctx.avals_out[0].shape, operand.element_type)
     return hlo.AllGatherOp([gathered], [x], all_gather_dim=0, replica_groups=_replica_groups(groups)).results
 
 
@@ -147,24 +149,24 @@ def _lower_replica(ctx: Any) -> Any:
 
 
 def _primitive(name: str, shape: Callable[..., Any], lowering: Callable[..., Any]) -> Primitive:
-    made = Primitive(f"dynaxla_{name}")
-    made.def_abstract_eval(shape)
-    mlir.register_lowering(made, lowering)
-    return made
+    primitive = Primitive(f"dynaxla_{name}")
+    primitive.def_abstract_eval(shape)
+    mlir.register_lowering(primitive, lowering)
+    return primitive
 
 
-def _gathered(aval: Any, *, groups: Groups) -> Any:
+def _gathered_aval(aval: Any, *, groups: Groups) -> Any:
     return aval.update(shape=(aval.shape[0] * len(groups[0]), *aval.shape[1:]))
 
 
 _all_reduce = _primitive("all_reduce", lambda aval, **_: aval, _lower_all_reduce)
-_all_gather = _primitive("all_gather", _gathered, _lower_all_gather)
+_all_gather = _primitive("all_gather", _gathered_aval, _lower_all_gather)
 _all_to_all = _primitive("all_to_all", lambda aval, **_: aval, _lower_all_to_all)
 _replica = _primitive("replica", lambda: jax.core.ShapedArray((), np.uint32), _lower_replica)
 
 
 def all_reduce(x: jax.Array, groups: Groups, reduction: str) -> jax.Array:
-    """Under jit: returns the sum, product, max or min of x over the processes of each group. groups: Indices of processes."""
+    """Under jit: returns the sum, product, max or min of x over the processes of each group (tuples of indices of processes)."""
     return _all_reduce.bind(x, groups=groups, reduction=reduction)
 
 
@@ -179,7 +181,7 @@ def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
     return _all_to_all.bind(x, groups=groups)
 
 
-def place() -> jax.Array:
+def process_index() -> jax.Array:
     """Under jit: returns this process's index among all, uint32[]."""
     return _replica.bind()
 

@@ -66,11 +66,11 @@ def _guard_tree(device: jax.Device) -> bool:
     assert Fast.guard_tree is not None
     from .guards import DictCheck
 
-    watched = {"a": 1}
-    check = DictCheck([watched])
+    checked = {"a": 1}
+    check = DictCheck([checked])
     if not check.are_unchanged():
-        return True  # no version is kept: "changed" is the safe answer
-    watched["b"] = 2
+        return True  # this Python keeps no version: "changed" is the safe answer
+    checked["b"] = 2
     return not check.are_unchanged()
 
 

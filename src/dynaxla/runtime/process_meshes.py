@@ -1,4 +1,4 @@
-"""torch's device meshes of processes, in the form that XLA's partitioner and clients need."""
+"""torch's device meshes of processes, as XLA's partitioner and clients need them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ProcessMesh:
         if list(ranks) != sorted(ranks):
             raise ValueError(f"the ranks of its device mesh, {list(ranks)}, are not in ascending order")
         groups = private_processes.named_groups()
-        named = [name for name, group in groups.items() if tuple(torch.distributed.get_process_group_ranks(group)) == ranks]
-        if not named:
+        names = [name for name, group in groups.items() if tuple(torch.distributed.get_process_group_ranks(group)) == ranks]
+        if not names:
             raise ValueError(f"no process group has the ranks {list(ranks)} of its device mesh (torch.distributed.new_group creates one)")
-        return ProcessMesh(mesh, sizes, tuple(f"m{index}" for index in range(len(sizes))), ranks, named[0])
+        return ProcessMesh(mesh, sizes, tuple(f"m{index}" for index in range(len(sizes))), ranks, names[0])
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class ProcessMesh:
         return math.prod(self.sizes)
 
     @functools.cached_property
-    def everywhere(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         """The replicated sharding. Its devices are virtual: programs are lowered for them, and run on other devices."""
         devices = np.array(clients.virtual_devices(self.size)).reshape(self.sizes)
         return NamedSharding(Mesh(devices, self.axes, axis_types=(AxisType.Auto,) * len(self.axes)), PartitionSpec())

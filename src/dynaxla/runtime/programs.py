@@ -45,15 +45,15 @@ class XlaProgram:
     Attributes:
         call: Runs the program on arrays and returns arrays. It checks nothing: shapes, dtypes and devices must be right.
         text: Returns the optimized HLO.
-        is_large: Whether a call needs so much heap memory that glibc was told to keep freed memory.
-        calls_back: Whether it may call torch's kernels.
-        orders: Returns the dimension orders in memory of its arguments and of its results: dimension i in memory is dimension order[i] of
-            the array. Empty for dynaxla's own clients, where all arrays are row-major.
-        execute: Runs the program in a single C call, if possible, and returns a value for `results`.
+        is_large: True if a call needs so much heap memory that glibc's settings were changed to keep freed memory.
+        calls_back: True if the program may call torch's kernels.
+        orders: Returns the dimension orders in memory of the arguments and of the results: dimension i in memory is dimension order[i] of
+            the array. Empty for dynaxla's own clients, whose arrays are all row-major.
+        execute: Runs the program in a single C call and returns a value for `results`; None if that is not possible.
         results: Returns the arrays of an execution by `execute`.
-        mesh: The mesh, if it runs on several devices.
+        mesh: The mesh, if the program runs on several devices.
         memory: Returns XLA's memory statistics for each device; None for a program that consists of several.
-        lie: Returns the shapes and shardings of its results.
+        result_shardings: Returns the shapes and shardings of the results.
         costs: Returns XLA's cost analysis for each device, by name, such as "flops".
     """
 
@@ -66,7 +66,7 @@ class XlaProgram:
     results: Callable[[Any], Sequence[jax.Array]] = list
     mesh: Mesh | None = None
     memory: Callable[[], Any] = lambda: None
-    lie: Callable[[], Sequence[tuple[tuple[int, ...], Sharding]]] = lambda: ()
+    result_shardings: Callable[[], Sequence[tuple[tuple[int, ...], Sharding]]] = lambda: ()
     costs: Callable[[], Mapping[str, float]] = lambda: {}
 
 
@@ -76,7 +76,7 @@ def compile_lowered(
     options: Mapping[str, Any],
     store: StoreProtocol | None = None,
     keep_heap: bool = True,
-    among: Sequence[jax.Device] = (),
+    processes: Sequence[jax.Device] = (),
 ) -> XlaProgram:
     """Compiles a lowered program with XLA, or loads it from the store.
 
@@ -85,20 +85,20 @@ def compile_lowered(
         device: The device on which it runs.
         options: XLA's options, by name.
         store: A store of compiled programs. It is used for programs of `cpu_device()` that XLA can serialise.
-        keep_heap: Whether glibc may be told to keep freed memory if the program needs much.
-        among: One device of each process, for a program with XLA's own collectives.
+        keep_heap: True if glibc's settings may be changed to keep freed memory, for a program that needs much.
+        processes: One device of each process, for a program with XLA's own collectives.
 
     Raises: jax.errors.JaxRuntimeError; NotImplementedError for features that JAX's own compiler lacks on this platform.
     """
     affinity.processors()
-    if not is_own(device) and not among:
+    if not is_own(device) and not processes:
         return _compile_with_jax(lowered, options, device.platform == "cpu")
     client = device.client
     compile_options, devices = private.compile_options(device, options)
-    if among:
-        compile_options, devices = private_processes.spread(compile_options, among), private_processes.device_list(among)
+    if processes:
+        compile_options, devices = private_processes.as_replicas(compile_options, processes), private_processes.device_list(processes)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
-    key = _store_key(module, device, options) if store is not None and not callbacks and not among else ""
+    key = _store_key(module, device, options) if store is not None and not callbacks and not processes else ""
     executable = None
     if store is not None and key and (data := store.get(key)) is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # not a program, or one for another machine
@@ -115,7 +115,7 @@ def compile_lowered(
 def compile_parts(
     lowered: jax.stages.Lowered,
     device: jax.Device,
-    among: Sequence[jax.Device],
+    processes: Sequence[jax.Device],
     options: Mapping[str, Any],
     mesh: Mesh,
     keep_heap: bool = True,
@@ -125,7 +125,7 @@ def compile_parts(
     Args:
         lowered: The program.
         device: This process's device.
-        among: One device of each process, in the mesh's order.
+        processes: One device of each process, in the mesh's order.
         options: XLA's options, by name.
         mesh: The mesh for which the program was lowered.
         keep_heap: See `compile_lowered`.
@@ -134,33 +134,33 @@ def compile_parts(
     """
     affinity.processors()
     compile_options, _ = private.compile_options(device, options)
-    compile_options, devices = private_processes.divide(compile_options, among), private_processes.device_list(among)
+    compile_options, devices = private_processes.as_partitions(compile_options, processes), private_processes.device_list(processes)
     compiling = functools.partial(device.client.compile_and_load, lowered.compiler_ir("stablehlo"), devices, compile_options)
     executable = interruptible.call(compiling)
     program = _program(executable, keep_heap, False)
-    return dataclasses.replace(program, mesh=mesh, lie=functools.partial(private_processes.shardings_of, executable, mesh))
+    return dataclasses.replace(program, mesh=mesh, result_shardings=functools.partial(private_processes.shardings_of, executable, mesh))
 
 
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
-    needed = executable.get_compiled_memory_stats()
-    is_large = keep_heap and needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
+    memory = executable.get_compiled_memory_stats()
+    is_large = keep_heap and memory.temp_size_in_bytes + memory.output_size_in_bytes > heap.LARGE
     if is_large:
         heap.keep_freed_memory()
 
     def text() -> str:
         return "\n".join(module.to_string() for module in executable.hlo_modules())
 
-    return XlaProgram(_call_alike(executable), text, is_large, calls_back, memory=lambda: needed)
+    return XlaProgram(_call(executable), text, is_large, calls_back, memory=lambda: memory)
 
 
 # Matches the targets of custom calls in StableHLO text.
-_CALLED = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
-# The prefixes of notes, which hold the compiled program's key in a store, or the lowered program itself.
+_CUSTOM_CALL_TARGET = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
+# The prefixes of references to programs. After the prefix, a reference has the compiled program's key in a store, or the lowered program.
 _STORED, _LOWERED = b"stored:", b"lowered:"
 
 
-def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
-    """Returns a note from which `from_note` gets the program that `compile_lowered` has just compiled with a store.
+def reference_to(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
+    """Returns a reference from which `from_reference` gets the program that `compile_lowered` has just compiled with a store.
 
     None for a program with host callbacks, for one on a client of JAX's own, and for one with custom calls that must be initialised first,
     such as LAPACK's: JAX initialises them when it lowers a program.
@@ -169,7 +169,7 @@ def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, 
         return None
     module = lowered.compiler_ir("stablehlo")
     text = module.operation.get_asm(large_elements_limit=16)
-    if not all(name.startswith("__onednn$") for names in _CALLED.findall(text) for name in names if name):
+    if not all(name.startswith("__onednn$") for names in _CUSTOM_CALL_TARGET.findall(text) for name in names if name):
         return None
     if key := _store_key(module, device, options):
         return _STORED + key.encode()
@@ -178,25 +178,25 @@ def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, 
     return _LOWERED + code.getvalue()
 
 
-def is_stored(data: bytes) -> bool:
-    """True if the note refers to a compiled program in a store."""
-    return data.startswith(_STORED)
+def is_stored(reference: bytes) -> bool:
+    """True if the reference is to a compiled program in a store."""
+    return reference.startswith(_STORED)
 
 
-def from_note(
-    data: bytes, device: jax.Device, options: Mapping[str, Any], store: StoreProtocol, keep_heap: bool = True
+def from_reference(
+    reference: bytes, device: jax.Device, options: Mapping[str, Any], store: StoreProtocol, keep_heap: bool = True
 ) -> XlaProgram | None:
-    """Returns the program of a note; None if the store no longer has it. For the other arguments see `compile_lowered`.
+    """Returns the program of a reference; None if the store no longer has it. For the other arguments see `compile_lowered`.
 
     Raises: jax.errors.JaxRuntimeError.
     """
     affinity.processors()
     compile_options, devices = private.compile_options(device, options)
-    if data.startswith(_LOWERED):
-        code = data.removeprefix(_LOWERED)
+    if reference.startswith(_LOWERED):
+        code = reference.removeprefix(_LOWERED)
         executable = interruptible.call(functools.partial(device.client.compile_and_load, code, devices, compile_options))
         return _program(executable, keep_heap, False)
-    compiled = store.get(data.removeprefix(_STORED).decode())
+    compiled = store.get(reference.removeprefix(_STORED).decode())
     if compiled is None:
         return None
     executable = device.client.deserialize_executable(compiled, devices, compile_options)
@@ -222,20 +222,20 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     if executable is None or not hasattr(executable, "execute_sharded"):
         return XlaProgram(call, text, calls_back=calls_back, orders=orders)
     devices = executable.local_devices()
-    under_way = [_under_way.setdefault(device, deque(maxlen=_MOST_UNDER_WAY)) for device in devices]
+    in_flight = [_in_flight.setdefault(device, deque(maxlen=_MAX_IN_FLIGHT)) for device in devices]
     execute = functools.partial(executable.execute_sharded, with_tokens=True)
     mesh = None if len(devices) == 1 else _mesh_of(compiled)
-    facts: dict[str, Any] = {"calls_back": calls_back, "orders": orders, "mesh": mesh, "memory": executable.get_compiled_memory_stats}
-    facts |= {"lie": functools.partial(_lie, compiled), "costs": lambda: compiled.cost_analysis() or {}}
+    fields: dict[str, Any] = {"calls_back": calls_back, "orders": orders, "mesh": mesh, "memory": executable.get_compiled_memory_stats}
+    fields |= {"result_shardings": functools.partial(_result_shardings, compiled), "costs": lambda: compiled.cost_analysis() or {}}
     if len(devices) > 1 and Fast.result_handler is None:
-        return XlaProgram(call, text, **facts)
-    assemble = _results_alike() if len(devices) == 1 else _whole(compiled)
+        return XlaProgram(call, text, **fields)
+    assemble = _result_assembler() if len(devices) == 1 else _mesh_result_assembler(compiled)
 
-    def results(done: Any) -> Sequence[jax.Array]:
-        token = done.consume_token()
-        for tokens in under_way:
+    def results(execution: Any) -> Sequence[jax.Array]:
+        token = execution.consume_token()
+        for tokens in in_flight:
             tokens.append(token)
-        return assemble(done)
+        return assemble(execution)
 
     def run(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return results(execute(arrays))
@@ -245,14 +245,14 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
 
     # JAX's own CPU client runs a program in another thread. This call waits, so that it can raise the exception of a torch kernel there.
     if calls_back and is_cpu:
-        return XlaProgram(wait, text, **facts)
-    return XlaProgram(run, text, execute=execute, results=results, **facts)
+        return XlaProgram(wait, text, **fields)
+    return XlaProgram(run, text, execute=execute, results=results, **fields)
 
 
-# By device, the completion tokens of its latest programs, whether or not their results are still referenced. XLA runs at most 32 programs
-# ahead (openxla/xla, max_inflight_computations).
-_under_way: dict[jax.Device, deque[Any]] = {}
-_MOST_UNDER_WAY = 64
+# By device, the completion tokens of its latest programs, whether or not their results are still referenced. XLA has at most 32 programs in
+# flight (openxla/xla, max_inflight_computations).
+_in_flight: dict[jax.Device, deque[Any]] = {}
+_MAX_IN_FLIGHT = 64
 
 
 def wait_for(device: jax.Device) -> None:
@@ -260,18 +260,18 @@ def wait_for(device: jax.Device) -> None:
 
     Raises: the error of a program that has failed.
     """
-    under_way = _under_way.get(device, deque())
-    for token in list(under_way):
+    in_flight = _in_flight.get(device, deque())
+    for token in list(in_flight):
         try:
             token.block_until_ready()
         finally:
             with contextlib.suppress(ValueError):  # another thread has removed it
-                under_way.remove(token)
+                in_flight.remove(token)
 
 
 def _orders(formats: Any) -> Orders:
-    """Returns the dimension orders of the arrays in a pytree of JAX formats."""
-    return {index: tuple(found.layout.major_to_minor) for index, found in enumerate(jax.tree.leaves(formats))}
+    """Returns the dimension orders of the arrays in a pytree of JAX formats, by index."""
+    return {index: tuple(array_format.layout.major_to_minor) for index, array_format in enumerate(jax.tree.leaves(formats))}
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
@@ -289,8 +289,8 @@ def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> s
     code = _bytecode(copy, module.context)
     if code is None or b"__onednn$" in code:
         return ""
-    facts = (private.jaxlib_version(), threads_of(device), processor_facts(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
-    return hashlib.blake2b(code + repr(facts).encode(), digest_size=32).hexdigest()
+    parts = (private.jaxlib_version(), threads_of(device), processor_facts(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
+    return hashlib.blake2b(code + repr(parts).encode(), digest_size=32).hexdigest()
 
 
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
@@ -316,9 +316,9 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
     return code.getvalue()
 
 
-def _results(done: Any) -> Sequence[jax.Array]:
+def _results(execution: Any) -> Sequence[jax.Array]:
     """Returns the arrays of an execution on one device."""
-    return [shards[0] for shards in done.disassemble_into_single_device_arrays()]
+    return [shards[0] for shards in execution.disassemble_into_single_device_arrays()]
 
 
 def _mesh_of(compiled: jax.stages.Compiled) -> Mesh:
@@ -326,18 +326,18 @@ def _mesh_of(compiled: jax.stages.Compiled) -> Mesh:
     return next(sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
 
 
-def _lie(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ...], Sharding]]:
+def _result_shardings(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ...], Sharding]]:
     infos = jax.tree.leaves(compiled.out_info)
     return [(info.shape, sharding) for info, sharding in zip(infos, jax.tree.leaves(compiled.output_shardings), strict=True)]
 
 
-def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:
+def _mesh_result_assembler(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:
     """Returns a function that makes arrays of the results of an execution on several devices."""
     make = Fast.result_handler
     assert make is not None
     results = zip(jax.tree.leaves(compiled.out_info), jax.tree.leaves(compiled.output_shardings), strict=True)
     handlers = [make(jax.core.ShapedArray(info.shape, info.dtype), sharding, committed=True) for info, sharding in results]
-    return lambda done: done.consume_with_handlers(handlers)
+    return lambda execution: execution.consume_with_handlers(handlers)
 
 
 def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
@@ -357,21 +357,22 @@ def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
     return None
 
 
-def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-    execute, results = executable.execute_sharded, _results_alike()
+def _call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+    """Returns a function that runs an executable on one device."""
+    execute, results = executable.execute_sharded, _result_assembler()
     return lambda arrays: results(execute(arrays))
 
 
-def _results_alike() -> Callable[[Any], Sequence[jax.Array]]:
+def _result_assembler() -> Callable[[Any], Sequence[jax.Array]]:
     """Returns a function that makes arrays of the results of an execution on one device. From the second execution on, it takes types and
     shardings from the first."""
     handlers: list[Any] | None = None
 
-    def results(done: Any) -> Sequence[jax.Array]:
+    def results(execution: Any) -> Sequence[jax.Array]:
         nonlocal handlers
         if handlers is not None:
-            return done.consume_with_handlers(handlers)
-        arrays = _results(done)
+            return execution.consume_with_handlers(handlers)
+        arrays = _results(execution)
         handlers = _handlers(arrays)
         return arrays
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# The HLO collectives, as a regular expression.
 KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
 _CALL = re.compile(rf" (?:{KINDS})(?:-start)?\(.*$", re.MULTILINE)
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
@@ -26,13 +27,13 @@ def all_groups_in(text: str) -> set[frozenset[int]]:
 
 def groups_in(text: str) -> set[frozenset[int]] | None:
     """Returns the device groups of one collective; None for one group of all devices. Raises: ValueError for an unknown syntax."""
-    if of_mesh := _MESH.search(text):
-        return _groups_of_mesh(of_mesh["sizes"], of_mesh["order"] or "", of_mesh["axes"])
+    if mesh := _MESH.search(text):
+        return _groups_of_mesh(mesh["sizes"], mesh["order"] or "", mesh["axes"])
     if listed := _LISTED.search(text):
         return {frozenset(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1] or "")} or None
     if iota := _IOTA.search(text):
         shape, dims, order = map(_numbers, iota.groups())
-        return {frozenset(row.tolist()) for row in _counted(dims, order).reshape(shape)}
+        return {frozenset(row.tolist()) for row in _iota(dims, order).reshape(shape)}
     if "replica_groups=" in text:
         raise ValueError(text)
     return None
@@ -48,19 +49,19 @@ def _groups_of_mesh(sizes: str, order: str, axes: str) -> set[frozenset[int]]:
     """
     chosen = [(name, int(before or 1), int(size or 0)) for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)]
     shape: list[int] = []
-    taken: list[bool] = []
+    is_in_group: list[bool] = []  # for each dimension of `shape`: True if the axes of a group contain it
     for name, total in re.findall(r"'([^']*)'=(\d+)", sizes):
         parts = [(before, before * (size or int(total))) for axis, before, size in chosen if axis == name]
         cuts = sorted({1, int(total), *itertools.chain(*parts)})
         for begin, end in itertools.pairwise(cuts):
             shape.append(end // begin)
-            taken.append(any(first <= begin and end <= last for first, last in parts))
-    if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]*)\))?", order):
-        devices = _counted(*map(_numbers, counted.groups()))
+            is_in_group.append(any(first <= begin and end <= last for first, last in parts))
+    if iota := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]*)\))?", order):
+        devices = _iota(*map(_numbers, iota.groups()))
     else:
         devices = np.array(_numbers(order)) if order else np.arange(math.prod(shape))
-    dims = sorted(range(len(shape)), key=taken.__getitem__)
-    rows = devices.reshape(shape).transpose(dims).reshape(-1, math.prod(itertools.compress(shape, taken)))
+    dims = sorted(range(len(shape)), key=is_in_group.__getitem__)
+    rows = devices.reshape(shape).transpose(dims).reshape(-1, math.prod(itertools.compress(shape, is_in_group)))
     return {frozenset(row.tolist()) for row in rows}
 
 
@@ -68,6 +69,7 @@ def _numbers(text: str | None) -> list[int]:
     return [int(part) for part in text.split(",")] if text else []
 
 
-def _counted(dims: Sequence[int], order: Sequence[int]) -> np.ndarray:
+def _iota(dims: Sequence[int], order: Sequence[int]) -> np.ndarray:
+    """Returns the numbers 0, 1, ... in an array of shape `dims`, transposed by `order` unless that is empty."""
     numbers = np.arange(math.prod(dims)).reshape(dims)
     return numbers.transpose(order) if order else numbers

@@ -18,22 +18,22 @@ log = logging.getLogger("dynaxla")
 # A self-test takes three seconds of one core; the timeout allows for a busy machine.
 _TIMEOUT_SECONDS = 120
 # Environment variables that are removed for the child: the stored results must not depend on the user's settings of XLA and JAX.
-_LEFT_OUT = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
+_REMOVED_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORM_NAME", "JAX_ENABLE_X64", "JAX_DISABLE_JIT")
 
 
-def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: StoreProtocol | None) -> Mapping[str, str] | None:
+def results(script: Path, subjects: Sequence[str], environment: Sequence[str], store: StoreProtocol | None) -> Mapping[str, str] | None:
     """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:
         script: A Python file that imports nothing of dynaxla. For each argument it prints one line immediately: "SUBJECT right", or
             "SUBJECT" and a reason.
         subjects: The script's arguments.
-        facts: Everything besides the script that the results depend on: versions, the processor.
+        environment: Everything besides the script that the results depend on: versions, the processor.
         store: Stores the results for later processes.
 
     Returns:
-        For each subject "" if it is right, else the reason. None if the self-test is not run: there is no store (so that each process
-        would have to run it), or no child process can be started.
+        By subject, "" if its result is right, else the reason why not. None if the self-test is not run: there is no store (so that each
+        process would have to run it), or no child process can be started.
     """
     if store is None:
         return None
@@ -42,22 +42,22 @@ def results(script: Path, subjects: Sequence[str], facts: Sequence[str], store: 
     except OSError:  # in an archive
         return None
     digest = hashlib.blake2b(source, digest_size=16)
-    digest.update("\0".join([*subjects, *facts]).encode())
+    digest.update("\0".join([*subjects, *environment]).encode())
     key = f"{script.stem}-{digest.hexdigest()}"
-    kept = store.get(key)
-    if kept is None:
-        found = _run(script, subjects)
-        if found is None:
+    data = store.get(key)
+    if data is None:
+        output = _run(script, subjects)
+        if output is None:
             return None
-        kept = found.encode()
-        store.put(key, kept)
-    lines = dict(line.partition(" ")[::2] for line in kept.decode().splitlines())
+        data = output.encode()
+        store.put(key, data)
+    lines = dict(line.partition(" ")[::2] for line in data.decode().splitlines())
     return {subject: "" if (line := lines.get(subject, "the self-test's process ended")) == "right" else line for subject in subjects}
 
 
 def _run(script: Path, subjects: Sequence[str]) -> str | None:
     """Returns the lines that the script prints; None if no child process of this Python can run it."""
-    environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    environment = {name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES}
     environment["JAX_PLATFORMS"] = "cpu"
     command = [sys.executable, "-P", str(script), *subjects]
     try:

@@ -29,8 +29,8 @@ _DIGEST_SIZE = 32
 _ROOT = 0
 # Capacity of a folder in bytes. Above it, the least recently used files are removed until half of it is left.
 _CAPACITY = 4 << 30
-# A process checks the size of a folder each time it has written a sixteenth of the capacity.
-_LOOKS = 16
+# A process checks the size of a folder each time it has written this fraction (1 / 16) of the capacity.
+_CHECKS_PER_CAPACITY = 16
 # The suffix of a file that is being written, and the age in seconds after which such a file counts as abandoned.
 _PART, _ABANDONED = ".part", 3600.0
 
@@ -64,7 +64,7 @@ class Store:
     def __init__(self, folder: Path, capacity: int = _CAPACITY) -> None:
         self.folder = folder
         self.capacity = capacity
-        self._unseen = 0  # bytes to write until the next check of the folder's size
+        self._bytes_until_check = 0  # bytes to write until the next check of the folder's size
         self._has_failed = False
         self._is_read_only = False
         try:
@@ -116,8 +116,8 @@ class Store:
             return
         try:
             self._write(key, data)
-            self._unseen -= len(data)
-            if self._unseen <= 0:
+            self._bytes_until_check -= len(data)
+            if self._bytes_until_check <= 0:
                 self._make_room()
         except OSError as error:
             log.log(logging.DEBUG if self._has_failed else logging.WARNING, "nothing could be kept in %s: %s", self.folder, error)
@@ -155,20 +155,20 @@ class Store:
 
     def _make_room(self) -> None:
         """Removes the least recently used files beyond the capacity, and partial files of processes that were killed while writing."""
-        self._unseen = self.capacity // _LOOKS
+        self._bytes_until_check = self.capacity // _CHECKS_PER_CAPACITY
         for path in self.folder.glob(f".*{_PART}"):
             with contextlib.suppress(OSError):  # its process has finished and renamed it
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
-        found = []
+        files = []
         for path in self._files():
             with contextlib.suppress(OSError):  # another process removed it
                 state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        total = sum(size for _, size, _ in found)
+                files.append((state.st_mtime, state.st_size, path))
+        total = sum(size for _, size, _ in files)
         if total <= self.capacity:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if total <= self.capacity // 2:
                 break
             path.unlink(missing_ok=True)
@@ -181,9 +181,9 @@ def _warn_of_read_only(folder: Path) -> None:
 
 
 def _digest(key: str, data: bytes) -> bytes:
-    found = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST_SIZE)
-    found.update(data)
-    return found.digest()
+    digest = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST_SIZE)
+    digest.update(data)
+    return digest.digest()
 
 
 _HINT = "name a directory of your own by options={'cache': DIR} or the variable DYNAXLA_CACHE; an empty name turns the cache off"

@@ -36,9 +36,9 @@ class Streams:
 
     def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
         self._torch_device, self._device = torch_device, device
-        self._readers: dict[int, torch.cuda.Stream] = {}
-        self._torchs: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current, by handle
-        self._external: dict[int, torch.cuda.Stream] = {}  # XLA's streams, by handle
+        self._readers: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have received results, by handle
+        self._torch_streams: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current, by handle
+        self._xla_streams: dict[int, torch.cuda.Stream] = {}  # XLA's streams, by handle
         # Has the attribute `event`, recorded again at each call: a wait that is already queued refers to the earlier recording.
         self._thread = threading.local()
 
@@ -47,9 +47,9 @@ class Streams:
         that of all streams that have received results."""
         current = self._current()
         handle = self._device.get_stream_for_external_ready_events()
-        stream = self._external.get(handle)
+        stream = self._xla_streams.get(handle)
         if stream is None:
-            stream = self._external.setdefault(handle, torch.cuda.ExternalStream(handle, device=self._torch_device))
+            stream = self._xla_streams.setdefault(handle, torch.cuda.ExternalStream(handle, device=self._torch_device))
         event = getattr(self._thread, "event", None)
         if event is None:
             event = self._thread.event = torch.cuda.Event()
@@ -67,18 +67,18 @@ class Streams:
         """
         current = self._current()
         handle: int = current.cuda_stream
-        if handle in self._torchs:
+        if handle in self._torch_streams:
             self._readers.setdefault(handle, current)
         return handle or 1
 
     def _current(self) -> torch.cuda.Stream:
         """Returns torch's current stream."""
         handle = private.current_raw_stream(self._torch_device.index)
-        stream = self._torchs.get(handle)
+        stream = self._torch_streams.get(handle)
         if stream is None:
             stream = torch.cuda.current_stream(self._torch_device)
             if stream.stream_id != stream.cuda_stream or not stream.cuda_stream:
-                self._torchs[handle] = stream
+                self._torch_streams[handle] = stream
         return stream
 
     def settle(self) -> None:

@@ -24,7 +24,11 @@ _DLPACK_CPU = 1
 def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
     """Returns a jax.Array that shares and keeps alive the memory of a contiguous torch tensor. Misaligned memory is copied.
 
-    stream: On a GPU, the XLA stream on which the array is ready (see streams.py). None if another argument of the program orders its use.
+    Args:
+        tensor: The tensor.
+        device: The device of the array.
+        stream: On a GPU, the XLA stream on which the array is ready (see streams.py). None if another argument of the program orders the
+            array's use.
     """
     if Fast.to_buffer and Fast.torch_to_capsule:
         return Fast.to_buffer(Fast.torch_to_capsule(tensor), device, stream)
@@ -33,7 +37,10 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
 
 
 def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
-    """Returns another tensor on the same storage, which autograd does not treat as a view. offset: In elements, from the tensor's start."""
+    """Returns another tensor on the same storage, which autograd does not treat as a view.
+
+    Strides and offset (from the tensor's start) are in elements.
+    """
     if Fast.reinterpret is not None:
         return Fast.reinterpret(tensor, tuple(shape), tuple(stride), offset)  # torch 2.15 refuses torch.Size
     return torch.as_strided(tensor.detach(), shape, stride, tensor.storage_offset() + offset)
@@ -44,10 +51,10 @@ def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stri
 
     Strides and offset (from the tensor's start) are in elements of the new dtype.
     """
-    start, beyond = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
-    if beyond:
+    start, remainder = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
+    if remainder:
         raise RuntimeError(
-            f"a tensor of {tensor.dtype} that starts {beyond} bytes after the start of an element of {dtype} cannot be viewed as {dtype}"
+            f"a tensor of {tensor.dtype} that starts {remainder} bytes after the start of an element of {dtype} cannot be viewed as {dtype}"
         )
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
 
@@ -71,7 +78,12 @@ def on_buffer(buffer: Any) -> torch.Tensor:
 
 
 def on_stream(context: Any, buffer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which torch uses the stream of a callback. context: The callback's; buffer: Any of its buffers."""
+    """Returns a context in which torch uses the stream of a callback.
+
+    Args:
+        context: The callback's context.
+        buffer: Any of the callback's buffers.
+    """
     kind, index = buffer.__dlpack_device__()
     if kind == _DLPACK_CPU:
         return contextlib.nullcontext()

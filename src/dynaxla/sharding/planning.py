@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from ..config import Options
 from ..device import storages
 from ..device.strided_memory import StridedView
-from ..engine.build import compile_for_plan
+from ..engine.build import compile_for_planning
 from ..engine.executable import Executable
 from ..engine.options import quick_options
-from ..engine.xla import Program
+from ..engine.xla import CompiledGraph
 from ..errors import ArgumentError, CaptureError
 from ..guards.observation import Refused
 from ..training.replayed_steps import StepPrograms
@@ -170,7 +170,9 @@ class _Recorded:
         batch: The tensors among the step's arguments.
     """
 
-    def __init__(self, program: Program, inputs: list[Any], model: nn.Module, like: Mapping[int, str], batch: list[torch.Tensor]) -> None:
+    def __init__(
+        self, program: CompiledGraph, inputs: list[Any], model: nn.Module, like: Mapping[int, str], batch: list[torch.Tensor]
+    ) -> None:
         self.program, self.inputs, self.model, self.like, self.batch = program, inputs, model, like, batch
 
     @staticmethod
@@ -188,7 +190,7 @@ class _Recorded:
             ) from None
         if found is None:
             raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
-        if not isinstance(found.program, Program):
+        if not isinstance(found.program, CompiledGraph):
             hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
             raise ArgumentError(
                 f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
@@ -294,7 +296,7 @@ class _Search:
     def _compile(self, what: str, placement: Placement) -> tuple[Trial, Executable]:
         program = self._recorded.program
         inputs = placed(self._recorded.inputs, self._mesh, self._dims(placement))
-        executable, self._traced = compile_for_plan(program.unit, program.unit.specialise(inputs), self._traced)
+        executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)
         assert executable.program is not None
         collectives, memory = traffic._collectives(executable), traffic._memory(executable)
         flops = float(executable.program.costs().get("flops", 0.0))

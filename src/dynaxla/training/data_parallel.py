@@ -28,7 +28,7 @@ def found_in(objects: Iterable[Any]) -> list[DistributedDataParallel]:
 
 def why_not(module: DistributedDataParallel) -> str:
     """Returns the reason why a step cannot average this module's gradients; "" if it can."""
-    return private.why_not_averaged(module)
+    return private.unsupported_ddp_feature(module)
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ class _Average:
         if not self._module.require_backward_grad_sync:
             return
         if not self._arrived:
-            private.at_end_of_backward(self._finish)
+            private.call_after_backward(self._finish)
         self._arrived.add(index)
 
     def _finish(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from ..runtime import private
 from ..runtime import private_fsdp as fsdp
 
-found_in = fsdp.modules_among
+found_in = fsdp.fsdp_modules
 prepare = fsdp.prepare
 
 
@@ -28,7 +28,7 @@ def why_not(modules: Sequence[Any]) -> str:
     """Returns the reason why a step cannot gather these modules' parameters; "" if it can."""
     if missing := fsdp.missing_in(modules):
         return f"internals that this version of torch does not have ({missing})"
-    return next(filter(None, map(fsdp.why_not_gathered, fsdp.states_of(modules))), "")
+    return next(filter(None, map(fsdp.unsupported_feature, fsdp.states_of(modules))), "")
 
 
 @contextlib.contextmanager
@@ -38,9 +38,9 @@ def gathering(modules: Sequence[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(call.drop)
         for state in call.states:
-            stack.enter_context(fsdp.without_hooks(state.state, state.pre_forward, state.post_forward))
+            stack.enter_context(fsdp.replaced_hooks(state.state, state.pre_forward, state.post_forward))
         for group in call.groups:
-            stack.enter_context(fsdp.without_memory(group.group, group.gather, group.drop, group.end_backward))
+            stack.enter_context(fsdp.replaced_methods(group.group, group.gather, group.drop, group.end_backward))
         yield
 
 
@@ -70,7 +70,7 @@ class _StepCall:
 
     def begin(self, state: _ShardedState) -> bool:
         """Handles the call of a module of a state. Returns: True if this is the outermost forward pass."""
-        if self.root not in (None, state) or private.graph_task() != -1:
+        if self.root not in (None, state) or private.backward_id() != -1:
             return False
         self.end()  # in case an earlier forward pass has raised
         self.root, self._is_awaited = state, False
@@ -87,7 +87,7 @@ class _StepCall:
         """Schedules `finish` for the end of the running backward pass, once."""
         if not self._is_awaited:
             self._is_awaited = True
-            private.at_end_of_backward(self.finish)
+            private.call_after_backward(self.finish)
 
     def finish(self) -> None:
         """Ends a backward pass, after all gradients have been computed."""
@@ -191,7 +191,7 @@ class _ShardedState:
 
     def _complete(self, output: Any) -> None:
         self._to_come.clear()
-        if private.graph_task() != -1:  # recomputation of a checkpoint: the backward pass continues with these parameters
+        if private.backward_id() != -1:  # recomputation of a checkpoint: the backward pass continues with these parameters
             return
         for group in self.groups:
             group.end_forward()
@@ -230,7 +230,7 @@ class _ParameterGroup:
         if self.values is None:
             with torch.no_grad():
                 self.values = _gathered(self.group)
-            if fsdp.is_freed_after_forward(self.group):
+            if fsdp.is_resharded_after_forward(self.group):
                 self._call.note(self, self.values)
         elif not self._is_spent:
             return
@@ -238,7 +238,7 @@ class _ParameterGroup:
         needed = [fsdp.sharded(parameter).requires_grad for parameter in parameters]
         wholes = _with_gradients(self, needed, self.values) if any(needed) else self.values
         for parameter, whole in zip(parameters, wholes, strict=True):
-            fsdp.put(parameter, whole)
+            fsdp.set_on_modules(parameter, whole)
 
     def value(self, index: int) -> torch.Tensor:
         """Returns an unsharded parameter, gathered if modules do not have it."""
@@ -248,7 +248,7 @@ class _ParameterGroup:
 
     def end_forward(self) -> None:
         """Runs after the group's modules: frees the parameters if the group is freed after its forward pass."""
-        if fsdp.is_freed_after_forward(self.group):
+        if fsdp.is_resharded_after_forward(self.group):
             self.drop()
 
     def drop(self) -> None:
@@ -258,7 +258,7 @@ class _ParameterGroup:
         self._call.forget(self.values)
         self.values = None
         for parameter in self.group.fsdp_params:
-            fsdp.take_away(parameter)
+            fsdp.restore_sharded(parameter)
 
     def take(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Accumulates gradients of unsharded parameters from a backward pass, and reduces them."""
@@ -266,7 +266,7 @@ class _ParameterGroup:
         with torch.no_grad():
             for parameter, gradient in zip(self.group.fsdp_params, gradients, strict=True):
                 if gradient is not None:
-                    fsdp.add_waiting(parameter, gradient)
+                    fsdp.add_unreduced_gradient(parameter, gradient)
             self._reduce()
 
     def end_backward(self) -> None:
@@ -282,7 +282,7 @@ class _ParameterGroup:
             self.drop()
         if self.group.reduce_grads:
             _reduce(self.group)
-        fsdp.note_waiting(self.group, not self.group.reduce_grads)
+        fsdp.set_reduction_pending(self.group, not self.group.reduce_grads)
 
 
 class _Gathered(torch.autograd.Function):
@@ -314,7 +314,7 @@ def _call_with_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor],
 
 
 # Code that is not the step's own: an observation ignores everything that runs inside it.
-HANDLERS = (_with_gradients.__code__, _call_with_gradient.__code__, private.at_end_of_backward.__code__)
+HANDLERS = (_with_gradients.__code__, _call_with_gradient.__code__, private.call_after_backward.__code__)
 # A differentiable input of `_Gathered`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
@@ -330,8 +330,8 @@ def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
     by_dtype: dict[torch.dtype, list[int]] = {}
     order = range(len(group.fsdp_params))
     # Reversed in a backward pass: XLA would merge two equal concatenations into one, and keep its memory between the two passes.
-    for index in reversed(order) if private.graph_task() != -1 else order:
-        by_dtype.setdefault(fsdp.dtype_of_use(group.fsdp_params[index]), []).append(index)
+    for index in reversed(order) if private.backward_id() != -1 else order:
+        by_dtype.setdefault(fsdp.compute_dtype(group.fsdp_params[index]), []).append(index)
     found: dict[int, torch.Tensor] = {}
     for dtype, indices in by_dtype.items():
         parts = [_padded_part(group.fsdp_params[index], dtype) for index in indices]
@@ -340,21 +340,21 @@ def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
             flat = _functional().wait_tensor(_functional().all_gather_into_tensor(flat, count, processes.group_name))
         pieces = flat.view(count, -1).split([part.numel() for part in parts], 1)
         for index, piece in zip(indices, pieces, strict=True):
-            found[index] = fsdp.wrap_whole(group.fsdp_params[index], _joined(group.fsdp_params[index], piece))
+            found[index] = fsdp.wrap_unsharded(group.fsdp_params[index], _joined(group.fsdp_params[index], piece))
     return [found[index] for index in order]
 
 
 def _padded_part(parameter: fsdp.Parameter, dtype: torch.dtype) -> torch.Tensor:
     """Returns this process's shard, flattened, and padded to the length that all shards have."""
-    _, padded, _, _ = fsdp.part_sizes(parameter)
-    part = fsdp.own_part(parameter).to(dtype).reshape(-1)
+    _, padded, _, _ = fsdp.shard_sizes(parameter)
+    part = fsdp.local_shard(parameter).to(dtype).reshape(-1)
     missing = padded.numel() - part.numel()
     return torch.cat([part, part.new_zeros(missing)]) if missing else part
 
 
 def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
     """Returns the unsharded parameter, in memory of its own, from all processes' padded shards as rows."""
-    _, padded, whole, dim = fsdp.part_sizes(parameter)
+    _, padded, whole, dim = fsdp.shard_sizes(parameter)
     parts = pieces.reshape(len(pieces), *padded)
     joined = torch.cat(list(parts), dim).contiguous() if dim else parts.reshape(-1, *padded[1:]).narrow(0, 0, whole[0])
     return joined.clone(memory_format=torch.contiguous_format)
@@ -363,42 +363,42 @@ def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
 def _reduce(group: fsdp.Group) -> None:
     """Adds the mean over all processes of the unreduced gradients to each sharded parameter's gradient."""
     parameters, gradients = [], []
-    for parameter in fsdp.in_order_of_sum(group):
-        gradient = fsdp.waiting(parameter)
+    for parameter in fsdp.reduction_order(group):
+        gradient = fsdp.unreduced_gradient(parameter)
         is_unused = group.reduce_scatter_unused_params and fsdp.sharded(parameter).requires_grad
         if gradient is not None:
-            fsdp.forget_waiting(parameter)
-        elif is_unused or fsdp.has_partial_sum(group, parameter):
-            dtype = fsdp.dtype_of_waiting(parameter) or fsdp.dtype_of_use(parameter)
-            gradient = fsdp.wrap_whole(parameter, torch.zeros(fsdp.part_sizes(parameter)[2], dtype=dtype, device=group.device))
+            fsdp.clear_unreduced_gradient(parameter)
+        elif is_unused or fsdp.has_partial_gradient(group, parameter):
+            dtype = fsdp.unreduced_dtype(parameter) or fsdp.compute_dtype(parameter)
+            gradient = fsdp.wrap_unsharded(parameter, torch.zeros(fsdp.shard_sizes(parameter)[2], dtype=dtype, device=group.device))
         else:
             continue
         parameters.append(parameter)
-        gradients.append(fsdp.gradient_part(parameter, gradient))
+        gradients.append(fsdp.local_gradient(parameter, gradient))
     if not parameters:
         return
     if len({gradient.dtype for gradient in gradients}) > 1 and not fsdp.mixes_dtypes(parameters[0]):
         raise RuntimeError(f"FSDP: the gradients of one group have different dtypes: {sorted({str(item.dtype) for item in gradients})}")
     processes, replicas = fsdp.reduce_group(group), fsdp.replica_group(group)
     count, dtype = processes.size(), functools.reduce(torch.promote_types, [gradient.dtype for gradient in gradients])
-    before, after, scatter, everywhere = fsdp.scaling(group, dtype)
-    rows = [_rows(gradient, fsdp.part_sizes(parameter)[3], count) for parameter, gradient in zip(parameters, gradients, strict=True)]
+    before, after, scatter, everywhere = fsdp.reduction_factors(group, dtype)
+    rows = [_rows(gradient, fsdp.shard_sizes(parameter)[3], count) for parameter, gradient in zip(parameters, gradients, strict=True)]
     flat = torch.cat(rows, 1).to(dtype).reshape(-1) / before
     if count > 1:
         flat = _functional().wait_tensor(_functional().reduce_scatter_tensor(flat, scatter, count, processes.group_name))
     elif group.gradient_divide_factor is not None:
         flat = flat / group.gradient_divide_factor
     if replicas is not None:
-        if (partial := fsdp.partial_sum(group, parameters)) is not None:
+        if (partial := fsdp.partial_gradients(group, parameters)) is not None:
             flat = flat + partial
-        fsdp.keep_partial_sum(group, parameters, None if group.all_reduce_grads else flat)
+        fsdp.set_partial_gradients(group, parameters, None if group.all_reduce_grads else flat)
         if not group.all_reduce_grads:
             return
         flat = _functional().wait_tensor(_functional().all_reduce(flat, everywhere, replicas.group_name))
     flat = flat / after
     for parameter, part in zip(parameters, flat.split([row.shape[1] for row in rows]), strict=True):
-        size = fsdp.part_sizes(parameter)[0]
-        fsdp.add_gradient(parameter, part[: size.numel()].view(size).to(fsdp.dtype_of_gradient(parameter), copy=True))
+        size = fsdp.shard_sizes(parameter)[0]
+        fsdp.add_gradient(parameter, part[: size.numel()].view(size).to(fsdp.gradient_dtype(parameter), copy=True))
 
 
 def _rows(gradient: torch.Tensor, dim: int, count: int) -> torch.Tensor:

@@ -46,4 +46,4 @@ def _is_distributed(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Any:
-    return private.local_part(tensor) if _is_distributed(tensor) else tensor
+    return private.local_tensor(tensor) if _is_distributed(tensor) else tensor

@@ -188,7 +188,7 @@ class Recorder:
 
     def _line(self) -> str:
         """Returns the user's line in fx's format; for an op in a backward pass, that of the op whose derivative it computes."""
-        number, is_backward = private.autograd_place()
+        number, is_backward = private.autograd_position()
         if is_backward and number in self._lines:
             return self._lines[number]
         found = user_frames.innermost()
@@ -506,7 +506,7 @@ _HANDLERS = (
 
 def handlers() -> tuple[CodeType, ...]:
     """Returns code that is not the step's own: an observation ignores everything that runs inside it."""
-    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.codes_of_lookups())
+    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.op_lookup_codes())
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))

@@ -26,7 +26,7 @@ from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
-from ..runtime.guards import Question
+from ..runtime.guards import Getter
 from . import parallel_modules
 from .eager_collectives import HANDLERS as collectives_handlers
 from .eager_collectives import as_in_programs
@@ -87,9 +87,9 @@ class StepPrograms:
             The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
             code ran, or a new question was asked: then each situation needs another call in eager mode.
         """
-        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_lookups())
-        with as_written(), self._in_eager_mode(args, kwargs), guards.questions() as questions, Looks() as looks:
-            result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.answering.values()))
+        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.op_lookup_codes())
+        with as_written(), self._in_eager_mode(args, kwargs), guards.collected_getters() as questions, Looks() as looks:
+            result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.self_guarding.values()))
         is_new = self._widen(observation, questions)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
@@ -128,7 +128,7 @@ class StepPrograms:
         Raises:
             CaptureError: the step cannot be recorded. After this or any exception of the function, all state is as before.
         """
-        with capture_lock.one_at_a_time(), metrics.timed("capture"):
+        with capture_lock.exclusive(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
             for _ in range(_MAX_RECORDINGS):
                 self._guards.forget_surroundings()  # learning rates may have changed since the last snapshot
@@ -272,8 +272,8 @@ class StepPrograms:
             Refused: the function was stopped before an effect that a program would not repeat.
             _NewCode: the function has run code that no earlier call has run.
         """
-        with guards.questions() as questions:
-            result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))
+        with guards.collected_getters() as questions:
+            result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.self_guarding.values()))
         if not observation.is_pure:
             raise CaptureError(
                 f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"
@@ -283,7 +283,7 @@ class StepPrograms:
             raise _NewCode
         return result
 
-    def _widen(self, observation: Observation, questions: Set[Question]) -> bool:
+    def _widen(self, observation: Observation, questions: Set[Getter]) -> bool:
         """Adds executed code and questions to the guards. Returns True if any is new.
 
         Then all programs are dropped, because their guards may have missed state.

@@ -124,4 +124,4 @@ def _size(group: Any) -> int:
 
 def _done() -> Any:
     """Returns a `Work` object that is finished."""
-    return private.finished_work()
+    return private.boxed_completed_work()

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla import metrics
-from dynaxla.engine.eager_executable import Kernels
+from dynaxla.engine.eager_executable import EagerGraph
 from dynaxla.lowering.cpu.unfusable_graphs import LARGE
 
 SIDE = 300
@@ -20,18 +20,18 @@ assert SIDE * SIDE > LARGE
 aten = torch.ops.aten
 
 
-def kernels_of(module: GraphModule) -> Kernels:
+def kernels_of(module: GraphModule) -> EagerGraph:
     output: Any = module.graph.output_node().args[0]
-    return Kernels(module, output if isinstance(output, (tuple, list)) else [output])
+    return EagerGraph(module, output if isinstance(output, (tuple, list)) else [output])
 
 
-def writes(kernels: Kernels) -> list[str]:
+def writes(kernels: EagerGraph) -> list[str]:
     """The ops in place."""
     targets = [node.target for node in kernels._module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     return [target._schema.name.removeprefix("aten::") for target in targets if target._schema.is_mutable]
 
 
-def agrees(function: Callable[..., Any], kernels: Kernels) -> None:
+def agrees(function: Callable[..., Any], kernels: EagerGraph) -> None:
     """Twice: nothing is left behind. So does the compiled function."""
     x = torch.randn(SIDE, SIDE)
     expected, before = function(x), x.clone()

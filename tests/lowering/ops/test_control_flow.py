@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 from dynaxla.errors import UnsupportedOp
 from dynaxla.observe import coverage
 
@@ -138,7 +138,7 @@ def test_associative_scan() -> None:
     x, y = torch.rand(6, 3) + 0.5, torch.randn(6, 3)
     graph = make_fx(function, tracing_mode="fake")(x, y)
     graph.graph.output_node().args = (tuple(graph.graph.output_node().args[0]),)
-    found = Program(CompilationUnit(AtenGraph("scan", graph), Options(fallback="error")))([x, y])
+    found = CompiledGraph(CompilationUnit(AtenGraph("scan", graph), Options(fallback="error")))([x, y])
     expected = [(x[0], y[0])]
     for row in range(1, 6):
         expected.append(combine(*expected[-1], x[row], y[row]))

@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether this seems to be a machine with vectors of 512 bits."""
     monkeypatch.setattr(machine, "has_wide_vectors", lambda: request.param)
-    monkeypatch.setattr(stored, "_still_there", type(stored._still_there)())  # programs of the other kind
+    monkeypatch.setattr(stored, "_live_programs", type(stored._live_programs)())  # programs of the other kind
     is_wide: bool = request.param
     return is_wide
 

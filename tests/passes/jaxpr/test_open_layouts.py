@@ -27,7 +27,7 @@ from dynaxla.engine.frozen_values import FrozenValues
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.scheduler import Scheduler
 from dynaxla.engine.unit import CompilationUnit
-from dynaxla.engine.xla import Program
+from dynaxla.engine.xla import CompiledGraph
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
 from dynaxla.passes.aten.freeze import freeze
@@ -38,7 +38,7 @@ from dynaxla.runtime import private
 SAVED, SHOWN = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
 
 
-def opened(graph: AtenGraph, kind: type[Program] = Program) -> Program:
+def opened(graph: AtenGraph, kind: type[CompiledGraph] = CompiledGraph) -> CompiledGraph:
     """A runner on the CPU whose layouts are left to XLA, as on a GPU."""
     program = kind(CompilationUnit(graph, Options()))
     program.unit.opens_layouts = True
@@ -49,14 +49,16 @@ def opened(graph: AtenGraph, kind: type[Program] = Program) -> Program:
 class Opening:
     """An engine of such runners."""
 
-    def __init__(self, kind: type[Program] = Program) -> None:
+    def __init__(self, kind: type[CompiledGraph] = CompiledGraph) -> None:
         self._kind = kind
 
-    def runner(self, graph: AtenGraph) -> Program:
+    def runner(self, graph: AtenGraph) -> CompiledGraph:
         return opened(graph, self._kind)
 
 
-WAYS = pytest.mark.parametrize(("way", "kind"), [("fast", Program), ("public", Program), ("fast", RetracedProgram)], indirect=["way"])
+WAYS = pytest.mark.parametrize(
+    ("way", "kind"), [("fast", CompiledGraph), ("public", CompiledGraph), ("fast", RetracedProgram)], indirect=["way"]
+)
 
 
 @pytest.fixture(params=["fast", "public"])
@@ -85,7 +87,7 @@ def input_copies() -> int:
 
 def test_the_cpu_keeps_every_layout() -> None:
     assert [platform for platform in ("cpu", "cuda") if opens_layouts(platform)] == ["cuda"]
-    assert not Program(CompilationUnit(AtenGraph("graph", traced(lambda x: [x + 1], torch.ones(3))), Options())).unit.opens_layouts
+    assert not CompiledGraph(CompilationUnit(AtenGraph("graph", traced(lambda x: [x + 1], torch.ones(3))), Options())).unit.opens_layouts
 
 
 def test_only_what_is_open_is_chosen() -> None:
@@ -108,7 +110,7 @@ def test_only_what_is_open_is_chosen() -> None:
 
 @WAYS
 @pytest.mark.usefixtures("way")
-def test_what_is_saved_lies_as_it_was_computed(kind: type[Program]) -> None:
+def test_what_is_saved_lies_as_it_was_computed(kind: type[CompiledGraph]) -> None:
     """The backward program reads it where it is; what a caller sees has eager mode's strides."""
 
     def forward(x: torch.Tensor) -> list[torch.Tensor]:
@@ -141,7 +143,7 @@ def transposing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @WAYS
 @pytest.mark.usefixtures("way", "transposing")
-def test_prepared_weights_lie_as_the_program_reads_them(kind: type[Program]) -> None:
+def test_prepared_weights_lie_as_the_program_reads_them(kind: type[CompiledGraph]) -> None:
     def function(weight: torch.Tensor, unread: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         return [x + (weight * 2).t() + torch.rand_like(x) * 0, x[0, 0] * (weight.sum(0) + 1)]
 
@@ -200,7 +202,7 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
     graphs: list[AtenGraph] = []
 
     class Recording:
-        def runner(self, graph: AtenGraph) -> Program:
+        def runner(self, graph: AtenGraph) -> CompiledGraph:
             graphs.append(graph)
             return opened(graph)
 

@@ -21,7 +21,7 @@ from jax import Array
 
 from ... import user_frames
 from ...runtime import private
-from ...runtime.collective_agreement import Collective, call_alone
+from ...runtime.collective_agreement import Collective, call_eagerly
 from ...runtime.layout import row_major
 from .. import asynchronous, dtypes, xla_collectives
 from ..context import Context
@@ -76,7 +76,7 @@ def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequenc
 def _by_itself(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
     """Runs an op that allocates its own result and has no work handle to return. Returns the handle of finished work."""
     outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
-    return private.done_work()
+    return private.completed_work()
 
 
 def _summing(options: Any, reduce_op: str) -> Any:
@@ -140,7 +140,7 @@ def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     start = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op)
     tensors = [dtypes.describe(tensor.dtype, tuple(tensor.shape)) for tensor in inputs]
     described = _description(op, tensors, settings, str(name), user_frames.line())
-    call_alone(described, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
+    call_eagerly(described, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
     return outputs if several else outputs[0]
 
 

@@ -143,7 +143,7 @@ def _prefers_torch(problem: Contraction) -> bool:
     is_worth_it = min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
     if is_worth_it and onednn_support.is_slow(problem.rows, problem.columns, *across, problem.dtype):
         return True
-    return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
+    return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intel()
 
 
 @CONTRACTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)

@@ -112,7 +112,7 @@ class GlobalView:
             boundary, shape = self.local_boundary(value.ndim), (self.mesh.size, *value.shape)
         if any(not isinstance(size, int) for size in shape):
             raise NotPartitioned("it has dynamic sizes", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
-        local = private.local_part(value) if isinstance(value, DTensor) else value
+        local = private.local_tensor(value) if isinstance(value, DTensor) else value
         if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
             raise NotPartitioned(f"an input on {local.device} is not a plain CPU tensor", where=user_line(node))
         with local.fake_mode:
@@ -466,7 +466,7 @@ def _check_outputs(captured: GraphModule) -> None:
 
 def _local_tensor(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    value = private.local_part(value) if isinstance(value, DTensor) else value
+    value = private.local_tensor(value) if isinstance(value, DTensor) else value
     return value if isinstance(value, torch.Tensor) else None
 
 

@@ -139,7 +139,7 @@ def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence
     """
     environment = _environment(placeholders)
     # When a backward graph is compiled, the guards are already fixed.
-    if not pairs or graph.phase == "backward" or private.makes_no_guards(environment):
+    if not pairs or graph.phase == "backward" or private.guards_are_suppressed(environment):
         return False
     asked = []
     for first, second in pairs:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import pytest
 
-from dynaxla.engine.facts import Facts, Returned
+from dynaxla.engine.trace_outputs import TracedOutputs, TraceMetadata
 
 
 def test_facts_are_in_the_tree() -> None:
-    facts = Facts(((IndexError, "out of range"),), (3,), ("kernel",), 2)
-    traced = jax.jit(lambda x: Returned([x, x + 1], facts)).trace(jax.ShapeDtypeStruct((2,), "float32"))
+    facts = TraceMetadata(((IndexError, "out of range"),), (3,), ("kernel",), 2)
+    traced = jax.jit(lambda x: TracedOutputs([x, x + 1], facts)).trace(jax.ShapeDtypeStruct((2,), "float32"))
     assert traced.out_info.facts == facts
     assert [array.shape for array in traced.out_info.arrays] == [(2,), (2,)]
     with pytest.raises(AttributeError):

@@ -187,7 +187,7 @@ class ArrayScope:
         kinds = [torch_dtype(array.dtype, name) for array, name in zip(results, names, strict=True)]
         if self._device is not None and self._device.type == storages.NAME:
             return [
-                storages.make(array.shape, row_major(array.shape), kind, self._device, array)
+                storages.new_tensor(array.shape, row_major(array.shape), kind, self._device, array)
                 for array, kind in zip(results, kinds, strict=True)
             ]
         if any(map(is_tracer, results)):

@@ -111,8 +111,8 @@ def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], 
 def _inside(arrays: Sequence[Any]) -> Any:
     """Within the context, drawing random numbers raises: the two passes would draw different ones, and later calls the same ones again."""
     if any(map(is_tracer, arrays)):
-        storages.may_hold_tracers()
-    with generators.refusing():
+        storages.enable_tracer_checks()
+    with generators.forbid_draws():
         yield
 
 
@@ -127,7 +127,7 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
         raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
     place = device or torch.device(storages.NAME)
     if is_tracer(array):
-        storages.may_hold_tracers()
+        storages.enable_tracer_checks()
     elif len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
         raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
@@ -136,7 +136,7 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
     place = pjrt_devices.with_index(place)
     if not is_tracer(array) and array.device != pjrt_devices.jax_device(place.index or 0):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {place}", hint="move it with jax.device_put")
-    return storages.make(array.shape, row_major(array.shape), kind, place, array)
+    return storages.new_tensor(array.shape, row_major(array.shape), kind, place, array)
 
 
 def array_of(tensor: torch.Tensor) -> Any:

@@ -107,7 +107,7 @@ class _Arriving:
         for known, place, host in self._parts:
             if known is leaf and place == offsets:
                 return host
-        host = storages.on_host(leaf.now(offsets)[1], leaf.tensor.dtype)
+        host = storages.to_cpu_tensor(leaf.now(offsets)[1], leaf.tensor.dtype)
         self._parts.append((leaf, offsets, host))
         return host
 
@@ -119,7 +119,7 @@ class _Arriving:
             if not is_over and private.storage_uses(host.untyped_storage()) > _UNUSED:
                 kept.append((leaf, offsets, host))
             else:
-                leaf.read[offsets] = storages.as_array(host, leaf.now(offsets)[0])
+                leaf.read[offsets] = storages.array_from_cpu(host, leaf.now(offsets)[0])
         self._parts = kept
 
 
@@ -165,7 +165,7 @@ class _Leaf(torch.Tensor):
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         """Returns a shard on the CPU: for `save` a copy, for `load` the tensor to be written to."""
         offsets = tuple(index.offset)
-        host = self.arriving.of(self, offsets) if self.is_loading else storages.on_host(self.now(offsets)[1], self.tensor.dtype)
+        host = self.arriving.of(self, offsets) if self.is_loading else storages.to_cpu_tensor(self.now(offsets)[1], self.tensor.dtype)
         permutation = StridedView.of(self.tensor).layout.permutation
         return host.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
 
@@ -222,7 +222,7 @@ def _viewed(value: Any, arriving: _Arriving) -> Any:
 
 def _has_parts(value: Any) -> bool:
     """True for a tensor on the device that fills its storage. DCP treats other values as it always does."""
-    if type(value) not in ORDINARY or not storages.is_ours(value) or not value.numel():
+    if type(value) not in ORDINARY or not storages.is_jax_tensor(value) or not value.numel():
         return False
     return not (value.is_conj() or value.is_neg()) and StridedView.of(value).fills(value.untyped_storage().nbytes())
 
@@ -243,7 +243,7 @@ def _commit(loaded: Any) -> None:
         while True:
             before = copies.packed_array(tensor)
             after = array if before.sharding == array.sharding else meshes.moved(array, before.sharding)
-            if storages.replace_arrays([(storage, before, after)]):
+            if storages.compare_and_swap([(storage, before, after)]):
                 break
         torch.autograd.graph.increment_version(tensor)
         leaf.read = {}

@@ -50,7 +50,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_kind(tensor)
     storage = tensor.untyped_storage()
-    if isinstance(storages.held_by(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
+    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     place = StridedView.of(tensor)
     if tensor.numel() and not place.fills(storage.nbytes()):
@@ -61,7 +61,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     packed = [axes[dim] for dim in place.layout.permutation]
     sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
     if mesh.is_virtual:
-        storages.plan(storage, place.layout.packed_shape, sharding)
+        storages.set_plan(storage, place.layout.packed_shape, sharding)
         return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:
@@ -69,10 +69,10 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
                 f"{mesh} does not have the device of a tensor {_shown(tensor)} on {tensor.device}", hint="move the tensor to the mesh"
             )
         return tensor
-    gradient_shardings.will_follow(tensor)
+    gradient_shardings.register(tensor)
     while tensor.numel():
         array = copies.packed_array(tensor)
-        if array.sharding == sharding or storages.replace_arrays([(storage, array, meshes.moved(array, sharding))]):
+        if array.sharding == sharding or storages.compare_and_swap([(storage, array, meshes.moved(array, sharding))]):
             break
     return tensor
 
@@ -128,7 +128,7 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
 
 
 def _check_kind(tensor: torch.Tensor) -> None:
-    if not storages.is_ours(tensor):
+    if not storages.is_jax_tensor(tensor):
         raise UnsupportedTensor(
             f"a tensor {_shown(tensor)} is on {tensor.device}, and only tensors on the device jax can be on a mesh",
             hint='call dynaxla.device.enable(), and move the tensor: x.to("jax")',
@@ -153,7 +153,7 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
         ArgumentError: A pattern matches no name, or as in `mark_sharding`. If a spec does not fit its tensor, nothing has been sharded.
     """
     mesh = Mesh.of(mesh)
-    if not all(map(storages.is_ours, _tensors(model).values())):
+    if not all(map(storages.is_jax_tensor, _tensors(model).values())):
         model.to("jax" if mesh.is_virtual else f"jax:{mesh.devices[0]}")
     tensors = _tensors(model)
     for pattern in specs:
@@ -197,6 +197,6 @@ def local_shards(tensor: torch.Tensor) -> list[tuple[torch.device, tuple[slice, 
     array = copies.value_of(tensor.detach())
     numbers = {device: index for index, device in enumerate(jax.local_devices())}
     return [
-        (torch.device("jax", numbers[shard.device]), shard.index, storages.on_host(shard.data, tensor.dtype))
+        (torch.device("jax", numbers[shard.device]), shard.index, storages.to_cpu_tensor(shard.data, tensor.dtype))
         for shard in array.addressable_shards
     ]

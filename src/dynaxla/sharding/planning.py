@@ -105,14 +105,14 @@ class Plan:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for parameter, state in [item for optimizer in optimizers for item in optimizer.state.items() if id(item[0]) in names]:
             for tensor in state.values():
-                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
+                if isinstance(tensor, torch.Tensor) and storages.is_jax_tensor(tensor) and tensor.shape == parameter.shape:
                     mark_sharding(tensor, self.mesh, self.specs.get(names[id(parameter)], ()))
         return model
 
     def apply_to_inputs(self, *args: Any, **kwargs: Any) -> None:
         """Shards a step's arguments as planned. Raises the exceptions of `mark_sharding`."""
         for tensor, spec in zip(_tensors((args, kwargs)), self.inputs, strict=True):
-            if storages.is_ours(tensor):
+            if storages.is_jax_tensor(tensor):
                 mark_sharding(tensor, self.mesh, spec)
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, st
             kinds = ", ".join(type(module).__name__ for module in outer) or "none"
             raise ArgumentError(f"the step reads {len(outer)} modules with parameters ({kinds})", hint="choose one: plan(..., model=model)")
         model = outer[0]
-    if not all(map(storages.is_ours, model.parameters())):
+    if not all(map(storages.is_jax_tensor, model.parameters())):
         raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.device.enable() and model.to("jax")')
     like: dict[int, str] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -226,7 +226,7 @@ def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, st
     for parameter, state in [*((parameter, {}) for parameter in model.parameters()), *states]:
         if (name := names.get(id(parameter))) is not None:
             for tensor in (parameter, parameter.grad, *state.values()):
-                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
+                if isinstance(tensor, torch.Tensor) and storages.is_jax_tensor(tensor) and tensor.shape == parameter.shape:
                     like[storage_key(tensor)] = name
     return model, like
 
@@ -329,7 +329,7 @@ class _Search:
         return found | {storage_key(tensor): self._of_input(tensor, placement) for tensor in self._recorded.batch if self._is_batch(tensor)}
 
     def _is_batch(self, tensor: torch.Tensor) -> bool:
-        return storages.is_ours(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
+        return storages.is_jax_tensor(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
 
     def _of_input(self, tensor: torch.Tensor, placement: Placement) -> Dims:
         return (placement.batch,) if self._is_batch(tensor) and placement.batch else ()

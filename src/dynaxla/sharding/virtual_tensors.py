@@ -36,7 +36,7 @@ def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[
     made: dict[int, torch.UntypedStorage] = {}
     found = []
     for tensor in inputs:
-        if not storages.is_ours(tensor):
+        if not storages.is_jax_tensor(tensor):
             found.append(tensor)
             continue
         key = storage_key(tensor)
@@ -45,7 +45,7 @@ def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[
             # It has the attributes of an array that are read before a program is called.
             array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
             made[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
-        found.append(storages.on(made[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
+        found.append(storages.tensor_on(made[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
     return found
 
 
@@ -70,7 +70,7 @@ def bytes_of_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims])
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     found: dict[int, int] = {}
     for tensor in inputs:
-        if storages.is_ours(tensor):
+        if storages.is_jax_tensor(tensor):
             key = storage_key(tensor)
             parts = math.prod(sizes[axis] for axes in dims.get(key, ()) for axis in axes)
             found[key] = tensor.untyped_storage().nbytes() // parts

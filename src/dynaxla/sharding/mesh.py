@@ -39,7 +39,7 @@ class Mesh:
             names: The axes' names.
             devices: The devices, in row-major order; by default as many as needed, starting at "jax:0".
             virtual: True for a mesh of devices that do not exist. Tensors that are marked for it stay where they are and keep their values.
-                Only `dynaxla.sharding.report` and `plan` compile programs for such a mesh, which do not run. All other code ignores it.
+                Only `dynaxla.sharding.report` compiles programs for such a mesh, and does not run them. Code that runs ignores the mesh.
 
         Raises:
             ArgumentError: The sizes and names are no mesh, or there are too few devices.

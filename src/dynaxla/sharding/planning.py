@@ -152,7 +152,7 @@ def plan(
             not run.
         args: The positional arguments of a call of the step.
         kwargs: The keyword arguments of a call of the step.
-        mesh: A `Mesh`, which may be virtual, or torch's DeviceMesh with named dimensions.
+        mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
         memory: The bytes that a program may need on each device; None for no limit.
         model: The module whose parameters are placed; by default the only module that the step reads.
         costs: The parameters of the time model; see `Costs`.

@@ -56,8 +56,8 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(tensor, device="cpu")
     metrics.add("host_copies")
     layout = view.layout
-    plain = not view.conj and not view.neg
-    if plain and view.fills(nbytes) and array.dtype == dtypes.to_jax(view.dtype):
+    has_no_bits = not view.conj and not view.neg
+    if has_no_bits and view.fills(nbytes) and array.dtype == dtypes.to_jax(view.dtype):
         host = storages.to_cpu_tensor(array, view.dtype).reshape(layout.packed_shape)
         inverse = sorted(range(len(layout.permutation)), key=layout.permutation.__getitem__)
         return host.permute(inverse)
@@ -72,8 +72,8 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return jax.device_put(np.zeros(view.shape, dtypes.to_jax(view.dtype)), device)
-    plain = view.layout.is_row_major and not (view.offset or view.conj or view.neg)
-    if plain and array.shape == view.shape and array.dtype == dtypes.to_jax(view.dtype):
+    is_plain = view.layout.is_row_major and not (view.offset or view.conj or view.neg)
+    if is_plain and array.shape == view.shape and array.dtype == dtypes.to_jax(view.dtype):
         return array
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):

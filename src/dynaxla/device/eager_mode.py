@@ -372,14 +372,14 @@ def find_or_compile(
 def _look_up(cache: Cache, key: Any, numbers: Sequence[Any], is_doubtful: bool) -> tuple[Any, Sequence[tuple[Any, np.dtype]]] | None:
     """Returns the result of `find_or_compile` if it is in the cache, else None."""
     if numbers:
-        known = CONSTANT_NUMBERS if is_doubtful else cache.get(key)
-        if isinstance(known, ResizeNeeded):
-            return known, ()
-        variants = known if isinstance(known, tuple) else ()
+        cached = CONSTANT_NUMBERS if is_doubtful else cache.get(key)
+        if isinstance(cached, ResizeNeeded):
+            return cached, ()
+        variants = cached if isinstance(cached, tuple) else ()
         for program in variants:
             if (number_inputs := program.variant.inputs(numbers)) is not None:
                 return program, number_inputs
-        if known is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
+        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
             return None
         key = key, _hashable(tuple(numbers))
     found = cache.get(key)  # a program, or the reason (str) why there is none
@@ -396,9 +396,9 @@ def _compile_and_store(
 ) -> Any:
     """Compiles a program that is not in the cache, and stores it there. Returns the result of `find_or_compile`."""
     if numbers:
-        known = CONSTANT_NUMBERS if is_doubtful else cache.get(key)
-        variants = known if isinstance(known, tuple) else ()
-        if known is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
+        cached = CONSTANT_NUMBERS if is_doubtful else cache.get(key)
+        variants = cached if isinstance(cached, tuple) else ()
+        if cached is not CONSTANT_NUMBERS and len(variants) < _MAX_VARIANTS:
             try:
                 program = compile_fn(specialization())
             except Exception:  # the next attempt, with the numbers compiled in, succeeds or raises the right error

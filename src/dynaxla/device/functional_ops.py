@@ -95,7 +95,7 @@ def overload_for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverlo
     """Returns the overload that takes Python numbers in place of some tensors.
 
     Returns the op itself if there is no such overload, or if the op accepts numbers for tensors. ATen's kernels get such a number as a
-    rank-0 tensor that counts as a number in type promotion; Python kernels get the number.
+    rank-0 tensor that counts as a number in type promotion. Python kernels get the number, which few overloads with tensors accept.
 
     Args:
         op: the overload that was called.
@@ -103,11 +103,11 @@ def overload_for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverlo
     """
     if op._schema.name.removeprefix("aten::").removesuffix("_") in _NUMBERS_FOR_TENSORS:
         return op
-    wanted = [(item.name, "number" if index in positions else str(item.type)) for index, item in enumerate(op._schema.arguments)]
+    signature = [(item.name, "number" if index in positions else str(item.type)) for index, item in enumerate(op._schema.arguments)]
     for overload in op.overloadpacket.overloads():
-        found = getattr(op.overloadpacket, overload)
-        if [(item.name, str(item.type)) for item in found._schema.arguments] == wanted:
-            return found
+        candidate = getattr(op.overloadpacket, overload)
+        if [(item.name, str(item.type)) for item in candidate._schema.arguments] == signature:
+            return candidate
     return op
 
 
@@ -123,14 +123,16 @@ def _functional_overload(op: OpOverload, out_arguments: frozenset[str]) -> OpOve
     packet = getattr(getattr(torch.ops, namespace), base, None)
     if packet is None or (base == name and not out_arguments):
         return None
-    wanted = _arguments(op, out_arguments)
+    arguments = _arguments(op, out_arguments)
     for overload in packet.overloads():
-        found = getattr(packet, overload)
-        if found._schema.is_mutable or any(item.alias_info is not None for item in found._schema.returns):
+        candidate = getattr(packet, overload)
+        if candidate._schema.is_mutable or any(item.alias_info is not None for item in candidate._schema.returns):
             continue
-        known = [item for item in _arguments(found, frozenset()) if item in wanted or item[0] not in _STORAGE_ARGUMENTS]
-        if known == wanted:
-            return found
+        candidate_arguments = [
+            item for item in _arguments(candidate, frozenset()) if item in arguments or item[0] not in _STORAGE_ARGUMENTS
+        ]
+        if candidate_arguments == arguments:
+            return candidate
     return None
 
 

@@ -212,7 +212,7 @@ def _attention_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None,
     return *grads, grad_bias if grad_input_mask[3] else None
 
 
-# Fake kernels of ops for which torch's own do not work on the CPU, or not for all calls. Source: ATen native/cuda/RNN.cu
+# Fake kernels of ops for which torch's own fake kernels do not work on the CPU, or not for all calls. Source: ATen native/cuda/RNN.cu
 _FAKES: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._thnn_fused_lstm_cell.default: _lstm_cell,
     torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
@@ -299,9 +299,9 @@ def build_graph(
             node.meta["val"] = _fake(operand.view)
         return node
 
-    given, named = _map_operands((args, kwargs), placeholder)
-    node = graph.call_function(op, tuple(given), named)
-    fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda known: known.meta["val"])
+    node_args, node_kwargs = _map_operands((args, kwargs), placeholder)
+    node = graph.call_function(op, tuple(node_args), node_kwargs)
+    fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda arg_node: arg_node.meta["val"])
     fake = node.meta["val"] = _fake_results(mode, op, fake_args, fake_kwargs)
     if registry.find(op, platform) is None:
         table = {**get_decompositions([op]), **decompositions(platform)}
@@ -330,10 +330,10 @@ def _decompose(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[
         raise NotLowered("its decomposition depends on its numbers")
 
     def run(*tensors: torch.Tensor) -> list[Any]:
-        given = dict(zip(placeholders, tensors, strict=True))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
-        found = op(*args, **kwargs)
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+        tensor_of = dict(zip(placeholders, tensors, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), tensor_of.__getitem__)
+        results = op(*args, **kwargs)
+        return list(results) if isinstance(results, (list, tuple)) else [results]
 
     def trace() -> GraphModule:
         with torch.no_grad():

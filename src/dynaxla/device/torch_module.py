@@ -186,10 +186,10 @@ def memory_allocated(device: DeviceLike = None) -> int:
     """Returns the bytes of all arrays on a device, including arrays that belong to no tensor."""
     index = _index(device)
     pjrt_device = pjrt_devices.jax_device(index)
-    known = memory_stats(device).get("bytes_in_use")
-    now = known if known is not None else _bytes_of_arrays(pjrt_device)
-    _peaks[index] = max(_peaks.get(index, 0), now)
-    return now
+    pjrt_bytes = memory_stats(device).get("bytes_in_use")
+    allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(pjrt_device)
+    _peaks[index] = max(_peaks.get(index, 0), allocated)
+    return allocated
 
 
 def _bytes_of_arrays(device: jax.Device) -> int:
@@ -205,9 +205,9 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
     `memory_allocated` have observed.
     """
     index = _index(device)
-    known = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
+    pjrt_peak = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
     memory_allocated(device)
-    return _peaks[index] if known is None else known
+    return _peaks[index] if pjrt_peak is None else pjrt_peak
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:

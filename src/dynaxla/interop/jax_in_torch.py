@@ -46,15 +46,14 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
         TypeError: `jax_fn` is not callable. A call raises the exceptions of `jax_fn`, UnsupportedTensor and DeviceMismatch.
     """
     if not callable(jax_fn):
-        right = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
-        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{right}")
+        hint = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
+        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{hint}")
     torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
     if not guards.CAN_ASK:
         return torch.compiler.disable(torch_fn)
     traceable_fn = torch._dynamo.nonstrict_trace(torch_fn)
-    traceable_fn.__code__ = (
-        traceable_fn.__code__.replace()
-    )  # a code object of its own, since TorchDynamo's guards identify a function by its code
+    # TorchDynamo's guards identify a function by its code object, so this function gets a new one.
+    traceable_fn.__code__ = traceable_fn.__code__.replace()
     return traceable_fn
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.device.strided_memory import StridedView, read, shares_elements, unwritten, write
+from dynaxla.device.strided_memory import StridedView, has_internal_overlap, read, unwritten_aval, write
 from dynaxla.lowering import dtypes
 from dynaxla.runtime import clients
 
@@ -32,10 +32,10 @@ PLACES = {
 }
 
 
-def _host(place: StridedView, memory: torch.Tensor) -> torch.Tensor:
-    found = torch.as_strided(memory.view(place.dtype), place.shape, place.stride, place.offset)
-    found = found.conj() if place.conj else found
-    return torch._neg_view(found) if place.neg else found
+def _host(view: StridedView, memory: torch.Tensor) -> torch.Tensor:
+    found = torch.as_strided(memory.view(view.dtype), view.shape, view.stride, view.offset)
+    found = found.conj() if view.conj else found
+    return torch._neg_view(found) if view.neg else found
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -44,17 +44,17 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_reading_and_writing(name: str) -> None:
-    place, shared = PLACES[name]
+    view, shared = PLACES[name]
     memory = torch.arange(24.0)
-    assert shares_elements(place) == shared
+    assert has_internal_overlap(view) == shared
     with jax.enable_x64(True), jax.default_device(clients.cpu_device()):
         array = jax.numpy.asarray(memory.numpy()).reshape(4, 6)
-        value = _host(place, memory)
-        np.testing.assert_array_equal(jax.jit(read, static_argnums=1)(array, place), _numpy(value))
+        value = _host(view, memory)
+        np.testing.assert_array_equal(jax.jit(read, static_argnums=1)(array, view), _numpy(value))
         if shared:
             return
-        new = torch.arange(1, value.numel() + 1).reshape(value.shape).to(place.dtype) * (1j if place.dtype.is_complex else 1)
-        after = jax.jit(write, static_argnums=1)(array, place, _numpy(new))
+        new = torch.arange(1, value.numel() + 1).reshape(value.shape).to(view.dtype) * (1j if view.dtype.is_complex else 1)
+        after = jax.jit(write, static_argnums=1)(array, view, _numpy(new))
     value.copy_(new)
     np.testing.assert_array_equal(np.asarray(after).reshape(-1).view(np.uint8), memory.view(torch.uint8).numpy())
 
@@ -73,5 +73,5 @@ def test_what_fills_a_storage() -> None:
 
 
 def test_zeros_have_the_dtype_of_the_view() -> None:
-    assert unwritten(12, F32) == jax.ShapeDtypeStruct((3,), np.float32)
-    assert unwritten(13, F32) == jax.ShapeDtypeStruct((13,), np.uint8)
+    assert unwritten_aval(12, F32) == jax.ShapeDtypeStruct((3,), np.float32)
+    assert unwritten_aval(13, F32) == jax.ShapeDtypeStruct((13,), np.uint8)

@@ -27,7 +27,7 @@ def check_compiled() -> None:
 def _planted(patch: pytest.MonkeyPatch) -> None:
     """What is compiled until the patch is undone is not kept."""
     patch.setattr(eager_mode, "_programs", LeastRecentlyUsed(100))
-    patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
+    patch.setattr(lazy_mode, "_ops", lazy_mode._TracedOpCache())
 
 
 def check_lost_writes_are_found() -> None:
@@ -46,7 +46,7 @@ def check_lost_writes_are_found() -> None:
 
 def check_stale_views_are_found() -> None:
     """A view shows what was in the storage when it was first read."""
-    finish = eager_mode._OpCall.finish
+    finish = eager_mode._OpCall.place_operands
     first: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def stale(call: Any, *settings: Any) -> Any:
@@ -57,5 +57,5 @@ def check_stale_views_are_found() -> None:
         return finish(call, *settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eager_mode._OpCall, "finish", stale)
+        patch.setattr(eager_mode._OpCall, "place_operands", stale)
         assert "after" in next(failures(range(12), ["eager"]))

@@ -47,7 +47,7 @@ def folders() -> Iterator[Path]:
 def copies_to_the_cpu() -> Iterator[list[int]]:
     """The sizes in bytes of all copies to the CPU, and of all copies from it, that are made meanwhile."""
     sizes: list[int] = []
-    on_host, as_array = storages.on_host, storages.as_array
+    on_host, as_array = storages.to_cpu_tensor, storages.array_from_cpu
 
     def noted(array: Any, dtype: torch.dtype) -> torch.Tensor:
         sizes.append(array.size * array.dtype.itemsize)
@@ -57,11 +57,11 @@ def copies_to_the_cpu() -> Iterator[list[int]]:
         sizes.append(tensor.nbytes)
         return as_array(tensor, where)
 
-    storages.on_host, storages.as_array = noted, noted_too  # type: ignore[assignment]
+    storages.to_cpu_tensor, storages.array_from_cpu = noted, noted_too  # type: ignore[assignment]
     try:
         yield sizes
     finally:
-        storages.on_host, storages.as_array = on_host, as_array
+        storages.to_cpu_tensor, storages.array_from_cpu = on_host, as_array
 
 
 def _on(mesh: Mesh | None, spec: Any, host: torch.Tensor) -> torch.Tensor:

@@ -532,9 +532,9 @@ def check_an_input_that_others_write_to_while_a_program_is_made_for_it() -> None
         seen.append(request)
         if len(seen) > 1:
             return buffers(request)
-        storages.set_array(storage, other)
+        storages.set_content(storage, other)
         found = buffers(request)
-        storages.set_array(storage, array)
+        storages.set_content(storage, array)
         return found
 
     with pytest.MonkeyPatch.context() as patch:

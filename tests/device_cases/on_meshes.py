@@ -457,4 +457,4 @@ def check_settings_stay() -> None:
     """Nothing that others could see of JAX has changed."""
     assert jax.config.jax_enable_x64 is False
     assert len(jax.devices()) == 8
-    assert not isinstance(storages.held_by(torch.ones(3).to("jax").untyped_storage()), storages.StorageContent)
+    assert not isinstance(storages.content_of(torch.ones(3).to("jax").untyped_storage()), storages.StorageContent)

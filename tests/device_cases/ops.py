@@ -185,9 +185,9 @@ def check_what_xla_does_not_compute() -> None:
     assert metrics.snapshot()["device_fallbacks"] == before + 4
     assert len([record for record in records if "aten.nonzero" in record]) <= 1
     written = torch.zeros(2, 2, device="jax")
-    cpu_fallback.run_on_the_cpu(torch.ops.aten.fill_.Scalar, (written.t()[0], 4.0), {}, "a test")
+    cpu_fallback.run_on_cpu(torch.ops.aten.fill_.Scalar, (written.t()[0], 4.0), {}, "a test")
     assert written.tolist() == [[4, 0], [4, 0]]
-    cpu_fallback.run_on_the_cpu(torch.ops.aten.add.out, (written, 1.0), {"out": written}, "a test")
+    cpu_fallback.run_on_cpu(torch.ops.aten.add.out, (written, 1.0), {"out": written}, "a test")
     assert written.tolist() == [[5, 1], [5, 1]]
 
 
@@ -265,7 +265,7 @@ def check_threads_compile_a_new_op_once() -> None:
     work()
     assert compiled == metrics.snapshot()["compile"] - before
     assert compiled <= 4, compiled
-    assert not eager_mode._makers._waited
+    assert not eager_mode._compile_locks._locks
 
 
 def check_threads_do_not_wait_for_ever() -> None:
@@ -283,7 +283,7 @@ def check_threads_do_not_wait_for_ever() -> None:
 
     def find(key: str, make: Callable[[Any], Any]) -> Any:
         try:
-            return eager_mode.find(cache, make, key, (), False, lambda: key)[0]
+            return eager_mode.find_or_compile(cache, make, key, (), False, lambda: key)[0]
         except RuntimeError as error:
             return str(error)
 
@@ -299,7 +299,7 @@ def check_threads_do_not_wait_for_ever() -> None:
         return [problem, find({"one": "other", "other": "one"}[problem], lambda inner: [inner])]
 
     _at_once(2, lambda: find(next(order), needs))
-    assert not eager_mode._makers._waited
+    assert not eager_mode._compile_locks._locks
 
 
 def check_many_ops_leave_nothing() -> None:

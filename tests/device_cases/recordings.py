@@ -21,7 +21,7 @@ from .ops import _alike
 
 
 def _is_recorded(tensor: torch.Tensor) -> bool:
-    return isinstance(storages.held_by(tensor.untyped_storage()), storages.StorageContent)
+    return isinstance(storages.content_of(tensor.untyped_storage()), storages.StorageContent)
 
 
 def _counts(function: Callable[[], Any]) -> dict[str, int]:
@@ -227,7 +227,7 @@ def check_failed_checks() -> None:
 
 def check_an_interruption_changes_nothing() -> None:
     x = torch.ones(2, device="jax")
-    compiled = lazy_programs.op_compiler.compiled
+    compiled = lazy_programs.op_compiler.compile_program
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -235,12 +235,12 @@ def check_an_interruption_changes_nothing() -> None:
     with dynaxla.device.lazy():
         y = x * 3
         x.add_(y)
-        lazy_programs.op_compiler.compiled = interrupt
+        lazy_programs.op_compiler.compile_program = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
                 dynaxla.device.sync()
         finally:
-            lazy_programs.op_compiler.compiled = compiled
+            lazy_programs.op_compiler.compile_program = compiled
         assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
 
 
@@ -288,7 +288,7 @@ def check_changing_wishes_are_few_programs() -> None:
         return len(kept)
 
     done = _counts(lambda: [keep(wishes) for wishes in (31, *range(31))])
-    assert done["compile"] == lazy_programs._VARIANTS
+    assert done["compile"] == lazy_programs._MAX_VARIANTS
     assert done["execute"] == 32
 
 
@@ -312,7 +312,7 @@ def check_modes() -> None:
     assert found == [True]
     kept = torch.ones(1, device="jax") + 1
     dynaxla.device.set_mode("eager")
-    assert not _is_recorded(kept) or storages.held_by(kept.untyped_storage()).recording is None
+    assert not _is_recorded(kept) or storages.content_of(kept.untyped_storage()).recording is None
     assert not is_lazy()
 
 
@@ -341,27 +341,27 @@ def check_threads() -> None:
 
 def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
     """A compiled program in another thread takes a storage's array between two looks of the recording thread."""
-    find = lazy_mode.eager_mode.find
+    find = lazy_mode.eager_mode.find_or_compile
     y = torch.arange(5.0, device="jax")
     storage = y.untyped_storage()
-    array, lent = storages.array_of(storage), storages.InUse()
+    array, lent = storages.array_of(storage), storages.InUseContent()
 
     def find_meanwhile(*args: Any) -> Any:
-        assert lent.lend([storage], [array])
+        assert lent.acquire([storage], [array])
         found = find(*args)
         lent.succeed([(storage, array)])
         return found
 
     with pytest.MonkeyPatch.context() as patch, dynaxla.device.lazy():
-        patch.setattr(lazy_mode, "_ops", lazy_mode._Table())
+        patch.setattr(lazy_mode, "_ops", lazy_mode._TracedOpCache())
         patch.setattr(lazy_mode.eager_mode, "find", find_meanwhile)
         y[2:].add_(1)
     assert y.tolist() == [0, 1, 3, 4, 5]
 
 
 def check_long_recordings_run() -> None:
-    most = lazy_mode.MOST
-    lazy_mode.MOST = 50
+    most = lazy_mode.MAX_OPS
+    lazy_mode.MAX_OPS = 50
     try:
         with dynaxla.device.lazy():
             x = torch.zeros(2, device="jax")
@@ -370,7 +370,7 @@ def check_long_recordings_run() -> None:
         assert done["found_compiled"] == 2
         assert x.tolist() == [210, 210]
     finally:
-        lazy_mode.MOST = most
+        lazy_mode.MAX_OPS = most
 
 
 def check_nothing_is_left() -> None:

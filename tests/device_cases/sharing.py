@@ -95,7 +95,7 @@ def check_interruptions() -> None:
 
         def count(frame: Any, *_: Any) -> None:
             nonlocal seen
-            if frame.f_code is not registration._kinds.__code__:
+            if frame.f_code is not registration._device_types.__code__:
                 seen += 1
                 if 0 < last <= seen and not _enters_or_leaves(frame):
                     sys.setprofile(None)
@@ -195,7 +195,7 @@ def check_children() -> None:
 
 def check_many_shapes_are_bounded() -> None:
     """Caches have an end; and what falls out of them is compiled again."""
-    caches = (eager_mode._programs, eager_mode._numbers, copies._reads)
+    caches = (eager_mode._programs, eager_mode._numbers, copies._programs)
     before = [cache.capacity for cache in caches]
     x = torch.ones(1, device="jax")
     gc.collect()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynaxla.errors import UnsupportedTensor
-from dynaxla.interop.array_conversion import ArrayScope, why_not, x64_now
+from dynaxla.interop.array_conversion import ArrayScope, unshareable_reason, x64_enabled
 
 
 def test_arrays_lie_in_the_tensors_memory() -> None:
@@ -20,17 +20,17 @@ def test_arrays_lie_in_the_tensors_memory() -> None:
 
 
 def test_settings_hold_inside_alone() -> None:
-    before = x64_now()
+    before = x64_enabled()
     with ArrayScope([torch.ones(2)], "f", not before):
-        assert x64_now() is not before
-    assert x64_now() is before
+        assert x64_enabled() is not before
+    assert x64_enabled() is before
 
 
 def test_what_is_referred_to_elsewhere_is_copied() -> None:
     kept = jnp.ones(3) + 0
     with ArrayScope([], "f", False) as border:
-        (result,) = border.take([kept])
-        (alone,) = border.take([jnp.ones(3) * 2])
+        (result,) = border.to_tensors([kept])
+        (alone,) = border.to_tensors([jnp.ones(3) * 2])
     result.zero_()
     assert kept.tolist() == [1, 1, 1]
     assert alone.tolist() == [2, 2, 2]
@@ -39,7 +39,7 @@ def test_what_is_referred_to_elsewhere_is_copied() -> None:
 def test_a_tracer_that_leaks_in() -> None:
     def f(x: jax.Array) -> jax.Array:
         with ArrayScope([torch.ones(2)], "f", False) as border:
-            border.take([x])
+            border.to_tensors([x])
         return x
 
     with pytest.raises(UnsupportedTensor, match="f was called with tensors outside of JAX, and returned a JAX tracer"):
@@ -47,5 +47,5 @@ def test_a_tracer_that_leaks_in() -> None:
 
 
 def test_reasons() -> None:
-    assert why_not(torch.ones(3)) == ""
-    assert "strides" in why_not(torch.ones(3, 2).t())
+    assert unshareable_reason(torch.ones(3)) == ""
+    assert "strides" in unshareable_reason(torch.ones(3, 2).t())

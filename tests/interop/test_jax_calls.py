@@ -24,7 +24,7 @@ def test_fake_results_are_like_real_ones() -> None:
 
 def test_a_trace_stays_as_it_was() -> None:
     scale = [2.0]
-    call = JaxCall(lambda x: [x * scale[0]], "scaled", False).of_trace()
+    call = JaxCall(lambda x: [x * scale[0]], "scaled", False).traced_call()
     assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]
     scale[0] = 7.0
     assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]

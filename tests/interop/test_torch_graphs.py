@@ -10,7 +10,7 @@ import pytest
 import torch
 from jax import numpy as jnp
 
-from dynaxla.interop.torch_graphs import GraphOperand, TorchCall, _packed, _unpacked
+from dynaxla.interop.torch_graphs import GraphOperand, TorchCall, _join_64_bit, _split_64_bit
 
 CPU = torch.device("cpu")
 VECTOR = GraphOperand((3,), torch.float32, True)
@@ -21,13 +21,13 @@ def test_results_that_are_copies_of_operands() -> None:
         x, y = tensors
         return [y.clone(), x + y, x.detach().clone()]
 
-    assert TorchCall(function, [VECTOR, VECTOR], CPU, True).copied == [1, None, 0]
+    assert TorchCall(function, [VECTOR, VECTOR], CPU, True).copied_operands == [1, None, 0]
 
 
 def test_the_line_that_draws() -> None:
     call = TorchCall(lambda tensors: [torch.rand_like(tensors[0])], [VECTOR], CPU, True)
     assert call.draws_random
-    assert "test_torch_graphs.py" in call.drawing
+    assert "test_torch_graphs.py" in call.drawing_line
     key = jnp.uint32([1, 2])
     assert call([key, jnp.ones(3)])[0].shape == (3,)
     assert not TorchCall(lambda tensors: [tensors[0] + 1], [VECTOR], CPU, True).draws_random
@@ -55,8 +55,8 @@ def test_wide_numbers_are_carried_in_halves(dtype: str) -> None:
         values = values / 3
     with jax.enable_x64(True):
         given = jnp.asarray(values)
-        carried = _packed(given)
+        carried = _split_64_bit(given)
         assert carried.dtype.itemsize <= 4 or dtype == "complex64"
-        found = _unpacked(carried, np.dtype(dtype))
+        found = _join_64_bit(carried, np.dtype(dtype))
     assert found.dtype == dtype
     np.testing.assert_array_equal(np.asarray(found), values)

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from dynaxla.errors import CaptureError
-from dynaxla.interop.wide_calls import Call, Derivative, narrowed
+from dynaxla.interop.wide_calls import Derivative, WideCall, narrowed
 
 W, PLACES = jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3), jnp.array([1, 2, 0], jnp.int32)
 
@@ -24,7 +24,7 @@ def wide(w: Array, places: Array) -> list[Array]:
     return [lax.convert_element_type(total, np.float32), lax.convert_element_type(jnp.argmax(rows, axis=-1), np.int32)]
 
 
-call = Call(wide)
+call = WideCall(wide)
 
 
 def total(w: Array, places: Array = PLACES) -> Array:
@@ -62,11 +62,11 @@ def test_a_second_derivative_is_jaxs_own() -> None:
 
 
 def test_a_derivative_that_is_given() -> None:
-    class Tripled(Call):
+    class Tripled(WideCall):
         def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-            refusal = CaptureError("twice")
-            linear = Call(lambda x, t: [3 * x * t], lambda x, t: [3 * x * t], refusal)
-            return Derivative(Call(lambda x: [x, x], refusal=refusal), linear, [0])
+            derivative_error = CaptureError("twice")
+            linear = WideCall(lambda x, t: [3 * x * t], lambda x, t: [3 * x * t], derivative_error)
+            return Derivative(WideCall(lambda x: [x, x], derivative_error=derivative_error), linear, [0])
 
     def same(x: Array) -> Array:
         return Tripled(lambda x: [x])([x])[0]
@@ -87,7 +87,7 @@ def test_traces_are_kept_and_bounded() -> None:
         traced.append(x.shape)
         return [x + 1]
 
-    counted = Call(run)
+    counted = WideCall(run)
     for size in (1, 2, 1, 2, 2):
         counted([jnp.zeros(size)])
     assert traced == [(1,), (2,)]

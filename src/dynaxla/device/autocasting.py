@@ -1,6 +1,6 @@
-"""`torch.autocast("jax")`, with the CPU's policy.
+"""`torch.autocast("jax")`, with the policies of autocast on the CPU.
 
-The policy decides for each op if it runs in the lower-precision dtype, in float32, or in the widest dtype among its operands.
+An op's policy decides if it runs in the lower-precision dtype, in float32, or in the widest dtype among its operands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..runtime import private
 from . import storages
 
 # Source: ATen/autocast_mode.cpp, for the key AutocastCPU: policies lower_precision_fp and promote. All its other ops have the policy fp32.
-_LOWER = frozenset([
+_LOWER_PRECISION = frozenset([
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution", "mm", "bmm",
     "addmm", "addbmm", "baddbmm", "_addmm_activation", "linear", "matmul", "linalg_vecdot", "prelu", "scaled_dot_product_attention",
     "mkldnn_rnn_layer", "_native_multi_head_attention",
@@ -26,22 +26,23 @@ def supported_dtypes() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
-def _mapped(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map_tensors(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Maps `cast` over the eligible tensors in an argument."""
     if isinstance(value, torch.Tensor):
-        return cast(value) if _takes_part(value) else value
-    return type(value)([_mapped(item, cast) for item in value]) if type(value) in (list, tuple) else value
+        return cast(value) if _is_eligible(value) else value
+    return type(value)([_map_tensors(item, cast) for item in value]) if type(value) in (list, tuple) else value
 
 
-def _takes_part(tensor: torch.Tensor) -> bool:
-    """True if autocast may cast a tensor. Source: ATen/autocast_mode.h, is_eligible"""
-    return storages.is_ours(tensor) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+def _is_eligible(tensor: torch.Tensor) -> bool:
+    """True if autocast may cast the tensor. Source: ATen/autocast_mode.h, is_eligible"""
+    return storages.is_jax_tensor(tensor) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64
 
 
-def _widest(values: Iterable[Any]) -> torch.dtype:
-    """Returns the dtype to promote to: float32 if one of the operands has it. Source: ATen/autocast_mode.h, prioritize"""
+def _promoted_dtype(values: Iterable[Any]) -> torch.dtype:
+    """Returns the widest dtype of the eligible operands: float32 or the lower-precision dtype. Source: ATen/autocast_mode.h, prioritize"""
     lower = torch.get_autocast_dtype(storages.NAME)
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
-    found = {item.dtype for item in flat if isinstance(item, torch.Tensor) and _takes_part(item)}
+    found = {item.dtype for item in flat if isinstance(item, torch.Tensor) and _is_eligible(item)}
     if torch.float32 in found:
         return torch.float32
     if found - {lower}:
@@ -50,11 +51,13 @@ def _widest(values: Iterable[Any]) -> torch.dtype:
 
 
 def _kernel(op: Any, dtype_of: Callable[[Iterable[Any]], torch.dtype]) -> Callable[..., Any]:
+    """Returns an autocast kernel that casts the arguments to the dtype that `dtype_of` returns for them."""
+
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of([*args, *kwargs.values()])
         with private.without_autocast():
-            cast_args = _mapped(args, lambda tensor: tensor.to(dtype))
-            cast_kwargs = {name: _mapped(value, lambda tensor: tensor.to(dtype)) for name, value in kwargs.items()}
+            cast_args = _map_tensors(args, lambda tensor: tensor.to(dtype))
+            cast_kwargs = {name: _map_tensors(value, lambda tensor: tensor.to(dtype)) for name, value in kwargs.items()}
             return op(*cast_args, **cast_kwargs)
 
     return run
@@ -64,8 +67,8 @@ def register(library: torch.library.Library) -> None:
     """Registers an autocast kernel for each op that has one on the CPU. `library` is for the namespace aten."""
     for op in private.ops_with_kernel("AutocastCPU"):
         name = op._schema.name.removeprefix("aten::")
-        if name in _LOWER:
+        if name in _LOWER_PRECISION:
             kernel = _kernel(op, lambda _: torch.get_autocast_dtype(storages.NAME))
         else:
-            kernel = _kernel(op, _widest if name in _PROMOTE else lambda _: torch.float32)
-        library.impl(op, kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
+            kernel = _kernel(op, _promoted_dtype if name in _PROMOTE else lambda _: torch.float32)
+        library.impl(op, kernel, private.SPARE_AUTOCAST_KEY)

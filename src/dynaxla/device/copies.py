@@ -17,15 +17,18 @@ from ..runtime import meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
 from . import pjrt_devices, storages, strided_memory
-from .op_compiler import compiled
+from .op_compiler import compile_program
 from .strided_memory import StridedView
 
-# Compiled programs that read or write a view, for which there is no ATen op.
-_reads: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
+# Compiled programs that read, write or bitcast a storage's array, for which there is no ATen op.
+_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 
 
 def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a CPU tensor to a new tensor on the device, with the same strides if it is dense."""
+    """Copies a CPU tensor to a new tensor on the device. A dense tensor keeps its strides.
+
+    Raises: RuntimeError for a dtype that JAX does not have; ForkError.
+    """
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so {device} does not support it: use another dtype")
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -35,92 +38,98 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         tensor = tensor.contiguous()
         layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
     packed = tensor.permute(layout.permutation)
-    array = storages.as_array(packed, pjrt_devices.jax_device(device.index or 0))
-    return storages.make(tuple(tensor.shape), layout.strides if tensor.numel() else tuple(tensor.stride()), tensor.dtype, device, array)
+    array = storages.array_from_cpu(packed, pjrt_devices.jax_device(device.index or 0))
+    return storages.new_tensor(
+        tuple(tensor.shape), layout.strides if tensor.numel() else tuple(tensor.stride()), tensor.dtype, device, array
+    )
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor of the device to the CPU, with the same strides if it is dense. Raises: ForkError."""
+    """Copies a tensor of the device to the CPU. A dense tensor keeps its strides. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
-    place = StridedView.of(tensor)
+    view = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     nbytes = tensor.untyped_storage().nbytes()
     if array is None:
         with torch.no_grad():
             return torch.zeros_like(tensor, device="cpu")
     metrics.add("host_copies")
-    layout = place.layout
-    plain = not place.conj and not place.neg
-    if plain and place.fills(nbytes) and array.dtype == dtypes.to_jax(place.dtype):
-        host = storages.on_host(array, place.dtype).reshape(layout.packed_shape)
+    layout = view.layout
+    has_no_bits = not view.conj and not view.neg
+    if has_no_bits and view.fills(nbytes) and array.dtype == dtypes.to_jax(view.dtype):
+        host = storages.to_cpu_tensor(array, view.dtype).reshape(layout.packed_shape)
         inverse = sorted(range(len(layout.permutation)), key=layout.permutation.__getitem__)
         return host.permute(inverse)
-    return storages.on_host(value_of(tensor), place.dtype)
+    return storages.to_cpu_tensor(value_of(tensor), view.dtype)
 
 
 def value_of(tensor: torch.Tensor) -> jax.Array:
     """Returns the tensor's value as an array in its logical shape. It may be the storage's own array, since arrays are immutable."""
-    place = StridedView.of(tensor)
+    view = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            return jax.device_put(np.zeros(place.shape, dtypes.to_jax(place.dtype)), device)
-    plain = place.layout.is_row_major and not (place.offset or place.conj or place.neg)
-    if plain and array.shape == place.shape and array.dtype == dtypes.to_jax(place.dtype):
+            return jax.device_put(np.zeros(view.shape, dtypes.to_jax(view.dtype)), device)
+    is_plain = view.layout.is_row_major and not (view.offset or view.conj or view.neg)
+    if is_plain and array.shape == view.shape and array.dtype == dtypes.to_jax(view.dtype):
         return array
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
-            return strided_memory.read(array, place)
-    key = "read", place, array.shape, array.dtype, _placed(array, device)
-    call = _reads.get(key)
+            return strided_memory.read(array, view)
+    key = "read", view, array.shape, array.dtype, _placement_key(array, device)
+    call = _programs.get(key)
     if call is None:
 
-        def read(held: jax.Array) -> list[jax.Array]:
-            return [strided_memory.read(held, place)]
+        def read(array: jax.Array) -> list[jax.Array]:
+            return [strided_memory.read(array, view)]
 
-        call = compiled(read, [_aval(array, device)], device, EXACT)
-        _reads.put(key, call)
+        call = compile_program(read, [_aval(array, device)], device, EXACT)
+        _programs.put(key, call)
     return call([array])[0]
 
 
 def share(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Copies by sharing: the target's storage gets the source's array, which is immutable.
+    """Copies a tensor by giving its array, which is immutable, to the target's storage too.
 
-    Returns False and changes nothing where sharing does not make the target a copy of the source.
+    Returns False and changes nothing where sharing the array does not make the target a copy of the source.
     """
-    mine, theirs = source.untyped_storage(), target.untyped_storage()
-    place, wanted = StridedView.of(source), StridedView.of(target)
-    if place != wanted:
+    source_storage, target_storage = source.untyped_storage(), target.untyped_storage()
+    view, target_view = StridedView.of(source), StridedView.of(target)
+    if view != target_view:
         return False
-    if private.identity_of(mine) == private.identity_of(theirs):
-        return not strided_memory.shares_elements(wanted)  # ops refuse to write to tensors whose elements overlap
-    if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes():
+    if private.identity_of(source_storage) == private.identity_of(target_storage):
+        return not strided_memory.has_internal_overlap(target_view)  # ops refuse to write to tensors whose elements overlap
+    if not target_view.fills(target_storage.nbytes()) or source_storage.nbytes() != target_storage.nbytes():
         return False
-    array = storages.held_by(mine)
-    if array is None or isinstance(array, storages.StorageContent):  # so that recorded ops do not run for this copy
+    array = storages.content_of(source_storage)
+    if array is None or isinstance(array, storages.StorageContent):  # recorded ops must not run for this copy
         return False
-    if meshes.exist() and (kept := storages.sharding_in(theirs)) is not None and kept != storages.sharding_in(mine):
+    if (
+        meshes.exist()
+        and (sharding := storages.sharding_of_storage(target_storage)) is not None
+        and sharding != storages.sharding_of_storage(source_storage)
+    ):
         return False  # the target keeps its sharding
-    storages.set_array(theirs, array)
+    storages.set_content(target_storage, array)
     return True
 
 
-def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
-    """Returns the bytes of a storage's array as an array of another shape and dtype."""
+def bitcast(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
+    """Reinterprets the bytes of a storage's array as an array of another shape and dtype, of the same size in bytes."""
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
-            return strided_memory.alike(array, shape, dtype)
-    key = "packed", shape, dtype, array.shape, array.dtype, _placed(array, device)
-    call = _reads.get(key)
+            return strided_memory.bitcast(array, shape, dtype)
+    key = "bitcast", shape, dtype, array.shape, array.dtype, _placement_key(array, device)
+    call = _programs.get(key)
     if call is None:
 
-        def pack(held: jax.Array) -> list[jax.Array]:
-            return [strided_memory.alike(held, shape, dtype)]
+        def pack(array: jax.Array) -> list[jax.Array]:
+            return [strided_memory.bitcast(array, shape, dtype)]
 
-        call = compiled(pack, [_aval(array, device)], device, EXACT)
-        _reads.put(key, call)
+        call = compile_program(pack, [_aval(array, device)], device, EXACT)
+        _programs.put(key, call)
     return call([array])[0]
 
 
@@ -129,57 +138,65 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
 
     Raises: RuntimeError if two elements of the target share memory.
     """
-    storage, place, device = target.untyped_storage(), StridedView.of(target), storages.device_of(target)
+    storage, view, device = target.untyped_storage(), StridedView.of(target), storages.device_of(target)
     metrics.add("host_copies")
-    layout = place.layout
-    if place.fills(storage.nbytes()) and not (place.conj or place.neg):
+    layout = view.layout
+    if view.fills(storage.nbytes()) and not (view.conj or view.neg):
         permuted = source.detach().permute(layout.permutation)
-        kept = packed_array(target).sharding if storages.sharding_in(storage) is not None else device
-        storages.set_array(storage, storages.as_array(permuted, kept))
+        sharding = packed_array(target).sharding if storages.sharding_of_storage(storage) is not None else device
+        storages.set_content(storage, storages.array_from_cpu(permuted, sharding))
         return
-    strided_memory.refuse_shared_elements(place)
+    strided_memory.check_no_internal_overlap(view)
     while True:
         before = storages.array_of(storage)
-        value = storages.as_array(source, meshes.common([storages.sharding_in(storage)]) or device)
-        if storages.replace_arrays([(storage, before, _with_part(before, storage.nbytes(), place, value, device))]):
+        value = storages.array_from_cpu(source, meshes.common([storages.sharding_of_storage(storage)]) or device)
+        if storages.compare_and_swap([(storage, before, _updated_array(before, storage.nbytes(), view, value, device))]):
             return
 
 
-def _with_part(held: jax.Array | None, nbytes: int, place: StridedView, value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns a storage's array after a write to a tensor in it. `held` is the old array, `nbytes` the size of the storage."""
-    if held is None:
+def _updated_array(old: jax.Array | None, nbytes: int, view: StridedView, value: jax.Array, device: jax.Device) -> jax.Array:
+    """Returns a storage's array after a write to a tensor on the storage.
+
+    Args:
+        old: the storage's array before the write; None if nobody has written to the storage.
+        nbytes: the size of the storage.
+        view: the tensor.
+        value: the new value of the tensor.
+        device: the device of the storage.
+    """
+    if old is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            held = jax.device_put(np.zeros(nbytes, np.uint8), device)
-    if storages.any_tracer((held, value)):
+            old = jax.device_put(np.zeros(nbytes, np.uint8), device)
+    if storages.any_tracer((old, value)):
         with jax.enable_x64(True):
-            return strided_memory.write(held, place, value)
-    key = "write", place, held.shape, held.dtype, _placed(held, device)
-    call = _reads.get(key)
+            return strided_memory.write(old, view, value)
+    key = "write", view, old.shape, old.dtype, _placement_key(old, device)
+    call = _programs.get(key)
     if call is None:
 
         def written(array: jax.Array, value: jax.Array) -> list[jax.Array]:
-            new = strided_memory.write(array, place, value)
-            return [new if kept is None else strided_memory.alike(new, held.shape, held.dtype)]
+            new = strided_memory.write(array, view, value)
+            return [new if sharding is None else strided_memory.bitcast(new, array.shape, array.dtype)]
 
-        kept = meshes.sharding_of(held)
-        call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT, [kept])
-        _reads.put(key, call)
-    (result,) = call([held, value])
+        sharding = meshes.sharding_of(old)
+        call = compile_program(written, [_aval(old, device), _aval(value, device)], device, EXACT, [sharding])
+        _programs.put(key, call)
+    (result,) = call([old, value])
     return result
 
 
 def packed_array(tensor: torch.Tensor) -> jax.Array:
-    """Returns the array of a tensor's storage in the tensor's packed shape, and stores it there. The tensor must fill its storage."""
-    storage, place = tensor.untyped_storage(), StridedView.of(tensor)
+    """Brings the array of a tensor's storage into the tensor's packed shape and dtype, and returns it. The tensor must fill its storage."""
+    storage, view = tensor.untyped_storage(), StridedView.of(tensor)
     while True:
         array = storages.array_of(storage)
-        shape, dtype = place.layout.packed_shape, dtypes.to_jax(place.dtype)
+        shape, dtype = view.layout.packed_shape, dtypes.to_jax(view.dtype)
         if array is not None and (array.shape, array.dtype) == (shape, dtype):
             return array
         device = storages.device_of(tensor)
-        found = zeros(shape, place.dtype, device) if array is None else packed(array, shape, dtype, device)
-        if storages.replace_arrays([(storage, array, found)]):
-            return found
+        packed = zeros(shape, view.dtype, device) if array is None else bitcast(array, shape, dtype, device)
+        if storages.compare_and_swap([(storage, array, packed)]):
+            return packed
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.DeviceOrMesh) -> jax.Array:
@@ -187,7 +204,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.DeviceOrMesh) 
         return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=where)
 
 
-def _placed(array: jax.Array, device: jax.Device) -> object:
+def _placement_key(array: jax.Array, device: jax.Device) -> object:
     """Returns a hashable key for the placement of an array: its sharding on a mesh, or its device."""
     return meshes.key_of(meshes.sharding_of(array) or device)
 

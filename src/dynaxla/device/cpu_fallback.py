@@ -13,30 +13,36 @@ from ..runtime import private
 from . import copies, pjrt_devices, storages
 
 
-def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
+def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
     """Runs torch's CPU kernel of an op. The fallback is counted, and logged once for each op.
 
-    Raises: the errors of the kernel. In this case nothing has been written to the device.
+    Args:
+        op: the op.
+        args: the op's arguments, with tensors on the device.
+        kwargs: the op's keyword arguments, in the same way.
+        reason: the reason why XLA does not compute the op.
+
+    Raises: the errors of the kernel. Nothing has been written to the device then.
     """
     device: torch.device | None = None
-    there: dict[int, torch.Tensor] = {}
-    back: dict[int, torch.Tensor] = {}
+    cpu_copies: dict[int, torch.Tensor] = {}
+    originals: dict[int, torch.Tensor] = {}
     written: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def to_cpu(value: Any, is_written: bool) -> Any:
         nonlocal device
-        if storages.is_ours(value):
+        if storages.is_jax_tensor(value):
             if device is not None and device != value.device:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found at least two devices, {device} and {value.device}!"
                 )
             device = value.device
-            if id(value) not in there:
-                there[id(value)] = copies.to_cpu(value)
-                back[id(there[id(value)])] = value
+            if id(value) not in cpu_copies:
+                cpu_copies[id(value)] = copies.to_cpu(value)
+                originals[id(cpu_copies[id(value)])] = value
             if is_written:
-                written.append((value, there[id(value)]))
-            return there[id(value)]
+                written.append((value, cpu_copies[id(value)]))
+            return cpu_copies[id(value)]
         if isinstance(value, torch.Tensor) and value.dim() and value.device.type == "cpu" and is_written:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {op} is to write to a tensor on {value.device}!")
         if isinstance(value, (list, tuple)):
@@ -48,13 +54,13 @@ def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
     schema = op._schema.arguments
     writes = {item.name for item in schema if item.alias_info is not None and item.alias_info.is_write}
-    given = [to_cpu(value, schema[index].name in writes) for index, value in enumerate(args)]
-    named = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
+    cpu_args = [to_cpu(value, schema[index].name in writes) for index, value in enumerate(args)]
+    cpu_kwargs = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
     with private.below_autograd():
-        result = op(*given, **named)
+        result = op(*cpu_args, **cpu_kwargs)
     coverage.fell_back(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
     metrics.add("device_fallbacks")
-    place = device or pjrt_devices.with_index(torch.device(storages.NAME))
+    target_device = device or pjrt_devices.with_index(torch.device(storages.NAME))
     for target, value in written:
         if target.shape != value.shape:
             storages.resize(target, tuple(value.shape), tuple(value.stride()))
@@ -62,11 +68,11 @@ def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
     def to_device(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if id(value) in back:
-                return back[id(value)]
+            if id(value) in originals:
+                return originals[id(value)]
             if value.layout != torch.strided:
-                raise NotImplementedError(f"{op} returns a tensor of layout {value.layout}, which the device {place} does not have")
-            return copies.from_cpu(value, place)
+                raise NotImplementedError(f"{op} returns a tensor of layout {value.layout}, which the device {target_device} does not have")
+            return copies.from_cpu(value, target_device)
         if isinstance(value, (list, tuple)):
             return type(value)([to_device(item) for item in value])
         return value

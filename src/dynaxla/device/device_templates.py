@@ -1,7 +1,6 @@
-"""Creates an empty template tensor for each device "jax:0", "jax:1", ..., from which all other tensors of the device are made.
+"""Empty template tensors, one for each device "jax:0", "jax:1", ... and dtype. All other tensors of the device are made from them.
 
-torch's own function in Python creates tensors of "jax:0" only. The template comes through DLPack, which has the index of the device, and
-has no elements.
+torch's own Python function creates tensors of "jax:0" only. A template is therefore created through DLPack, which takes a device index.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ class _ManagedTensor(ctypes.Structure):
 
 
 _shape, _strides = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
-_kept: list[_ManagedTensor] = []
+_alive: list[_ManagedTensor] = []  # torch keeps pointers to these structs
 
 
 @functools.cache
-def first_of(dtype: torch.dtype, index: int) -> torch.Tensor:
-    """Returns a tensor without elements on a device. The caller must not change it, since the tensor is cached."""
+def empty_template(dtype: torch.dtype, index: int) -> torch.Tensor:
+    """Returns a tensor without elements on the device "jax:`index`". The tensor is cached, so the caller must not change it."""
     if dtype != torch.uint8:
-        return private.call_cpu_kernel(torch.ops.aten.view.dtype, first_of(torch.uint8, index), dtype)
-    made = _ManagedTensor(
+        return private.by_cpu_kernel(torch.ops.aten.view.dtype, empty_template(torch.uint8, index), dtype)
+    managed = _ManagedTensor(
         None, _SPARE_DEVICE, index, 1, _UNSIGNED, 8, 1, ctypes.addressof(_shape), ctypes.addressof(_strides), 0, None, None
     )
-    _kept.append(made)
+    _alive.append(managed)
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return torch.from_dlpack(capsule(ctypes.addressof(made), b"dltensor", None))
+    return torch.from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))

@@ -1,4 +1,4 @@
-"""The source of random numbers on the device: one torch generator on the CPU for each device, used for nothing else."""
+"""The random numbers of the device: each device has its own torch generator on the CPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ..runtime import meshes
 _lock = forks.lock()
 _generators: dict[int, torch.Generator] = {}
 _thread = threading.local()  # attribute refuses: True while drawing raises
+# The seed of generators that do not exist yet.
 _seed = [torch.initial_seed()]
 
 
 def generator_of(index: int) -> torch.Generator:
-    """Returns the generator of a device. A new one starts with the last seed for all devices, or else with torch's initial seed."""
+    """Returns the generator of a device. A new generator starts with the last seed for all devices, or else with torch's initial seed."""
     with _lock:
         if index not in _generators:
             _generators[index] = torch.Generator().manual_seed(_seed[0])
@@ -41,7 +42,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[None]:
+def forbid_draws() -> Iterator[None]:
     """Makes ops that draw random numbers raise UnsupportedOp inside the block, in this thread."""
     before = getattr(_thread, "refuses", False)
     _thread.refuses = True
@@ -51,19 +52,21 @@ def refusing() -> Iterator[None]:
         _thread.refuses = before
 
 
-def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
-    """Returns a new seed at every call, uint32[2], from which a program makes its random key.
+def draw_seed(generator: torch.Generator | None, index: int) -> np.ndarray:
+    """Draws a seed, uint32[2], from which a program makes its random key. Each call returns another seed.
 
     Args:
-        given: the generator that the user passed, or None for that of the device.
-        index: of the device.
+        generator: the user's generator; None for the device's.
+        index: the index of the device.
+
+    Raises: UnsupportedOp inside `forbid_draws`.
     """
     if getattr(_thread, "refuses", False):
-        raise random_numbers_under_jit("a torch function under JAX")
-    found = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
-    return found.numpy().view(np.uint32)
+        raise drawing_under_trace("a torch function under JAX")
+    bits = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=generator or generator_of(index))
+    return bits.numpy().view(np.uint32)
 
 
-def seed(given: torch.Generator | None, index: int, where: meshes.DeviceOrMesh) -> jax.Array:
-    """Returns a new seed, as `drawn` does, as an array on a device or a mesh."""
-    return jax.device_put(drawn(given, index), where)
+def seed_array(generator: torch.Generator | None, index: int, where: meshes.Where) -> jax.Array:
+    """Draws a seed as `draw_seed` does, and copies it to a device or a mesh."""
+    return jax.device_put(draw_seed(generator, index), where)

@@ -13,37 +13,37 @@ from ..runtime import meshes
 from . import copies, storages
 from .lazy_mode import DeferredContent
 
-# The sharded leaf tensors, which may get a gradient.
+# The sharded leaf tensors, which may get gradients.
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def will_follow(tensor: torch.Tensor) -> None:
-    """Registers a leaf tensor, whose gradient gets the tensor's sharding after each backward pass from now on."""
+def register(tensor: torch.Tensor) -> None:
+    """Registers a leaf tensor. After each later backward pass, its gradient gets the tensor's sharding."""
     if tensor.is_leaf:
         _sharded[tensor] = None
 
 
-def follow_all() -> None:
-    """Gives all gradients the shardings of their parameters, after a backward pass. No value changes."""
+def reshard_all() -> None:
+    """Gives the gradients of all registered tensors the tensors' shardings. No value changes. Called after each backward pass."""
     if not meshes.exist() or _get_current_dispatch_mode_stack():  # with a dispatch mode, a step is being traced
         return
     for tensor in list(_sharded):
         gradient = tensor.grad
         if gradient is not None and gradient.device == tensor.device and gradient.stride() == tensor.stride():
-            _follow(gradient, tensor)
+            _reshard(gradient, tensor)
 
 
-def _follow(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Gives a gradient, which has the tensor's shape and strides, the tensor's sharding."""
+def _reshard(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Gives a gradient with the tensor's shape and strides the tensor's sharding."""
     storage = gradient.untyped_storage()
-    shape, sharding = storages.lies(tensor.untyped_storage())
+    shape, sharding = storages.shape_and_sharding(tensor.untyped_storage())
     if sharding is None or gradient.numel() * gradient.itemsize != storage.nbytes():
         return
-    held = storages.held_by(storage)
-    if isinstance(held, DeferredContent) and held.recording is not None:
-        if held.kind[0] == shape:
-            held.sharding = sharding
+    content = storages.content_of(storage)
+    if isinstance(content, DeferredContent) and content.recording is not None:
+        if content.shape_dtype[0] == shape:
+            content.sharding = sharding
         return
     array = copies.packed_array(gradient)  # a program may have returned it in another shape
     if array.shape == shape and meshes.sharding_of(array) != sharding:
-        storages.replace_arrays([(storage, array, meshes.copied_to(array, sharding))])
+        storages.compare_and_swap([(storage, array, meshes.moved(array, sharding))])

@@ -1,6 +1,6 @@
 """Registers the device's kernels with torch's dispatcher.
 
-Most ops use one general kernel, `op_by_op.kernel`. This module has the kernels of ops about memory, Python numbers and other devices.
+Most ops use one general kernel, `eager_mode.kernel`. This module has kernels of ops about memory, Python numbers and other devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) ->
     return tuple(torch.empty(tuple(shape), device="meta", memory_format=memory_format).stride())
 
 
-def _check(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: bool | None) -> torch.dtype:
+def _checked_dtype(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: bool | None) -> torch.dtype:
+    """Returns the dtype of a new tensor. Raises: NotImplementedError or RuntimeError for options that the device does not have."""
     if layout not in (None, torch.strided):
         raise NotImplementedError(f"the device jax does not support the layout {layout}: keep such tensors on the CPU")
     if pin_memory:
@@ -58,11 +59,10 @@ def empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    dtype = _check(dtype, layout, pin_memory)
+    dtype = _checked_dtype(dtype, layout, pin_memory)
     if any(length < 0 for length in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
-    place = pjrt_devices.with_index(device or torch.device(storages.NAME))
-    return storages.make(size, stride, dtype, place)
+    return storages.new_tensor(size, stride, dtype, pjrt_devices.with_index(device or torch.device(storages.NAME)))
 
 
 def empty_like(
@@ -74,38 +74,38 @@ def empty_like(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Returns an empty tensor with the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
-    made = private.call_composite_kernel(
+    """Implements empty_like. The result has the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
+    result = private.by_general_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
-    if meshes.exist() and made.device == tensor.device and made.stride() == tensor.stride():
-        shape, sharding = storages.lies(tensor.untyped_storage())
-        if sharding is not None and shape == StridedView.of(made).layout.packed_shape:
-            storages.set_array(made.untyped_storage(), copies.zeros(shape, made.dtype, sharding))
+    if meshes.exist() and result.device == tensor.device and result.stride() == tensor.stride():
+        shape, sharding = storages.shape_and_sharding(tensor.untyped_storage())
+        if sharding is not None and shape == StridedView.of(result).layout.packed_shape:
+            storages.set_content(result.untyped_storage(), copies.zeros(shape, result.dtype, sharding))
         shape, sharding = storages.plan_of(tensor.untyped_storage())
         if shape is not None and sharding is not None:
-            storages.plan(made.untyped_storage(), shape, sharding)
-    return made
+            storages.set_plan(result.untyped_storage(), shape, sharding)
+    return result
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Implements target.copy_(source) where at least one of both is on the device.
+    """Implements target.copy_(source), where at least one of the tensors is on the device.
 
     A copy from or to the CPU waits until it is done, even with non_blocking.
     """
-    if not storages.is_ours(target):
+    if not storages.is_jax_tensor(target):
         host = copies.to_cpu(source)
         target.copy_(host if target.device.type == "cpu" else host.to(target.device))
         return target
-    if storages.is_ours(source) and source.device == target.device:
+    if storages.is_jax_tensor(source) and source.device == target.device:
         if not copies.share(source, target):
             eager_mode.run_or_fall_back(aten.clone.default, (source,), [target])
         return target
-    host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
+    host = copies.to_cpu(source) if storages.is_jax_tensor(source) else source.detach().cpu()
     host = host.to(target.dtype).expand(target.shape)
-    if isinstance(storages.held_by(target.untyped_storage()), storages.StorageContent) and not StridedView.of(target).fills(
+    if isinstance(storages.content_of(target.untyped_storage()), storages.StorageContent) and not StridedView.of(target).fills(
         target.untyped_storage().nbytes()
-    ):  # so that recorded ops do not run for this copy
+    ):  # recorded ops must not run for this copy
         eager_mode.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
     else:
         copies.write(target, host)
@@ -113,15 +113,12 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 
 def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
-    """Returns a copy of a tensor of the device, on any device.
-
-    It ignores non_blocking and waits, since torch would require pinned memory otherwise.
-    """
-    return private.call_composite_kernel(aten._to_copy.default, tensor, **options)
+    """Implements _to_copy for tensors of the device. Ignores non_blocking, for which torch would require pinned memory."""
+    return private.by_general_kernel(aten._to_copy.default, tensor, **options)
 
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    if storages.is_ours(target):
+    if storages.is_jax_tensor(target):
         eager_mode.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
     else:
         target.resize_(source.shape)
@@ -175,7 +172,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.me
 
 
 def as_strided_copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
-    """Implements as_strided_copy, which may read the operand's storage outside of the operand."""
+    """Implements as_strided_copy. It may read memory of the operand's storage outside of the operand."""
     return tensor.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
@@ -189,8 +186,8 @@ def as_strided_scatter(
     if any(length > 1 and not step for length, step in zip(tensor.shape, tensor.stride(), strict=True)):
         copied = tensor.clone()
     else:
-        whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-        copied = whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+        copied = memory.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     part = copied.as_strided(size, stride, storage_offset)
     if part.shape != source.shape:
         raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {source.shape}, slice size = {part.shape}")
@@ -262,7 +259,7 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
 
 
 def fused_step(op: Any) -> Any:
-    """Returns a kernel that runs an optimizer's fused step as one program, which takes the learning rate as an input."""
+    """Returns a kernel that runs an optimizer's fused step as one program. The learning rate is an input of the program."""
     step = fused_steps.fused_step(op)
     assert step is not None
 
@@ -274,7 +271,7 @@ def fused_step(op: Any) -> Any:
 
 
 def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """Unscales gradients for torch.amp.GradScaler: multiplies them by inv_scale, and sets found_inf to 1 if an element is not finite."""
+    """Implements the unscaling of torch.amp.GradScaler: multiplies gradients by inv_scale, sets found_inf to 1 if one is not finite."""
     for gradient in gradients:
         found_inf.copy_(torch.maximum(found_inf, gradient.isfinite().all().logical_not().to(found_inf.dtype)))
         gradient.mul_(inv_scale)
@@ -283,7 +280,7 @@ def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Returns a pinned copy of a CPU tensor if there is a GPU, else an ordinary copy.
 
-    torch would request pinned memory from the device jax, which has none.
+    Without this kernel, torch would request pinned memory from the device jax, which has none.
     """
     if torch.cuda.is_available():
         return private.call_composite_kernel(aten._pin_memory.default, tensor, torch.device("cuda"))
@@ -301,10 +298,11 @@ def choose_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
-    """Chooses the ops that compute scaled_dot_product_attention: the fused op for devices like this one, or torch's products and softmax.
+    """Chooses the ops that compute scaled_dot_product_attention: the fused op (OVERRIDEABLE), or torch's products and softmax (MATH).
 
-    The latter broadcast batches and heads, raise the errors of wrong calls, and take float64, for which the fused op's log-sum-exp is too
-    imprecise. `torch.nn.attention.sdpa_kernel(MATH)` turns off the kernels that have names of their own.
+    Products and softmax broadcast batches and heads, raise the errors of wrong calls, and take float64, for which the fused op's
+    log-sum-exp is too imprecise. `torch.nn.attention.sdpa_kernel(MATH)` turns off the flags of all kernels with names of their own, and
+    leaves the math flag on.
 
     Returns: The value of a member of torch.nn.attention.SDPBackend.
     """
@@ -324,9 +322,9 @@ def choose_attention(
             not is_causal
             and attn_mask.dtype in (torch.bool, query.dtype)
             and len(sizes) == attn_mask.dim() >= 2
-            and all(size in (1, whole) for size, whole in zip(attn_mask.shape, sizes, strict=True))
+            and all(mask_size in (1, size) for mask_size, size in zip(attn_mask.shape, sizes, strict=True))
         )
-    return _FUSED if fits and (has_kernels or not flags.math_sdp_enabled()) else _PRODUCTS
+    return _FUSED if fits and (has_kernels or not flags.math_sdp_enabled()) else _MATH
 
 
 def attention(
@@ -340,15 +338,17 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Implements scaled_dot_product_attention, above autograd: torch asks kernels in C++ alone for their choice."""
+    """Implements scaled_dot_product_attention, above autograd, since torch asks only kernels in C++ which op they choose."""
     settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    if choose_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings) == _PRODUCTS:
+    if choose_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings) == _MATH:
         return aten.scaled_dot_product_attention.default.decompose(query, key, value, attn_mask, dropout_p, is_causal, **settings)
     fused = aten._scaled_dot_product_fused_attention_overrideable.default
     return fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
 
 
-def refuse(op: Any) -> Any:
+def unsupported(op: Any) -> Any:
+    """Returns a kernel that raises NotImplementedError."""
+
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{op} is not supported on the device jax: it writes to operands that its schema does not declare")
 
@@ -356,13 +356,13 @@ def refuse(op: Any) -> Any:
 
 
 # Values of torch.nn.attention.SDPBackend.
-_PRODUCTS, _FUSED = int(SDPBackend.MATH.value), int(SDPBackend.OVERRIDEABLE.value)
+_MATH, _FUSED = int(SDPBackend.MATH.value), int(SDPBackend.OVERRIDEABLE.value)
 
 _FUSED_STEPS = (
     aten._fused_adam_.default, aten._fused_adam_.tensor_lr, aten._fused_adamw_.default, aten._fused_adamw_.tensor_lr,
     aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr,
 )  # fmt: skip
-_OWN: dict[Any, Any] = {
+_KERNELS: dict[Any, Any] = {
     aten.empty.memory_format: empty,
     aten.empty_strided.default: empty_strided,
     aten.empty_like.default: empty_like,
@@ -387,13 +387,13 @@ _OWN: dict[Any, Any] = {
     aten.native_batch_norm.out: native_batch_norm_out,
     aten._native_batch_norm_legit.default: native_batch_norm,
     aten._native_batch_norm_legit.out: native_batch_norm_out,
-    aten.batch_norm_update_stats.default: refuse(aten.batch_norm_update_stats.default),
-    aten.batch_norm_gather_stats.default: refuse(aten.batch_norm_gather_stats.default),
-    aten.batch_norm_gather_stats_with_counts.default: refuse(aten.batch_norm_gather_stats_with_counts.default),
+    aten.batch_norm_update_stats.default: unsupported(aten.batch_norm_update_stats.default),
+    aten.batch_norm_gather_stats.default: unsupported(aten.batch_norm_gather_stats.default),
+    aten.batch_norm_gather_stats_with_counts.default: unsupported(aten.batch_norm_gather_stats_with_counts.default),
 }
-# Ops that get the general kernel explicitly. For the first two, ATen's kernel would look for kernels of the device; for the others, ATen's
-# kernel would split the op into several, or raises because each device must have its own.
-_DIRECT = (
+# Ops for which the general kernel is registered explicitly. For the first two, ATen's kernel would look for kernels of the device. For the
+# others, ATen's kernel would split the op into several ops, or raises since each device must have its own kernel.
+_GENERAL_KERNEL_OPS = (
     aten.convolution.default, aten.convolution_backward.default, aten.native_layer_norm.default, aten.native_group_norm.default,
     aten.embedding.default, aten.constant_pad_nd.default, aten.logsumexp.default, aten.repeat.default, aten.stack.default,
     aten.slice_backward.default, aten.diagonal_backward.default, aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default,
@@ -403,35 +403,37 @@ _DIRECT = (
     aten.cholesky_solve.default, aten._grouped_mm.default,
     aten._scaled_dot_product_fused_attention_overrideable.default, aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )  # fmt: skip
-# The dispatch key of ATen's kernels for all devices of structured ops. These kernels need the addresses of the operands.
-_ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
+# The dispatch key of ATen's kernels of structured ops for all devices. These kernels need the addresses of the operands.
+_STRUCTURED_KERNELS = "CompositeExplicitAutogradNonFunctional"
 
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
     """Registers the device's kernels with torch, for the life of the process."""
-    own, ours, others = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
-    _libraries[:] = [own, ours, others]  # torch removes the kernels of a library that is freed
-    private.register_own_libraries(own, ours, others)
-    for op, function in _OWN.items():
-        own.impl(op, private.skipped_by_dynamo(function), private.PRIVATEUSE1_KEY)
-    for op in {*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)} - _OWN.keys():
-        own.impl(op, _whole(op), private.PRIVATEUSE1_KEY)
+    aten_library, dynaxla_library, all_libraries = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
+    _libraries[:] = [aten_library, dynaxla_library, all_libraries]  # torch removes the kernels of a library that is freed
+    private.count_as_own(aten_library, dynaxla_library, all_libraries)
+    for op, function in _KERNELS.items():
+        aten_library.impl(op, private.unseen(function), private.SPARE_KEY)
+    for op in {*_GENERAL_KERNEL_OPS, *private.ops_with_kernel(_STRUCTURED_KERNELS)} - _KERNELS.keys():
+        aten_library.impl(op, _general_kernel(op), private.SPARE_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
-        ours.impl(op, _whole(op), private.PRIVATEUSE1_KEY)
-    for key in ("Conjugate", "Negative"):  # torch's own kernel materializes the bit first by a copy, which is this op again
-        own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
-    own.impl(aten._pin_memory.default, private.skipped_by_dynamo(pin_memory), "CPU")
-    others.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
-    autocasting.register(own)
-    own.impl(aten._fused_sdp_choice.default, choose_attention, private.PRIVATEUSE1_KEY)
-    for key in (private.PRIVATEUSE1_KEY, private.PRIVATEUSE1_AUTOGRAD_KEY):
-        own.impl(aten.scaled_dot_product_attention.default, attention, key)
-    others.fallback(private.skipped_by_dynamo(eager_mode.kernel), private.PRIVATEUSE1_KEY)
+        dynaxla_library.impl(op, _general_kernel(op), private.SPARE_KEY)
+    for key in ("Conjugate", "Negative"):  # torch's own kernel first materializes the bit by a copy, which is this op again
+        aten_library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
+    aten_library.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
+    all_libraries.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
+    autocasting.register(aten_library)
+    aten_library.impl(aten._fused_sdp_choice.default, choose_attention, private.SPARE_KEY)
+    for key in (private.SPARE_KEY, private.SPARE_AUTOGRAD_KEY):
+        aten_library.impl(aten.scaled_dot_product_attention.default, attention, key)
+    all_libraries.fallback(private.unseen(eager_mode.kernel), private.SPARE_KEY)
 
 
-def _whole(op: Any) -> Any:
+def _general_kernel(op: Any) -> Any:
+    """Returns the general kernel, bound to an op."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return eager_mode.kernel(op, *args, **kwargs)
 

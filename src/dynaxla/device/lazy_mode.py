@@ -1,9 +1,9 @@
 """Lazy mode: ops are recorded, and run as one program when a value is read.
 
-A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. A step of it is an op,
-the number of the op's first result, and the numbers of the values that it takes. Results are numbered from 0; arrays from before the
-recording are -1, -2, ... Values never change: a write to a storage gives the storage another value. So the steps are everything that the
-program depends on, except for the set of values that are still needed when it runs, and they are its cache key.
+A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. The values in a recording
+are numbered: results of ops from 0, arrays from before the recording -1, -2, ... A step of the recording is an op, the id of the op's first
+result, and the ids of the values that the op takes. Values never change: a write to a storage gives the storage another value. So the
+program depends only on the steps and on the set of values that are still needed when it runs. Both form its cache key.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from ..observe import metrics
 from ..runtime import meshes, private
 from ..runtime.layout import row_major
 from . import eager_mode, generators, lazy_programs, pjrt_devices, storages
-from .counterparts import FunctionalOp
+from .functional_ops import FunctionalOp
 from .lazy_programs import RecordedOp, TracedOp
-from .op_compiler import NotLowered, NumberOperand, OpSpecialization, Resized, StorageMetadata, TensorOperand, traced_op
+from .op_compiler import NotLowered, NumberOperand, OpSpecialization, ResizeNeeded, StorageMetadata, TensorOperand, trace_op
 from .strided_memory import StridedView
 
-# A recording runs when it has this many ops, since XLA may take tens of milliseconds to compile each. Training steps of large models have
-# thousands of ops.
-MOST = 4_000
-# The number of traced ops to keep.
+# A recording runs when it has this many ops, since XLA may take tens of milliseconds to compile each op. Training steps of large models
+# have thousands of ops.
+MAX_OPS = 4_000
+# The largest number of cached traced ops.
 CAPACITY = 16_384
 
 _lock = forks.lock()
-_recordings: dict[int, LazyRecording] = {}
-_NOTHING = object()
+_recordings: dict[int, LazyRecording] = {}  # by device index
+# `DeferredContent.previous` of a storage that the recording created.
+_CREATED = object()
 
 
-class _Table(dict[Any, Any]):
-    """A cache of traced ops, and of reasons (str) why XLA does not compute others.
+class _TracedOpCache(dict[Any, Any]):
+    """A cache of traced ops. For an op that XLA does not compute, the entry is the reason (str).
 
-    When it is full, the oldest entry goes, not the least recently used one, so that a lookup costs no bookkeeping.
+    A full cache evicts its oldest entry rather than the least recently used one, so that a lookup costs no bookkeeping.
     """
 
     def put(self, key: Any, value: Any) -> None:
@@ -56,31 +57,31 @@ class _Table(dict[Any, Any]):
             metrics.add("evictions")
 
 
-_ops = _Table()
+_ops = _TracedOpCache()
 
 
 class DeferredContent(storages.StorageContent):
-    """The content of a storage whose value is recorded.
+    """The content of a storage whose value is recorded and not computed yet.
 
     Attributes:
-        recording: None once it has run.
-        value: the number of the value in the recording.
-        kind: the shape and the dtype of the future array.
-        before: the content of the storage before the recording first wrote to it; _NOTHING for a storage that the recording created.
-        outcome: the array, or the exception that made the recording fail.
-        sharding: of the future array, taken from `before`; None where XLA chooses.
+        recording: the recording; None once it has run.
+        value_id: the value's id in the recording.
+        shape_dtype: the shape and the dtype of the future array.
+        previous: the content of the storage before the recording first wrote to it; `_CREATED` for a storage that the recording created.
+        outcome: after the run, the array, or the exception that made the recording fail.
+        sharding: the sharding of the future array, taken from `previous`; None where XLA chooses.
     """
 
-    __slots__ = ("__weakref__", "before", "kind", "outcome", "recording", "sharding", "value")
+    __slots__ = ("__weakref__", "outcome", "previous", "recording", "shape_dtype", "sharding", "value_id")
 
-    def __init__(self, recording: LazyRecording, value: int, kind: tuple[Any, Any], before: Any) -> None:
+    def __init__(self, recording: LazyRecording, value_id: int, shape_dtype: tuple[Any, Any], previous: Any) -> None:
         self.recording: LazyRecording | None = recording
-        self.value, self.kind, self.before = value, kind, before
+        self.value_id, self.shape_dtype, self.previous = value_id, shape_dtype, previous
         self.outcome: Any = None
-        self.sharding = storages.sharding_of_held(before) if meshes.exist() else None
+        self.sharding = storages.sharding_of_content(previous) if meshes.exist() else None
 
-    def lies(self, storage: torch.UntypedStorage) -> storages.Lies:
-        return self.kind[0], self.sharding
+    def shape_and_sharding(self, storage: torch.UntypedStorage) -> storages.ShapeAndSharding:
+        return self.shape_dtype[0], self.sharding
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         with _lock:
@@ -92,73 +93,82 @@ class DeferredContent(storages.StorageContent):
                     f"({type(self.outcome).__name__}: {self.outcome})",
                     hint="compute it again; tensors that had values before these ops still have them",
                 ) from self.outcome
-            storages.replace_arrays([(storage, self, self.outcome)])
+            storages.compare_and_swap([(storage, self, self.outcome)])
             return self.outcome
 
     def fail(self, error: Exception) -> None:
-        self.outcome = error if self.before is _NOTHING else self.before
-        self.recording = self.before = None
+        """Restores the previous content. In a storage that the recording created, the outcome becomes the error."""
+        self.outcome = error if self.previous is _CREATED else self.previous
+        self.recording = self.previous = None
 
 
 class LazyRecording:
-    """The recorded ops of one device that have not run."""
+    """The recorded ops of one device that have not run.
+
+    Attributes:
+        steps: the ops.
+        value_count: the number of values that the steps compute.
+        deferred: weak references to the contents of storages whose values the recording computes.
+        arrays: the values -1, -2, ...
+        is_finished: True once the recording has run or failed. It then takes no more ops.
+    """
 
     def __init__(self, index: int) -> None:
         self.device = pjrt_devices.jax_device(index)
         self.platform = "cuda" if self.device.platform == "gpu" else self.device.platform
         self.steps: list[RecordedOp] = []
-        self.values = 0
-        self.waiting: list[weakref.ref[DeferredContent]] = []
+        self.value_count = 0
+        self.deferred: list[weakref.ref[DeferredContent]] = []
         self.arrays: list[jax.Array] = []
-        self._known: dict[int, tuple[int, tuple[Any, Any]]] = {}
-        self.is_over = False
+        self._value_ids: dict[int, tuple[int, tuple[Any, Any]]] = {}
+        self.is_finished = False
 
     def value_of(self, array: jax.Array) -> tuple[int, tuple[Any, Any]]:
-        """Returns the number of an array from before the recording, and its shape and dtype."""
-        found = self._known.get(id(array))
+        """Returns the id of an array from before the recording, and its shape and dtype."""
+        found = self._value_ids.get(id(array))
         if found is None:
             self.arrays.append(array)
-            found = self._known[id(array)] = -len(self.arrays), (array.shape, array.dtype)
+            found = self._value_ids[id(array)] = -len(self.arrays), (array.shape, array.dtype)
         return found
 
-    def wait(self, value: int, kind: tuple[Any, Any], before: Any = _NOTHING) -> DeferredContent:
-        made = DeferredContent(self, value, kind, before)
-        self.waiting.append(weakref.ref(made))
-        return made
+    def defer(self, value_id: int, shape_dtype: tuple[Any, Any], previous: Any = _CREATED) -> DeferredContent:
+        """Creates the content of a storage that gets a value of this recording."""
+        content = DeferredContent(self, value_id, shape_dtype, previous)
+        self.deferred.append(weakref.ref(content))
+        return content
 
     def run(self) -> None:
         """Computes all values that a storage still refers to, as one program.
 
         Raises: the error of the first failed check; CompilationError; ExecutionError; ForkError. The storages then hold their contents from
-        before the recording, and reading a storage that the recording created raises ExecutionError. If KeyboardInterrupt interrupts it,
-        nothing has changed.
+        before the recording, and reading a storage that the recording created raises ExecutionError. A KeyboardInterrupt changes nothing.
         """
         with _lock:
-            if self.is_over:
+            if self.is_finished:
                 return
             if forks.is_cut_off():
                 raise forks.cut_off()
-            while not self.is_over:
+            while not self.is_finished:
                 steps, arrays = list(self.steps), list(self.arrays)
-                waiting = [found for reference in self.waiting if (found := reference()) is not None and found.recording is self]
+                deferred = [found for reference in self.deferred if (found := reference()) is not None and found.recording is self]
                 try:
-                    wanted = [(found.value, found.sharding) for found in waiting]
+                    wanted = [(found.value_id, found.sharding) for found in deferred]
                     results = lazy_programs.run(steps, arrays, wanted, self.device)
                 except Exception as error:
-                    for reference in self.waiting:  # includes those that a finalizer has added meanwhile
+                    for reference in self.deferred:  # includes contents that a finalizer has added meanwhile
                         if (found := reference()) is not None and found.recording is self:
                             found.fail(error)
                     self._end()
                     raise
                 if len(steps) == len(self.steps):  # otherwise a finalizer or a signal handler has added steps
-                    for found, array in zip(waiting, results, strict=True):
+                    for found, array in zip(deferred, results, strict=True):
                         found.outcome = array
-                        found.recording = found.before = None
+                        found.recording = found.previous = None
                     self._end()
 
     def _end(self) -> None:
-        self.is_over = True
-        self.steps, self.arrays, self.waiting, self._known = [], [], [], {}
+        self.is_finished = True
+        self.steps, self.arrays, self.deferred, self._value_ids = [], [], [], {}
 
 
 def run_all() -> None:
@@ -173,255 +183,285 @@ def run_all() -> None:
         raise failed
 
 
-def record(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Records an op that `op_by_op.run` would compute. Raises: those errors of `run` that depend on metadata only; NotLowered."""
+def record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
+    """Records an op in place of `eager_mode.run`. Raises: NotLowered, and the errors of `run` that depend on metadata only."""
     while True:
         with _lock:
-            found = _record(form, args, kwargs, targets)
-        if isinstance(found, Resized):
-            for target, item in zip(targets, found.made, strict=True):
+            found = _record(functional_op, args, kwargs, targets)
+        if isinstance(found, ResizeNeeded):
+            for target, item in zip(targets, found.outputs, strict=True):
                 eager_mode.resize_output(target, item.shape, item.stride)
-        elif isinstance(found, _StorageInUse):  # wait for the program without the lock, which torch kernels called by the program may need
+        elif isinstance(found, _StorageInUse):
+            # This waits for the running program, without the lock, which torch kernels called by the program may need.
             storages.array_of(found.storage)
         else:
             return found
 
 
-def _record(form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
-    """Records an op and returns its results, or a `Resized` or `_StorageInUse` that the caller must handle first, without the lock."""
+def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
+    """Records an op and returns its results.
+
+    Otherwise returns a `ResizeNeeded` or `_StorageInUse`, which the caller must handle without the lock before the next attempt.
+    """
     while True:
-        notes = _OpNotes(form, args, kwargs, targets)
-        if notes.lent is not None:
-            return notes.lent
-        known, taken = eager_mode.find(_ops, _known, notes.key(), notes.numbers, notes.is_unsure(), notes.problem)
-        if isinstance(known, str):
-            raise NotLowered(known)
-        if isinstance(known, Resized):
-            return known
-        step = notes.step(known, taken)
-        if notes.recording.is_over:  # a finalizer or a signal handler has read a value
+        call = _LazyCall(functional_op, args, kwargs, targets)
+        if call.storage_in_use is not None:
+            return call.storage_in_use
+        traced, number_inputs = eager_mode.find_or_compile(
+            _ops, _trace, call.key(), call.numbers, call.has_doubtful_numbers(), call.specialization
+        )
+        if isinstance(traced, str):
+            raise NotLowered(traced)
+        if isinstance(traced, ResizeNeeded):
+            return traced
+        step = call.step(traced, number_inputs)
+        if call.recording.is_finished:  # a finalizer or a signal handler has read a value
             continue
-        notes.recording.steps.append(step)
-        if notes.write(known, step.first):
-            return notes.results(known, step.first)
+        call.recording.steps.append(step)
+        if call.write(traced, step.first_value):
+            return call.results(traced, step.first_value)
 
 
 @dataclass(frozen=True)
 class _StorageInUse:
-    """A storage whose array is in use by a running compiled program that may write to it."""
+    """A storage whose content is an `InUseContent`: a running compiled program may write to it."""
 
     storage: torch.UntypedStorage
 
 
-def _known(problem: OpSpecialization) -> TracedOp | Resized:
-    found = traced_op(problem)
-    return found if isinstance(found, Resized) else TracedOp.of(problem, found)
+def _trace(specialization: OpSpecialization) -> TracedOp | ResizeNeeded:
+    found = trace_op(specialization)
+    return found if isinstance(found, ResizeNeeded) else TracedOp.of(specialization, found)
 
 
-class _OpNotes:
-    """One call of an op: its cache key and its operands. Slots are storages, in the order of their first use."""
+class _LazyCall:
+    """One call of an op: its cache key and its operands.
 
-    def __init__(self, form: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> None:
-        self.form, self.args, self.kwargs, self.targets = form, args, kwargs, targets
-        self.parts: list[Any] = [form.op]
+    A slot is the index of an operand's storage, in the order of first use. A CPU operand has a slot of its own.
+
+    Attributes:
+        key_parts: the parts of the cache key.
+        storages: the storage of each slot; None for a CPU operand.
+        slots: the slot of each storage, by the storage's Python id.
+        contents: the content of each storage when it was read.
+        value_ids: the id of the value of each slot; None for an unwritten storage.
+        shape_dtypes: the shape and the dtype of the array of each slot; (None, None) for an unwritten storage.
+        storage_in_use: a storage that a running program may write to. If there is one, the call cannot be recorded yet.
+        numbers: the Python numbers that the op's program may take as inputs.
+        dtypes: the dtypes of all tensors.
+        generator: the user's random generator, if an argument is one.
+        device: the torch device that runs the op.
+        recording: the recording of that device.
+    """
+
+    def __init__(
+        self, functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]
+    ) -> None:
+        self.functional_op, self.args, self.kwargs, self.targets = functional_op, args, kwargs, targets
+        self.key_parts: list[Any] = [functional_op.op]
         self.storages: list[torch.UntypedStorage | None] = []
         self.slots: dict[int, int] = {}
-        self.held: list[Any] = []
-        self.values: list[int | None] = []
-        self.kinds: list[tuple[Any, Any]] = []
-        self.lent: _StorageInUse | None = None
+        self.contents: list[Any] = []
+        self.value_ids: list[int | None] = []
+        self.shape_dtypes: list[tuple[Any, Any]] = []
+        self.storage_in_use: _StorageInUse | None = None
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
         self.generator: torch.Generator | None = None
-        self.device = _device_of(form.op, args, kwargs, targets)
+        self.device = _device_of(functional_op.op, args, kwargs, targets)
         recording = _recordings.get(self.device.index)
-        if recording is None or recording.is_over:
+        if recording is None or recording.is_finished:
             recording = _recordings[self.device.index] = LazyRecording(self.device.index)
         self.recording = recording
-        numbers = form.numbers
+        numbers = functional_op.number_arguments
         for index, value in enumerate(args):
-            self._note(value, index in numbers)
+            self._add_argument(value, index in numbers)
         for name, value in kwargs.items():
-            self.parts.append(name)
-            self._note(value, name in numbers)
+            self.key_parts.append(name)
+            self._add_argument(value, name in numbers)
         if targets:
-            self.parts.append(len(args))
+            self.key_parts.append(len(args))
             for target in targets:
-                self._tensor(target)
+                self._add_tensor(target)
 
-    def _note(self, value: Any, is_open: bool) -> None:
+    def _add_argument(self, value: Any, is_input: bool) -> None:
         kind = type(value)
         if kind is torch.Tensor or isinstance(value, torch.Tensor):
-            self._tensor(value)
+            self._add_tensor(value)
         elif kind is float or kind is int:
-            self.parts.append(kind)
-            if is_open:
+            self.key_parts.append(kind)
+            if is_input:
                 self.numbers.append(value)
             else:
-                self.parts.append(value if value and value == value else repr(value))
+                self.key_parts.append(value if value and value == value else repr(value))
         elif kind is list or kind is tuple:
-            self.parts.append(len(value))
+            self.key_parts.append(len(value))
             if value and set(map(type, value)) == {int}:
-                self.parts.append(tuple(value))
+                self.key_parts.append(tuple(value))
             else:
                 for item in value:
-                    self._note(item, False)
+                    self._add_argument(item, False)
         elif kind is torch.Generator:
             self.generator = value
-            self.parts.append(None)
+            self.key_parts.append(None)
         elif kind is torch.device and value.type == storages.NAME:
             if pjrt_devices.with_index(value) != self.device:
-                raise eager_mode.mixed(self.form.op, self.device, value)
-            self.parts.append(value)
+                raise eager_mode.mixed_devices_error(self.functional_op.op, self.device, value)
+            self.key_parts.append(value)
         else:
-            self.parts += kind, repr(value) if kind is complex else value
+            self.key_parts += kind, repr(value) if kind is complex else value
 
-    def _tensor(self, tensor: torch.Tensor) -> None:
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
-            return self._host(tensor)
+            return self._add_cpu_operand(tensor)
         storage = tensor.untyped_storage()
-        parts = self.parts
+        key_parts = self.key_parts
         slot = self.slots.setdefault(id(storage), len(self.storages))
         if slot < len(self.storages):
-            parts.append(slot)
+            key_parts.append(slot)
         else:
-            held = storages.held_by(storage)
-            if type(held) is DeferredContent and held.recording is self.recording:
-                value, kind = held.value, held.kind
-            elif type(held) is storages.InUse:
-                self.lent = _StorageInUse(storage)
-                value, kind = None, None
+            content = storages.content_of(storage)
+            if type(content) is DeferredContent and content.recording is self.recording:
+                value_id, shape_dtype = content.value_id, content.shape_dtype
+            elif type(content) is storages.InUseContent:
+                self.storage_in_use = _StorageInUse(storage)
+                value_id, shape_dtype = None, None
             else:
-                if isinstance(held, storages.StorageContent):
-                    held = held.array(storage)
-                value, kind = (None, None) if held is None else self.recording.value_of(held)
-            self.values.append(value)
-            self.kinds.append(kind or (None, None))
-            parts += storage.nbytes(), kind
+                if isinstance(content, storages.StorageContent):
+                    content = content.array(storage)
+                value_id, shape_dtype = (None, None) if content is None else self.recording.value_of(content)
+            self.value_ids.append(value_id)
+            self.shape_dtypes.append(shape_dtype or (None, None))
+            key_parts += storage.nbytes(), shape_dtype
             if meshes.exist():
-                parts.append(storages.sharding_of_held(held))
+                key_parts.append(storages.sharding_of_content(content))
             self.storages.append(storage)
-            self.held.append(held)
+            self.contents.append(content)
         dtype = tensor.dtype
         self.dtypes.add(dtype)
-        parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
+        key_parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
-    def _host(self, tensor: torch.Tensor) -> None:
-        """Notes an operand on the CPU: of rank 0, or indices."""
-        if not eager_mode.check_kind(self.form.op, tensor):
-            raise eager_mode.mixed(self.form.op, tensor.device, self.device)
-        value, kind = self.recording.value_of(storages.as_array(tensor, self.recording.device))
-        self.values.append(value)
-        self.kinds.append(kind)
+    def _add_cpu_operand(self, tensor: torch.Tensor) -> None:
+        """Adds an operand on the CPU, which has rank 0 or is an index."""
+        if not eager_mode.is_allowed_on_cpu(self.functional_op.op, tensor):
+            raise eager_mode.mixed_devices_error(self.functional_op.op, tensor.device, self.device)
+        value_id, shape_dtype = self.recording.value_of(storages.array_from_cpu(tensor, self.recording.device))
+        self.value_ids.append(value_id)
+        self.shape_dtypes.append(shape_dtype)
         self.storages.append(None)
-        self.held.append(None)
+        self.contents.append(None)
         self.dtypes.add(tensor.dtype)
-        self.parts += "host", kind, tensor.dtype
+        self.key_parts += "host", shape_dtype, tensor.dtype
 
     def key(self) -> Any:
         """Returns the cache key of the call, without the numbers that are inputs."""
-        return self.recording.device.id, torch.get_default_dtype(), Settings.current(self.recording.platform), tuple(self.parts)
+        return self.recording.device.id, torch.get_default_dtype(), Settings.current(self.recording.platform), tuple(self.key_parts)
 
-    def is_unsure(self) -> bool:
-        return bool(self.numbers) and kernel_refusals.is_doubtful(self.form.name, self.numbers, self.dtypes)
+    def has_doubtful_numbers(self) -> bool:
+        """True if torch's kernel may reject the numbers."""
+        return bool(self.numbers) and kernel_refusals.is_doubtful(self.functional_op.name, self.numbers, self.dtypes)
 
-    def problem(self) -> OpSpecialization:
+    def specialization(self) -> OpSpecialization:
         """Returns the call as an `OpSpecialization`. It does not read the storages again, since other threads may have changed them."""
-        return _Described(self).problem
+        return _SpecializationBuilder(self).specialization
 
-    def step(self, known: TracedOp, taken: Sequence[Any]) -> RecordedOp:
-        seed = generators.drawn(self.generator, self.device.index) if known.draws else None
-        first = self.recording.values
-        self.recording.values = first + len(known.kinds)
-        where, line = _where() if known.checks else "", user_frames.line() if is_recording_runs() else ""
-        return RecordedOp((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
+    def step(self, traced: TracedOp, number_inputs: Sequence[Any]) -> RecordedOp:
+        """Returns the call as a step of the recording, and reserves the ids of its results."""
+        seed = generators.draw_seed(self.generator, self.device.index) if traced.draws_random else None
+        first = self.recording.value_count
+        self.recording.value_count = first + len(traced.shape_dtypes)
+        where, line = _user_location() if traced.checks else "", user_frames.line() if is_watched() else ""
+        return RecordedOp((traced, first, *[self.value_ids[slot] for slot in traced.input_slots]), first, number_inputs, seed, where, line)
 
-    def write(self, known: TracedOp, first: int) -> bool:
-        """Gives the storages the values that the recorded op writes.
+    def write(self, traced: TracedOp, first: int) -> bool:
+        """Gives the written storages the values that the recorded op computes for them.
 
-        Returns False and changes nothing if the content of a storage has changed since its value was noted.
+        Returns False and changes nothing if the content of a storage has changed since it was read.
+
+        Args:
+            first: the id of the op's first result.
         """
-        recording, changes, own = self.recording, [], []
-        for index, slot in enumerate(known.written):
-            held, place, kind = self.held[slot], first + index, known.kinds[index]
-            if type(held) is DeferredContent:
-                changes.append((self.storages[slot], held, held))
-                own.append((held, place, kind))
+        recording, changes, rewritten = self.recording, [], []
+        for index, slot in enumerate(traced.written_slots):
+            content, value_id, shape_dtype = self.contents[slot], first + index, traced.shape_dtypes[index]
+            if type(content) is DeferredContent:
+                changes.append((self.storages[slot], content, content))
+                rewritten.append((content, value_id, shape_dtype))
             else:
-                changes.append((self.storages[slot], held, recording.wait(place, kind, held)))
-        if changes and not storages.replace_arrays(changes):
+                changes.append((self.storages[slot], content, recording.defer(value_id, shape_dtype, content)))
+        if changes and not storages.compare_and_swap(changes):
             return False
-        for held, place, kind in own:
-            held.value, held.kind = place, kind
+        for content, value_id, shape_dtype in rewritten:
+            content.value_id, content.shape_dtype = value_id, shape_dtype
         return True
 
-    def results(self, known: TracedOp, first: int) -> Any:
+    def results(self, traced: TracedOp, first: int) -> Any:
         """Creates the tensors that the op returns. Runs the recording if it has too many ops."""
-        recording, kinds = self.recording, known.kinds
-        made: list[torch.Tensor | int | None] = []
-        place = first + len(known.written)
-        for item in known.made:
+        recording, shape_dtypes = self.recording, traced.shape_dtypes
+        outputs: list[torch.Tensor | int | None] = []
+        value_id = first + len(traced.written_slots)
+        for item in traced.new_outputs:
             if not isinstance(item, tuple):
-                made.append(item)
+                outputs.append(item)
                 continue
             nbytes, shape, stride, dtype = item
-            storage = storages.make_storage(nbytes, self.device, recording.wait(place, kinds[place - first]))
-            made.append(storages.on(storage, shape, stride, 0, dtype))
-            place += 1
-        if len(recording.steps) >= MOST:
+            storage = storages.make_storage(nbytes, self.device, recording.defer(value_id, shape_dtypes[value_id - first]))
+            outputs.append(storages.tensor_on(storage, shape, stride, 0, dtype))
+            value_id += 1
+        if len(recording.steps) >= MAX_OPS:
             recording.run()
-        return tuple(made) if known.is_list else (made[0] if made else None)
+        return tuple(outputs) if traced.is_list else (outputs[0] if outputs else None)
 
 
-class _Described:
+class _SpecializationBuilder:
     """Builds the `OpSpecialization` of a call.
 
-    It is a class because nested functions that call each other would keep the call's tensors alive.
+    It is a class, since nested functions that call each other form a reference cycle, which would keep the call's tensors alive.
     """
 
-    def __init__(self, notes: _OpNotes) -> None:
-        self._notes = notes
+    def __init__(self, call: _LazyCall) -> None:
+        self._call = call
         self._slots: list[StorageMetadata] = []
         self._numbers: list[Any] = []
-        self._found: dict[int, int] = {}
-        opens = notes.form.numbers
-        args = tuple([self._note(value, index in opens) for index, value in enumerate(notes.args)])
-        kwargs = {name: self._note(value, name in opens) for name, value in notes.kwargs.items()}
-        targets = tuple([self._operand(target) for target in notes.targets])
+        self._slot_of_storage: dict[int, int] = {}
+        number_arguments = call.functional_op.number_arguments
+        args = tuple([self._to_operand(value, index in number_arguments) for index, value in enumerate(call.args)])
+        kwargs = {name: self._to_operand(value, name in number_arguments) for name, value in call.kwargs.items()}
+        targets = tuple([self._tensor_operand(target) for target in call.targets])
         slots, numbers = tuple(self._slots), tuple(self._numbers)
-        self.problem = OpSpecialization(notes.form, args, kwargs, targets, slots, notes.recording.device, numbers)
+        self.specialization = OpSpecialization(call.functional_op, args, kwargs, targets, slots, call.recording.device, numbers)
 
-    def _note(self, value: Any, is_open: bool) -> Any:
+    def _to_operand(self, value: Any, is_input: bool) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._operand(value)
-        if is_open and type(value) in (float, int):
+            return self._tensor_operand(value)
+        if is_input and type(value) in (float, int):
             self._numbers.append(value)
             return NumberOperand(len(self._numbers) - 1, type(value))
         if isinstance(value, (list, tuple)):
-            return tuple([self._note(item, False) for item in value])
+            return tuple([self._to_operand(item, False) for item in value])
         return None if isinstance(value, torch.Generator) else value
 
-    def _operand(self, tensor: torch.Tensor) -> TensorOperand:
-        if tensor.device != self._notes.device:
+    def _tensor_operand(self, tensor: torch.Tensor) -> TensorOperand:
+        if tensor.device != self._call.device:
             shape = tuple(tensor.shape)
             self._slots.append(StorageMetadata(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
             return TensorOperand(len(self._slots) - 1, StridedView(tensor.dtype, shape, row_major(shape)))
         storage = tensor.untyped_storage()
-        slot = self._found.setdefault(private.identity_of(storage), len(self._slots))
+        slot = self._slot_of_storage.setdefault(private.identity_of(storage), len(self._slots))
         if slot == len(self._slots):
-            sharding = storages.sharding_of_held(self._notes.held[slot]) if meshes.exist() else None
-            self._slots.append(StorageMetadata(storage.nbytes(), *self._notes.kinds[slot], sharding))
+            sharding = storages.sharding_of_content(self._call.contents[slot]) if meshes.exist() else None
+            self._slots.append(StorageMetadata(storage.nbytes(), *self._call.shape_dtypes[slot], sharding))
         return TensorOperand(slot, StridedView.of(tensor))
 
 
-def _where() -> str:
-    """Returns the innermost line of the user's code that runs now, as the end of a sentence."""
+def _user_location() -> str:
+    """Returns the innermost line of the user's code on the stack, as the end of a sentence."""
     found = user_frames.innermost()
     return "" if found is None else f" at {found[0]}:{found[1]}, in {found[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:
-    """Returns the device that runs an op: that of its first operand on a device "jax", or its `device` argument."""
+    """Returns the device that runs an op: the device of its first operand on a device "jax", or its `device` argument."""
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type == storages.NAME:
         return args[0].device
     for value in pytree.tree_leaves((args, kwargs, targets)):

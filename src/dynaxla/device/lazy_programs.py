@@ -1,4 +1,4 @@
-"""Compiles and runs recorded ops as one program. Recordings with the same ops on the same values share it."""
+"""Compiles and runs recorded ops as one program. Recordings with the same steps share their program."""
 
 from __future__ import annotations
 
@@ -23,76 +23,78 @@ from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
 from . import op_compiler
-from .op_compiler import NewTensor, OpSpecialization, Traced
+from .op_compiler import NewTensor, OpSpecialization, TracedProgram
 
-# Compiled recordings.
+# The largest number of keys with compiled recordings.
 CAPACITY = 256
 _programs: LeastRecentlyUsed[tuple[_CompiledRecording, ...]] = LeastRecentlyUsed(CAPACITY)
-# The largest number of programs with the same ops for different sets of wanted values. Beyond it, a program that returns more values than
-# wanted is used: the times at which Python frees reference cycles must not cause compilation after compilation.
-_VARIANTS = 8
+# The largest number of programs with the same steps for different sets of wanted values. Beyond it, a program that returns more values than
+# wanted is used: the set of wanted values depends on the times at which Python frees reference cycles, which must not cause compilation
+# after compilation.
+_MAX_VARIANTS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class TracedOp:
-    """A traced op in a recording. All calls with the same key share one object, so that steps compare it by identity.
+    """A traced op in a recording. All calls with the same cache key share one object, so that steps compare it by identity.
 
-    The attributes that are not listed here are those of `one_op.Traced`.
+    The other attributes are described in `op_compiler.TracedProgram`.
 
     Attributes:
-        name: the op's.
-        function: takes and returns arrays in the order of `one_op.Traced`.
-        made: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None or a number where the op
-            returns that.
-        kinds: the shapes and dtypes of the returned arrays.
+        name: the name of the op's overload.
+        function: takes and returns arrays in the order of `op_compiler.TracedProgram`.
+        new_outputs: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None or an int where the op returns
+            None or an int.
+        shape_dtypes: the shapes and dtypes of the returned arrays, without the check code.
         sharding: the sharding in the op's own arguments, or None.
     """
 
     name: str
     function: Callable[..., Sequence[jax.Array]]
-    given: tuple[int, ...]
-    draws: bool
-    written: tuple[int, ...]
-    made: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | int | None, ...]
+    input_slots: tuple[int, ...]
+    draws_random: bool
+    written_slots: tuple[int, ...]
+    new_outputs: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
-    numbers: Any
-    kinds: tuple[tuple[Any, Any], ...]
+    variant: Any
+    shape_dtypes: tuple[tuple[Any, Any], ...]
     sharding: NamedSharding | None
 
     @staticmethod
-    def of(problem: OpSpecialization, found: Traced) -> TracedOp:
-        made = tuple(_sized(item) if isinstance(item, NewTensor) else item for item in found.made)
-        jaxpr = found.traced.jaxpr
-        count = len(found.written) + sum(isinstance(item, tuple) for item in made)
-        kinds = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
+    def of(specialization: OpSpecialization, program: TracedProgram) -> TracedOp:
+        new_outputs = tuple(_with_nbytes(item) if isinstance(item, NewTensor) else item for item in program.new_outputs)
+        jaxpr = program.traced.jaxpr
+        count = len(program.written_slots) + sum(isinstance(item, tuple) for item in new_outputs)
+        shape_dtypes = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
+        op = specialization.functional_op.op
         return TracedOp(
-            str(problem.form.op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks,
-            found.numbers, kinds, sharding_of_call(problem.form.op, problem.args),
+            str(op), jaxpr_as_fun(jaxpr), program.input_slots, program.draws_random, program.written_slots, new_outputs, program.is_list,
+            program.checks, program.variant, shape_dtypes, sharding_of_call(op, specialization.args),
         )  # fmt: skip
 
 
-def _sized(item: NewTensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+def _with_nbytes(item: NewTensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
     return storage_extent(item.shape, item.stride) * item.dtype.itemsize, item.shape, item.stride, item.dtype
 
 
 class RecordedOp(NamedTuple):
-    """A recorded op.
+    """A step of a recording: an op with its operands.
 
     Attributes:
-        key: the `TracedOp`, the number of the op's first result, and the numbers of the values that it takes.
-        first: the number of its first result.
-        numbers: its Python numbers, with the dtypes in which the program takes them.
-        seed: uint32[2] if it draws random numbers, else None.
-        where: the user's line if the op has checks, else "".
-        line: the user's line if programs are watched (`is_recording_runs`), else "".
+        key: the `TracedOp`, the id of the op's first result, and the ids of the values that it takes.
+        first_value: the id of the op's first result.
+        numbers: the op's Python numbers, with the dtypes in which the program takes them.
+        seed: uint32[2] if the op draws random numbers, else None.
+        location: the user's line, as the end of a sentence, if the op has checks, else "".
+        line: the user's line if programs are watched (`is_watched`), else "".
     """
 
     key: tuple[Any, ...]
-    first: int
+    first_value: int
     numbers: Sequence[tuple[Any, np.dtype]]
     seed: np.ndarray | None
-    where: str
+    location: str
     line: str = ""
 
 
@@ -100,25 +102,28 @@ class _CompiledRecording(NamedTuple):
     """A compiled recording.
 
     Attributes:
-        wanted: the values that it returns.
-        call: takes and returns arrays.
+        wanted: the values that the program returns.
+        call: runs the program on arrays, and returns arrays.
         checks: the index of the step, the exception and the message of each check.
     """
 
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedValue, ...]
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     checks: tuple[tuple[int, type[Exception], str], ...]
 
 
-# The number of a value, and its sharding; None where XLA chooses.
-Wanted = tuple[int, NamedSharding | None]
+# The id of a value, and its sharding; None where XLA chooses.
+WantedValue = tuple[int, NamedSharding | None]
 
 
-def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequence[Wanted], device: jax.Device) -> Sequence[jax.Array]:
+def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequence[WantedValue], device: jax.Device) -> Sequence[jax.Array]:
     """Runs the steps and returns the wanted values.
 
     Args:
+        steps: the steps of a recording.
         arrays: the values -1, -2, ... from before the recording.
+        wanted: the values to return.
+        device: the device of the recording.
 
     Raises: the error of the first failed check of any step; CompilationError; ExecutionError; DeviceMismatch for two meshes.
     """
@@ -127,35 +132,37 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
         return []
     with metrics.timed("lookup"):
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-        # `arrays` may have unused entries: the operands of an op that was noted but not recorded.
-        where, placed = None, tuple[NamedSharding | None, ...]()
+        # `arrays` may have unused entries: operands of an op that was not recorded in the end.
+        where, shardings = None, tuple[NamedSharding | None, ...]()
         if meshes.exist():
             where, arrays = _on_mesh(steps, arrays)
-            placed = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
-        kinds = tuple([(array.shape, array.dtype) for array in arrays])
-        # While programs are watched, each op in a program is annotated with its line, so that is a different program.
-        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed, where is not None and is_recording_runs()
-        known = _programs.get(key) or ()
-        program = _choose(known, tuple(wanted))
-    numbers = _numbers(steps)
+            shardings = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
+        shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
+        # While programs are watched, each op is annotated with its line, which makes the program a different one.
+        key = device.id, settings, shape_dtypes, tuple([step.key for step in steps]), where, shardings, where is not None and is_watched()
+        compiled = _programs.get(key) or ()
+        program = _choose_program(compiled, tuple(wanted))
+    numbers = _number_arrays(steps)
     seeds = [step.seed for step in steps if step.seed is not None]
-    given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], where or device)]
+    inputs = [*arrays, *_device_put([*numbers.values(), *([np.stack(seeds)] if seeds else [])], where or device)]
     if program is None:
-        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), given, device, settings, where)
-        _programs.put(key, (*known[-_VARIANTS + 1 :], program))
+        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), inputs, device, settings, where)
+        _programs.put(key, (*compiled[-_MAX_VARIANTS + 1 :], program))
     else:
         metrics.add("found_compiled")
     with metrics.timed("execute"):
         try:
-            results = list(program.call(given))
+            results = list(program.call(inputs))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error("recorded ops", error) from error
         code = int(np.asarray(results.pop())) if program.checks else 0
     if code < len(program.checks):
-        index, kind, message = program.checks[code]
-        failure = late_checks.failure(0, [(kind, message)])
+        index, error_type, message = program.checks[code]
+        failure = late_checks.failure(0, [(error_type, message)])
         assert failure is not None
-        failure.add_note(f"{steps[index].key[0].name} raised this. It was recorded in lazy mode{steps[index].where}, and has run only now.")
+        failure.add_note(
+            f"{steps[index].key[0].name} raised this. It was recorded in lazy mode{steps[index].location}, and has run only now."
+        )
         raise failure
     if program.wanted == tuple(wanted):
         return results
@@ -164,113 +171,124 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
 
 
 def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
-    """Returns the mesh on which an array lies, or None, and all arrays moved to that mesh."""
+    """Returns the mesh of the arrays and the steps, or None, and all arrays moved to that mesh."""
     shardings = [meshes.sharding_of(array) for array in arrays]
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
     if where is None:
         return None, arrays
-    return where, [meshes.copied_to(array, where) if own is None else array for array, own in zip(arrays, shardings, strict=True)]
+    return where, [meshes.moved(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
 
 
-def _choose(known: Sequence[_CompiledRecording], wanted: tuple[Wanted, ...]) -> _CompiledRecording | None:
-    """Returns the program for the wanted values among programs of the same ops.
+def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:
+    """Returns a program that returns the wanted values, among programs of the same steps.
 
-    With `_VARIANTS` programs, also one that returns more values, the smallest such program. None: a new one must be compiled.
+    If there are `_MAX_VARIANTS` programs already, the program may return other values too; the one with the fewest values is chosen.
+    Returns None if a program must be compiled.
     """
-    for program in known:
+    for program in programs:
         if program.wanted == wanted:
             return program
-    if len(known) < _VARIANTS:
+    if len(programs) < _MAX_VARIANTS:
         return None
-    return min((program for program in known if set(wanted) <= set(program.wanted)), key=lambda program: len(program.wanted), default=None)
+    return min(
+        (program for program in programs if set(wanted) <= set(program.wanted)), key=lambda program: len(program.wanted), default=None
+    )
 
 
-def _numbers(steps: Sequence[RecordedOp]) -> dict[np.dtype, np.ndarray]:
+def _number_arrays(steps: Sequence[RecordedOp]) -> dict[np.dtype, np.ndarray]:
     """Returns the Python numbers of all steps in their order, as one array for each dtype."""
-    found: dict[np.dtype, list[Any]] = {}
+    numbers: dict[np.dtype, list[Any]] = {}
     for step in steps:
         for value, dtype in step.numbers:
-            found.setdefault(dtype, []).append(value)
-    return {dtype: _cast(values, dtype) for dtype, values in found.items()}
+            numbers.setdefault(dtype, []).append(value)
+    return {dtype: _cast(values, dtype) for dtype, values in numbers.items()}
 
 
 def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
+    """Casts Python numbers to a dtype, as `number` does, but many floats at once."""
     if dtype in (np.float32, np.float64) and set(map(type, values)) == {float}:
         with np.errstate(over="ignore"):
             return np.array(values).astype(dtype)
     return np.array([number(value, dtype) for value in values], dtype)
 
 
-def _brought(arrays: Sequence[np.ndarray], where: meshes.DeviceOrMesh) -> list[jax.Array]:
+def _device_put(arrays: Sequence[np.ndarray], where: meshes.Where) -> list[jax.Array]:
     with jax.enable_x64(True):
         return [jax.device_put(array, where) for array in arrays]
 
 
 def _compile(
-    steps: Sequence[RecordedOp], count: int, dtypes: Sequence[np.dtype], wanted: tuple[Wanted, ...], given: Sequence[jax.Array],
-    device: jax.Device, settings: Settings, where: NamedSharding | None,
+    steps: Sequence[RecordedOp], array_count: int, dtype_order: Sequence[np.dtype], wanted: tuple[WantedValue, ...],
+    program_inputs: Sequence[jax.Array], device: jax.Device, settings: Settings, where: NamedSharding | None,
 ) -> _CompiledRecording:  # fmt: skip
     """Compiles the steps to one program.
 
     Args:
-        count: the number of arrays from before the recording.
-        dtypes: of the numbers' arrays.
-        given: the inputs: the arrays from before the recording, the numbers by dtype, and the seeds.
+        steps: the steps of a recording.
+        array_count: the number of arrays from before the recording.
+        dtype_order: the dtypes of the numbers' arrays, in their order among the inputs.
+        wanted: the values that the program returns.
+        program_inputs: the arrays from before the recording, the array of numbers of each dtype, and the array of seeds if there are any.
+        device: the device of the recording.
+        settings: the precision settings.
+        where: the mesh on which the inputs lie, or None.
     """
-    needed = _needed(steps, [value for value, _ in wanted])
+    needed = _needed_steps(steps, [value for value, _ in wanted])
     checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
-    taken = [[dtype for _, dtype in step.numbers] for step in steps]
+    number_dtypes = [[dtype for _, dtype in step.numbers] for step in steps]
     draws = [step.seed is not None for step in steps]
     keys, lines = [step.key for step in steps], [step.line for step in steps]
 
     def program(*inputs: jax.Array) -> list[jax.Array]:
-        values = {-1 - index: array for index, array in enumerate(inputs[:count])}
-        numbers = {dtype: iter(array) for dtype, array in zip(dtypes, inputs[count:], strict=False)}
+        values = {-1 - index: array for index, array in enumerate(inputs[:array_count])}
+        numbers = {dtype: iter(array) for dtype, array in zip(dtype_order, inputs[array_count:], strict=False)}
         seeds = iter(inputs[-1] if any(draws) else ())
         codes: list[tuple[int, jax.Array]] = []
-        for (known, first, *operands), is_needed, own, is_drawn, line in zip(keys, needed, taken, draws, lines, strict=True):
-            more = [next(seeds)] if is_drawn else []
-            more += [next(numbers[dtype]) for dtype in own]
+        for (traced, first_value, *operands), is_needed, number_inputs, is_random, line in zip(
+            keys, needed, number_dtypes, draws, lines, strict=True
+        ):
+            extra = [next(seeds)] if is_random else []
+            extra += [next(numbers[dtype]) for dtype in number_inputs]
             if not is_needed:
                 continue
             with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext():
-                results = known.function(*[values[operand] for operand in operands], *more)
-            if known.checks:
-                codes.append((len(known.checks), results[-1]))
-            values.update(zip(range(first, first + len(known.kinds)), results, strict=False))
+                results = traced.function(*[values[operand] for operand in operands], *extra)
+            if traced.checks:
+                codes.append((len(traced.checks), results[-1]))
+            values.update(zip(range(first_value, first_value + len(traced.shape_dtypes)), results, strict=False))
         code = [_first_failed(codes)] if codes else []
         return [*(values[value] for value, _ in wanted), *code]
 
     program.__name__ = "recorded_ops"
     if where is None:
         sharding = jax.sharding.SingleDeviceSharding(device)
-        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
-        return _CompiledRecording(wanted, op_compiler.compiled(program, avals, device, settings), checks)
-    avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in given]
-    call = op_compiler.compiled(pipeline.PARTITIONABLE(program), avals, device, settings, [sharding for _, sharding in wanted])
+        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in program_inputs]
+        return _CompiledRecording(wanted, op_compiler.compile_program(program, avals, device, settings), checks)
+    avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in program_inputs]
+    call = op_compiler.compile_program(pipeline.PARTITIONABLE(program), avals, device, settings, [sharding for _, sharding in wanted])
     return _CompiledRecording(wanted, call, checks)
 
 
-def _needed(steps: Sequence[RecordedOp], wanted: Sequence[int]) -> list[bool]:
-    """Returns for each step True if it has a check, computes a wanted value, or computes an operand of such a step."""
-    values, found = set(wanted), []
+def _needed_steps(steps: Sequence[RecordedOp], wanted: Sequence[int]) -> list[bool]:
+    """Returns True for each step that has a check, computes a wanted value, or computes an operand of such a step."""
+    values, needed = set(wanted), []
     for step in reversed(steps):
-        known, first, *operands = step.key
-        found.append(bool(known.checks) or not values.isdisjoint(range(first, first + len(known.kinds))))
-        if found[-1]:
+        traced, first_value, *operands = step.key
+        needed.append(bool(traced.checks) or not values.isdisjoint(range(first_value, first_value + len(traced.shape_dtypes))))
+        if needed[-1]:
             values.update(operands)
-    return found[::-1]
+    return needed[::-1]
 
 
 def _first_failed(codes: Sequence[tuple[int, jax.Array]]) -> jax.Array:
     """Computes, in a program, the index of the first failed check among the checks of all ops, or the number of checks if none failed.
 
     Args:
-        codes: for each op, its number of checks, and the index of the first failed one among them.
+        codes: for each op with checks, its number of checks, and the index of the first failed check among them.
     """
     total = sum(count for count, _ in codes)
     code, end = jax.numpy.int32(total), total
-    for count, own in reversed(codes):
+    for count, first_failed in reversed(codes):
         end -= count
-        code = jax.lax.select(own < count, own + np.int32(end), code)
+        code = jax.lax.select(first_failed < count, first_failed + np.int32(end), code)
     return code

@@ -17,7 +17,7 @@ _mode, _blocks = "eager", 0
 def set_mode(mode: str) -> None:
     """Sets the mode of the device "jax" for all threads: ops run at once ("eager", the default), or are recorded ("lazy").
 
-    Recorded ops run as one program when a value is read, at `sync()`, and when there are very many. "eager" runs all recorded ops.
+    Recorded ops run as one program when a value is read, at `sync()`, and when there are very many. `set_mode("eager")` runs them too.
 
     Raises: ValueError for another mode; the errors of `sync` when the mode becomes "eager".
     """
@@ -33,17 +33,17 @@ def set_mode(mode: str) -> None:
 
 @contextlib.contextmanager
 def lazy() -> Iterator[None]:
-    """Records ops on the device "jax" inside the block, in all threads, as with `set_mode("lazy")`. Recorded ops run at the end.
+    """Records ops on the device "jax" inside the block, in all threads, as with `set_mode("lazy")`. They run at the end of the block.
 
-    If the block ends with an exception, they run when a value is read.
+    If the block ends with an exception, recorded ops run when a value is read.
 
     Raises: the errors of `sync`.
     """
-    _enter(1)
+    _change_blocks(1)
     try:
         yield
     finally:
-        _enter(-1)
+        _change_blocks(-1)
     lazy_mode.run_all()
 
 
@@ -56,7 +56,8 @@ def sync() -> None:
     lazy_mode.run_all()
 
 
-def _enter(change: int) -> None:
+def _change_blocks(change: int) -> None:
+    """Adds to the number of open `lazy()` blocks."""
     global _blocks
     with _lock:
         _blocks += change
@@ -64,4 +65,4 @@ def _enter(change: int) -> None:
 
 
 def _apply() -> None:
-    eager_mode.run_by(lazy_mode.record if _blocks or _mode == "lazy" else None)
+    eager_mode.set_recorder(lazy_mode.record if _blocks or _mode == "lazy" else None)

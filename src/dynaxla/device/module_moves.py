@@ -1,7 +1,7 @@
-"""Keeps the parameter objects of a module that moves to or from the device, as for a module that moves to a GPU.
+"""A module that moves to or from the device keeps its parameter objects, like a module that moves to a GPU.
 
-torch swaps the data of a parameter if it considers the tensors on both devices compatible; for its spare device type it creates new
-parameters. Tied weights would then no longer be tied, and an optimizer or a list from before would refer to the old parameters.
+torch swaps the data of a parameter if it considers the tensors on both devices compatible. For its spare device type it creates new
+parameters: weights would no longer be tied, and an existing optimizer would refer to the old parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def install() -> None:
         result = apply(self, fn, recurse)
         for name, old in before.items():
             new = self._parameters.get(name)
-            if old is not None and new is not None and new is not old and (storages.is_ours(old) or storages.is_ours(new)):
+            if old is not None and new is not None and new is not old and (storages.is_jax_tensor(old) or storages.is_jax_tensor(new)):
                 private.swap_values(old, new)
                 self._parameters[name] = old
         return result

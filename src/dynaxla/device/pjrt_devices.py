@@ -21,7 +21,7 @@ def jax_device(index: int) -> jax.Device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Returns the device with an explicit index: "jax" without one is "jax:0". Raises: RuntimeError if there is no such device."""
+    """Returns the device with an explicit index: "jax" means "jax:0". Raises: RuntimeError if there is no such device."""
     if device.index is None:
         return torch.device(device.type, 0)
     jax_device(device.index)

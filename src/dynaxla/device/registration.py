@@ -26,67 +26,68 @@ _enabled: list[bool] = []
 class _Hooks(private.DeviceHooks):
     """The device hooks that torch calls.
 
-    torch calls them where C++ does not allow exceptions. A Python function could raise KeyboardInterrupt there, since Python checks for
-    signals in it. So the hooks are callables implemented in C.
+    torch calls them where C++ does not allow exceptions. Python checks for signals in Python functions, so that such a function could
+    raise KeyboardInterrupt there. So the hooks are callables implemented in C.
     """
 
     is_available = is_built = itertools.repeat(True).__next__
     has_primary_context = range(1 << 8).__contains__  # the argument is a device index
 
 
-# By thread identifier: the exception that `_kinds` has intercepted.
-_met: dict[int, BaseException | None] = {}
+# By thread identifier: the exception that `_device_types` has intercepted.
+_intercepted: dict[int, BaseException | None] = {}
 
 
-def _kinds() -> Iterator[Any]:
+def _device_types() -> Iterator[Any]:
     """Yields the device type of the guard, endlessly.
 
     torch's autograd asks for the device type where C++ does not allow exceptions, even while an exception of a hook propagates. An
     exception raised there ends the process. So the guard calls a generator that is inside `yield from`, where Python does not check for
-    signals. The generator makes a C call, by which Python notices a propagating exception; the exception is stored for `_in_this_thread`.
-    pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
+    signals. The generator makes a C call, by which Python notices a propagating exception. The exception is stored for
+    `_backward_in_this_thread`. pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md,
+    "Traps".
     """
-    always = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
+    endless = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
     while True:
         try:
-            yield from always
-        except SystemError as error:  # a call "returned a result with an exception set"; its cause is that exception
-            _met[threading.get_ident()] = error.__cause__
+            yield from endless
+        except SystemError as error:  # a call "returned a result with an exception set"; the error's cause is that exception
+            _intercepted[threading.get_ident()] = error.__cause__
 
 
 def _guard() -> Any:
-    kinds = _kinds()
-    next(kinds)
-    return type("Guard", (private.DeviceGuard,), {"type_": kinds.__next__})()
+    device_types = _device_types()
+    next(device_types)
+    return type("Guard", (private.DeviceGuard,), {"type_": device_types.__next__})()
 
 
 @contextlib.contextmanager
-def _in_this_thread(outputs: Any) -> Iterator[None]:
+def _backward_in_this_thread(outputs: Any) -> Iterator[None]:
     """Runs a backward pass in the calling thread if its outputs are on the CPU and on this device only.
 
-    torch's autograd starts a thread for each device that it knows at the first backward pass, and has no thread for this device.
+    At the first backward pass, torch's autograd starts a thread for each device that it knows. It has no thread for this device.
 
-    Raises: the exception that `_kinds` intercepted.
+    Raises: the exception that `_device_types` intercepted.
     """
-    elsewhere = any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs)
-    met = None
-    with contextlib.nullcontext() if elsewhere else torch.autograd.set_multithreading_enabled(False):
+    has_other_devices = any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs)
+    intercepted = None
+    with contextlib.nullcontext() if has_other_devices else torch.autograd.set_multithreading_enabled(False):
         try:
             yield
         except SystemError:
-            met = _met.pop(threading.get_ident(), None)
-            if met is None:
+            intercepted = _intercepted.pop(threading.get_ident(), None)
+            if intercepted is None:
                 raise
-    if met is not None:
-        raise met
-    gradient_shardings.follow_all()
+    if intercepted is not None:
+        raise intercepted
+    gradient_shardings.reshard_all()
 
 
 def enable() -> None:
     """Registers the device "jax": tensors in XLA's memory, on the devices of JAX's default backend ("jax:0", "jax:1", ...).
 
-    The registration holds for the whole process until it ends, since torch has a single spare device type (PrivateUse1), which gets this
-    name. docs/device.md describes the effects on other code. A second call does nothing.
+    The registration lasts until the process ends. It takes torch's only spare device type (PrivateUse1), which gets this name.
+    docs/device.md describes the effects on other code. A second call does nothing.
 
     Raises: RuntimeError if another library has taken the spare device; UnsupportedVersion; ForkError.
     """
@@ -103,13 +104,13 @@ def enable() -> None:
         if not private.HAS_EMPTY_STORAGES:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         pjrt_devices.devices()
-        registry.fill()  # here, so that it does not happen while an op runs
+        registry.fill()  # the lowerings are imported here rather than while an op runs
         private.register_device(storages.NAME, sys.modules[torch_module.__name__], _Hooks(), _guard())
         storage_methods.install()
         module_moves.install()
         kernels.register()
         devices.register(storages.NAME, pjrt_devices.jax_device)
         device_kinds.register(storages.NAME, storage_buffers)
-        if not private.wrap_backward(_in_this_thread):
+        if not private.before_backward(_backward_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
         _enabled.append(True)

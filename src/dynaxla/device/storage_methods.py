@@ -1,4 +1,4 @@
-"""The methods of torch.UntypedStorage for storages on the device. torch's own C++ methods would read memory that does not exist."""
+"""Methods of torch.UntypedStorage for storages on the device. torch's own C++ methods would read memory that does not exist."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from . import pjrt_devices, storages
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """Returns a uint8 tensor of all bytes of a storage."""
     if storage.device.type == storages.NAME:
-        return storages.on(storage, (storage.nbytes(),), (1,), 0, torch.uint8)
+        return storages.tensor_on(storage, (storage.nbytes(),), (1,), 0, torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _data_ptr(storage: torch.UntypedStorage) -> int:
-    """Returns the identity of a storage. It has no address, but torch.save and other code identify storages by this number.
+    """Returns a number that identifies a storage. A storage has no address, but torch.save and other code identify it by this number.
 
-    (For a tensor, the address raises an error.)
+    For a tensor, `data_ptr` raises an error.
     """
     return private.identity_of(storage)
 
@@ -62,7 +62,7 @@ def _set_from_file(storage: torch.UntypedStorage, file: Any, offset: Any, is_rea
     return _copy(storage, host)
 
 
-_INSTEAD: dict[str, Callable[..., Any]] = {
+_STORAGE_METHODS: dict[str, Callable[..., Any]] = {
     "data_ptr": _data_ptr,
     "copy_": _copy,
     "new": lambda storage: storages.make_storage(0, storage.device),
@@ -76,13 +76,15 @@ _INSTEAD: dict[str, Callable[..., Any]] = {
     "is_shared": lambda storage: False,
 }
 # Methods that would read or write a storage's memory, or share it with another process.
-_REFUSED = (
+_UNSUPPORTED = (
     "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_byteswap", "byteswap", "resize_",
     "_swap_data_ptr_", "share_memory_", "_shared_incref", "_shared_decref", "pin_memory", "_weak_ref_for_ipc",
 )  # fmt: skip
 
 
-def _refusing(name: str) -> Callable[..., Any]:
+def _unsupported(name: str) -> Callable[..., Any]:
+    """Returns a method that raises RuntimeError."""
+
     def refuse(storage: torch.UntypedStorage, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
             f"UntypedStorage.{name}: a storage on {storage.device} is a jax.Array, whose memory torch cannot access or share; copy the "
@@ -92,12 +94,14 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _choosing(method: Any, ours: Callable[..., Any]) -> Any:
+def _dispatching(method: Any, replacement: Callable[..., Any]) -> Any:
+    """Returns a method that calls the replacement if a storage among its arguments is on the device, else torch's method."""
+
     @functools.wraps(method)
     def choose(self: torch.UntypedStorage | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        given = (self, *(value for value in args if isinstance(value, torch.UntypedStorage)))
-        if any(storage.device.type == storages.NAME for storage in given):
-            return ours(self, *args, **kwargs)
+        operands = (self, *(value for value in args if isinstance(value, torch.UntypedStorage)))
+        if any(storage.device.type == storages.NAME for storage in operands):
+            return replacement(self, *args, **kwargs)
         return method(self, *args, **kwargs)
 
     return choose
@@ -107,18 +111,18 @@ def _no_address(tensor: torch.Tensor) -> int:
     raise RuntimeError(f"a tensor on {tensor.device} has no address: copy it to the CPU first (.cpu())")
 
 
-# Methods of torch.Tensor. A flag of torch's (`private.refuse_address`) makes the other methods that return an address raise.
-_OF_TENSORS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
+# Methods of torch.Tensor. The other methods that return an address raise because of a flag of torch (`private.refuse_address`).
+_TENSOR_METHODS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
 
 
 def install() -> None:
     """Patches these methods for storages and tensors on the device, and makes `torch.UntypedStorage(n, device="jax")` work."""
-    for name, ours in _OF_TENSORS.items():
+    for name, replacement in _TENSOR_METHODS.items():
         if (method := getattr(torch.Tensor, name, None)) is not None:
-            setattr(torch.Tensor, name, _choosing(method, ours))
-    for name, ours in {**_INSTEAD, **{name: _refusing(name) for name in _REFUSED}}.items():
+            setattr(torch.Tensor, name, _dispatching(method, replacement))
+    for name, replacement in {**_STORAGE_METHODS, **{name: _unsupported(name) for name in _UNSUPPORTED}}.items():
         if (method := getattr(torch.UntypedStorage, name, None)) is not None:
-            setattr(torch.UntypedStorage, name, _choosing(method, ours))
+            setattr(torch.UntypedStorage, name, _dispatching(method, replacement))
     make = torch.UntypedStorage.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:

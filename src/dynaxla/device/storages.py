@@ -1,4 +1,4 @@
-"""Tensors on the device "jax": ordinary tensors whose storage has no memory, but a jax.Array as an attribute of its Python object.
+"""Storages and tensors on the device "jax". A storage has no memory; its Python object has a jax.Array as an attribute.
 
 torch keeps the Python object of a storage alive as long as the storage itself.
 """
@@ -22,50 +22,50 @@ from ..lowering import dtypes
 from ..runtime import meshes, private, transfer
 from ..runtime.layout import storage_extent
 from . import pjrt_devices
-from .device_templates import first_of
+from .device_templates import empty_template
 
 NAME = "jax"
 _ARRAY = "_dynaxla_array"
 
 
-# The shape of a storage's array, and its sharding on a mesh. The shape is None for a storage that nobody has written to, the sharding is
-# None for an array on one device.
-Lies = tuple[tuple[int, ...] | None, NamedSharding | None]
+# The shape of a storage's array, and the array's sharding on a mesh. The shape is None for a storage that nobody has written to, the
+# sharding is None for an array on one device.
+ShapeAndSharding = tuple[tuple[int, ...] | None, NamedSharding | None]
 
 
 class StorageContent:
-    """An object that a storage holds in place of an array."""
+    """Base class of objects that a storage holds in place of an array."""
 
     __slots__ = ()
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        """Returns the array of the storage, as `array_of` does."""
+        """Returns the array of the storage: see `array_of`."""
         raise NotImplementedError
 
-    def lies(self, storage: torch.UntypedStorage) -> Lies:
-        """Returns the shape and the sharding of the array, as `lies` does."""
-        return _lies(self.array(storage))
+    def shape_and_sharding(self, storage: torch.UntypedStorage) -> ShapeAndSharding:
+        """Returns the shape and the sharding of the array, without computing it if possible."""
+        return _shape_and_sharding_of(self.array(storage))
 
 
 def make_storage(nbytes: int, device: torch.device, array: jax.Array | StorageContent | None = None) -> torch.UntypedStorage:
-    """Creates a storage of this size. `array` is its content; None for memory that nobody has written to."""
+    """Creates a storage of this size with a content. `array` is the content, or None for unwritten memory, which reads as zeros."""
     storage = private.storage_without_memory(device, nbytes)
     setattr(storage, _ARRAY, array)
     return storage
 
 
-def make(
+def new_tensor(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, array: jax.Array | None = None
 ) -> torch.Tensor:
-    """Creates a tensor on a new storage. `array` is the content of the storage."""
+    """Creates a tensor on a new storage. `array` is the content of the storage, or None for unwritten memory."""
     nbytes = storage_extent(tuple(shape), tuple(stride)) * dtype.itemsize
-    return on(make_storage(nbytes, device, array), shape, stride, 0, dtype)
+    return tensor_on(make_storage(nbytes, device, array), shape, stride, 0, dtype)
 
 
-def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """Creates a tensor on a storage. Autograd does not treat it as a view."""
-    tensor = transfer.reinterpret(first_of(dtype, storage.device.index or 0), (0,), (1,))
-    private.set_storage(tensor, storage, offset, shape, stride)
+def tensor_on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """Creates a tensor on an existing storage. Autograd does not treat it as a view."""
+    tensor = transfer.reinterpret(empty_template(dtype, storage.device.index or 0), (0,), (1,))
+    private.place_tensor(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
     return tensor
 
@@ -76,12 +76,12 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
     Raises: RuntimeError for a storage that dynaxla did not create, or whose array was donated to a program that failed; the errors of the
     recorded ops.
     """
-    held = held_by(storage)
-    return held.array(storage) if isinstance(held, StorageContent) else held
+    content = content_of(storage)
+    return content.array(storage) if isinstance(content, StorageContent) else content
 
 
-def held_by(storage: torch.UntypedStorage) -> jax.Array | StorageContent | None:
-    """Returns the array of a storage, or the object in its place, without running anything.
+def content_of(storage: torch.UntypedStorage) -> jax.Array | StorageContent | None:
+    """Returns the array of a storage, or the object in its place. No recorded op runs for this.
 
     Raises: RuntimeError for a storage that dynaxla did not create.
     """
@@ -96,23 +96,27 @@ def held_by(storage: torch.UntypedStorage) -> jax.Array | StorageContent | None:
         ) from None
 
 
-class Lost(StorageContent):
-    """The content of a storage whose array was donated to a program that failed. `what` describes the tensor in the error."""
+class LostContent(StorageContent):
+    """The content of a storage whose array was donated to a program that failed. A read raises RuntimeError.
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    Args:
+        description: the tensor's dtype, shape and device, for the error message.
+    """
+
+    def __init__(self, description: str) -> None:
+        self._description = description
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         raise RuntimeError(
-            f"a compiled program that writes in place to a tensor ({self._what}) failed while it ran, so the value is lost: load or "
+            f"a compiled program that writes in place to a tensor ({self._description}) failed while it ran, so the value is lost: load or "
             "compute it again; options={'donate': False} keeps the old values until a program has succeeded"
         )
 
 
-class InUse(StorageContent):
-    """The content of storages while a running program may write to their arrays. Other threads wait until it has succeeded or failed.
+class InUseContent(StorageContent):
+    """The content of storages while a program runs that may write to their arrays. Other threads wait until the program has finished.
 
-    To avoid deadlocks, a thread that waits for a `InUse` holds no other `InUse`, and no lock that the thread that created it may need.
+    To avoid deadlocks, a thread that waits for an `InUseContent` holds no other one, and no lock that the creating thread may need.
     """
 
     def __init__(self) -> None:
@@ -120,13 +124,13 @@ class InUse(StorageContent):
         self._lock.acquire()
         self._arrays: dict[int, jax.Array] = {}
 
-    def lend(self, storages: Sequence[torch.UntypedStorage], arrays: Sequence[jax.Array]) -> bool:
-        """Puts this object into the storages in place of their arrays.
+    def acquire(self, storages: Sequence[torch.UntypedStorage], arrays: Sequence[jax.Array]) -> bool:
+        """Puts this object into the storages in place of their arrays, before the program runs.
 
         Returns False and changes nothing unless all storages still hold these arrays.
         """
         self._arrays = {private.identity_of(storage): array for storage, array in zip(storages, arrays, strict=True)}
-        return replace_arrays([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
+        return compare_and_swap([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         if forks.is_cut_off():  # the thread that runs the program does not exist in a forked child
@@ -137,25 +141,25 @@ class InUse(StorageContent):
         return array_of(storage)
 
     def succeed(self, changes: Iterable[tuple[torch.UntypedStorage, jax.Array]]) -> None:
-        """Puts the program's arrays into the storages, except into storages that another thread has overwritten meanwhile."""
+        """Puts the program's results into the storages, except into storages that another thread has overwritten meanwhile."""
         with _lock:
             for storage, array in changes:
                 if getattr(storage, _ARRAY) is self:
-                    set_array(storage, array)
+                    set_content(storage, array)
         self._settle()
 
-    def fail(self, given: Iterable[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
-        """Puts the old arrays back into the storages, or `Lost` for an array that was donated.
+    def fail(self, tensors: Iterable[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
+        """Puts the old arrays back into the storages, or `LostContent` for an array that was donated.
 
         Args:
-            given: each storage with a tensor in it, which describes the storage in an error.
+            tensors: each storage with a tensor on it, which describes the storage in an error.
         """
         with _lock:
-            for storage, tensor in given:
+            for storage, tensor in tensors:
                 if getattr(storage, _ARRAY) is self:
                     array = self._arrays[private.identity_of(storage)]
-                    lost = Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
-                    set_array(storage, lost if not any_tracer((array,)) and array.is_deleted() else array)
+                    lost = LostContent(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
+                    set_content(storage, lost if not any_tracer((array,)) and array.is_deleted() else array)
         self._settle()
 
     def _settle(self) -> None:
@@ -164,36 +168,43 @@ class InUse(StorageContent):
             self._lock.release()
 
 
-def set_array(storage: torch.UntypedStorage, array: jax.Array | StorageContent | None) -> None:
+def set_content(storage: torch.UntypedStorage, array: jax.Array | StorageContent | None) -> None:
     """Sets the content of a storage. The elements of the array are the bytes of the storage."""
     setattr(storage, _ARRAY, array)
 
 
-_traced: list[bool] = []
+_tracer_checks: list[bool] = []
 
 
-def may_hold_tracers() -> None:
-    """Declares that from now on storages may hold JAX tracers in place of arrays, so that callers that run programs check for them."""
-    _traced[:] = [True]
+def enable_tracer_checks() -> None:
+    """Makes callers check for JAX tracers in storages from now on. Must be called before a storage gets its first tracer.
+
+    Processes in which no storage ever holds a tracer do without these checks.
+    """
+    _tracer_checks[:] = [True]
 
 
-def tracers_exist() -> bool:
-    """True if storages may hold tracers."""
-    return bool(_traced)
+def tracer_checks_enabled() -> bool:
+    """True if storages may hold tracers: see `enable_tracer_checks`."""
+    return bool(_tracer_checks)
 
 
 def any_tracer(arrays: Iterable[Any]) -> bool:
     """True if one of these arrays is a JAX tracer."""
-    return bool(_traced) and any(isinstance(array, jax.core.Tracer) for array in arrays)
+    return bool(_tracer_checks) and any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def hold_tracers(tensors: Iterable[Any]) -> bool:
-    """True if one of these objects is a tensor of the device whose storage holds a tracer. Objects of any type are allowed."""
-    return bool(_traced) and any_tracer(held_by(tensor.untyped_storage()) for tensor in tensors if is_ours(tensor))
+    """True if one of these objects is a tensor of the device whose storage holds a tracer. The objects may have any type."""
+    return bool(_tracer_checks) and any_tracer(content_of(tensor.untyped_storage()) for tensor in tensors if is_jax_tensor(tensor))
 
 
-def outlived(error: Exception) -> UnsupportedTensor:
-    """Returns the error to raise when a tensor's tracer is used after its function's trace has ended. `error` is JAX's."""
+def escaped_tracer_error(error: Exception) -> UnsupportedTensor:
+    """Returns the error for a tensor whose tracer is used after the trace of its function has ended.
+
+    Args:
+        error: JAX's UnexpectedTracerError.
+    """
     lines = str(error).splitlines()
     return UnsupportedTensor(
         "a tensor was used outside of the JAX function (under jax.jit, jax.grad, jax.vmap) whose tracer it holds: it was stored, or "
@@ -205,7 +216,7 @@ def outlived(error: Exception) -> UnsupportedTensor:
 _lock = forks.lock()
 
 
-def replace_arrays(
+def compare_and_swap(
     changes: Sequence[tuple[torch.UntypedStorage, jax.Array | StorageContent | None, jax.Array | StorageContent | None]],
 ) -> bool:
     """Replaces the contents of storages, all or none, by compare and swap.
@@ -213,62 +224,67 @@ def replace_arrays(
     Returns False and changes nothing if another thread has written to one of the storages meanwhile, since that write would be lost.
 
     Args:
-        changes: for each storage, the storage, its content when the caller read it, and its new content.
+        changes: for each write, the storage, its content when the caller read it, and its new content.
     """
     with _lock:
         if any(getattr(storage, _ARRAY, None) is not before for storage, before, _ in changes):
             return False
         for storage, _, after in changes:
-            set_array(storage, after)
+            set_content(storage, after)
     return True
 
 
-def lies(storage: torch.UntypedStorage) -> Lies:
-    """Returns the shape and the sharding of a storage's array. Recorded ops do not run for this."""
-    held = held_by(storage)
-    return held.lies(storage) if isinstance(held, StorageContent) else _lies(held)
+def shape_and_sharding(storage: torch.UntypedStorage) -> ShapeAndSharding:
+    """Returns the shape and the sharding of a storage's array. No recorded op runs for this."""
+    content = content_of(storage)
+    return content.shape_and_sharding(storage) if isinstance(content, StorageContent) else _shape_and_sharding_of(content)
 
 
-def _lies(array: jax.Array | None) -> Lies:
+def _shape_and_sharding_of(array: jax.Array | None) -> ShapeAndSharding:
     return (None, None) if array is None or any_tracer((array,)) else (array.shape, meshes.sharding_of(array))
 
 
 _PLAN = "_dynaxla_plan"
 
 
-def plan(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
-    """Sets the shape and the sharding that a storage's array would have on a virtual mesh, for programs that `report` compiles."""
+def set_plan(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+    """Sets a storage's plan: the shape and the sharding that its array would have on a virtual mesh.
+
+    Only programs that `dynaxla.sharding.report` compiles use the plan.
+    """
     setattr(storage, _PLAN, (shape, sharding))
 
 
-def plan_of(storage: torch.UntypedStorage) -> Lies:
+def plan_of(storage: torch.UntypedStorage) -> ShapeAndSharding:
+    """Returns the plan of a storage: see `set_plan`. (None, None) if there is none."""
     return getattr(storage, _PLAN, (None, None))
 
 
-def sharding_of_held(held: object) -> NamedSharding | None:
-    """Returns the sharding of an array, or of a recorded value in its place.
+def sharding_of_content(content: object) -> NamedSharding | None:
+    """Returns the sharding of a storage's content on a mesh: an array or a recorded value.
 
-    None for an array on one device, for no array, and for a recorded value whose sharding XLA will choose.
+    None for an array on one device, for an unwritten storage, and for a recorded value whose sharding XLA will choose.
     """
-    if isinstance(held, jax.Array):
-        return None if any_tracer((held,)) else meshes.sharding_of(held)
-    return getattr(held, "sharding", None)
+    if isinstance(content, jax.Array):
+        return None if any_tracer((content,)) else meshes.sharding_of(content)
+    return getattr(content, "sharding", None)
 
 
-def sharding_in(storage: torch.UntypedStorage) -> NamedSharding | None:
+def sharding_of_storage(storage: torch.UntypedStorage) -> NamedSharding | None:
     """Returns the sharding of a storage's array on a mesh, or None."""
-    return lies(storage)[1] if meshes.exist() else None
+    return shape_and_sharding(storage)[1] if meshes.exist() else None
 
 
-def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
-    """Replicates the array of a storage, which is on one device, over a mesh. The storage keeps the replicated array."""
-    found = meshes.copied_to(array, where)
-    replace_arrays([(storage, array, found)])  # fails if another thread has written to the storage; this one uses the old value then
-    return found
+def replicate(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
+    """Replicates the array of a storage from one device to a mesh. The storage keeps the replicated array."""
+    replicated = meshes.moved(array, where)
+    # This fails if another thread has written to the storage. The caller then uses the old value.
+    compare_and_swap([(storage, array, replicated)])
+    return replicated
 
 
-def as_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh | Sharding) -> jax.Array:
-    """Copies the value of a CPU tensor to an array. Raises: ForkError."""
+def array_from_cpu(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
+    """Copies the value of a CPU tensor to an array on a device or a mesh. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -284,7 +300,7 @@ def _host_copy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.reshape(-1).view(torch.uint8).numpy().view(target).reshape(tuple(tensor.shape))
 
 
-def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+def to_cpu_tensor(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """Copies the value of an array to a contiguous CPU tensor. `dtype` is the torch dtype of the array.
 
     Raises: UnsupportedTensor for a tracer.
@@ -303,7 +319,7 @@ def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(memory).view(dtype).reshape(array.shape)
 
 
-def is_ours(tensor: Any) -> bool:
+def is_jax_tensor(tensor: Any) -> bool:
     """True if the object is a tensor on the device "jax"."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == NAME
 
@@ -313,7 +329,7 @@ def device_of(tensor: torch.Tensor) -> jax.Device:
 
 
 def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> None:
-    """Changes the shape and strides of a tensor. If its storage is too small, it gets a larger one, which starts with the old bytes.
+    """Changes the shape and strides of a tensor. If its storage is too small, the tensor gets a larger one that begins with the old bytes.
 
     Raises: RuntimeError if the storage is too small and is shared with other tensors.
     """
@@ -330,13 +346,14 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
         old = array_of(storage)
         array = None
         if old is not None and storage.nbytes():
-            array = _longer(old, needed)
+            array = _extended(old, needed)
         storage = make_storage(needed, tensor.device, array)
     private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
 
 
-def _longer(array: jax.Array, nbytes: int) -> jax.Array:
+def _extended(array: jax.Array, nbytes: int) -> jax.Array:
+    """Returns an array's bytes, followed by zeros up to this size, as uint8."""
     memory = np.zeros(nbytes, np.uint8)
     before = np.array(array).reshape(-1).view(np.uint8)
     memory[: before.size] = before

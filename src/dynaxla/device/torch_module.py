@@ -17,18 +17,21 @@ from . import autocasting, generators, pjrt_devices, torch_streams
 from .torch_streams import Event as Event
 from .torch_streams import Stream as Stream
 
-Which: TypeAlias = torch.device | int | str | None
+DeviceLike: TypeAlias = torch.device | int | str | None
 
 # torch.utils.checkpoint saves random states only of devices that are initialized.
 _initialized = True
 _current = threading.local()
-# By device index: the highest number of bytes that was observed. `_reset` has the devices for which it replaces PJRT's own peak.
+# The highest number of allocated bytes that was observed, by device index. It replaces PJRT's own peak for the devices in `_reset`.
 _peaks: dict[int, int] = {}
 _reset: set[int] = set()
 
 
-def _index(device: Which) -> int:
-    """Returns the index of a device. Raises: RuntimeError if there is no such device; ValueError for another device type."""
+def _index(device: DeviceLike) -> int:
+    """Returns the index of a device; None means the current device.
+
+    Raises: RuntimeError if there is no such device; ValueError for another device type.
+    """
     return current_device() if device is None else pjrt_devices.named(device).index
 
 
@@ -56,8 +59,8 @@ def current_device() -> int:
     return getattr(_current, "index", 0)
 
 
-def set_device(device: Which) -> None:
-    """Accepts "jax:0" only. Raises: NotImplementedError for another device, since torch uses "jax:0" wherever no index is given."""
+def set_device(device: DeviceLike) -> None:
+    """Accepts "jax:0" only, since torch uses "jax:0" wherever no index is given. Raises: NotImplementedError for another device."""
     if _index(device):
         raise NotImplementedError(
             f'the current device cannot change: "jax" always means "jax:0", so write "jax:{_index(device)}" for that device'
@@ -65,10 +68,10 @@ def set_device(device: Which) -> None:
 
 
 @contextlib.contextmanager
-def device(which: Which) -> Iterator[None]:
-    """Sets the device that functions of this module use when they are called without a device.
+def device(which: DeviceLike) -> Iterator[None]:
+    """Sets the device that functions of this module use when they are called without a device, inside the block.
 
-    It does not change the meaning of "jax" without an index for torch, which stays "jax:0".
+    For torch, "jax" without an index stays "jax:0".
 
     Raises: RuntimeError if there is no such device.
     """
@@ -95,7 +98,7 @@ class DeviceProperties:
     Attributes:
         name: JAX's platform and device kind.
         platform: JAX's platform, e.g. "cpu".
-        total_memory: in bytes.
+        total_memory: the device's memory, in bytes.
     """
 
     name: str
@@ -103,21 +106,21 @@ class DeviceProperties:
     total_memory: int
 
 
-def get_device_properties(device: Which = None) -> DeviceProperties:
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     return DeviceProperties(get_device_name(device), pjrt_devices.jax_device(_index(device)).platform, mem_get_info(device)[1])
 
 
-def get_device_name(device: Which = None) -> str:
-    found = pjrt_devices.jax_device(_index(device))
-    return f"{found.platform} {found.device_kind}"
+def get_device_name(device: DeviceLike = None) -> str:
+    pjrt_device = pjrt_devices.jax_device(_index(device))
+    return f"{pjrt_device.platform} {pjrt_device.device_kind}"
 
 
-def synchronize(device: Which = None) -> None:
+def synchronize(device: DeviceLike = None) -> None:
     """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     torch_streams.wait(_index(device))
 
 
-def current_stream(device: Which = None) -> Stream:
+def current_stream(device: DeviceLike = None) -> Stream:
     return Stream(_index(device))
 
 
@@ -156,12 +159,12 @@ def initial_seed() -> int:
     return generators.generator_of(0).initial_seed()
 
 
-def get_rng_state(device: Which = None) -> torch.Tensor:
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """Returns the state as a uint8 tensor on the CPU."""
     return generators.generator_of(_index(device)).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Which = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     generators.generator_of(_index(device)).set_state(new_state)
 
 
@@ -174,53 +177,53 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         set_rng_state(state, index)
 
 
-def memory_stats(device: Which = None) -> dict[str, Any]:
+def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """Returns PJRT's memory statistics, in bytes. Empty where PJRT has none, as on the CPU."""
     return dict(pjrt_devices.jax_device(_index(device)).memory_stats() or {})
 
 
-def memory_allocated(device: Which = None) -> int:
+def memory_allocated(device: DeviceLike = None) -> int:
     """Returns the bytes of all arrays on a device, including arrays that belong to no tensor."""
     index = _index(device)
-    found = pjrt_devices.jax_device(index)
-    known = memory_stats(device).get("bytes_in_use")
-    now = known if known is not None else _bytes_of_arrays(found)
-    _peaks[index] = max(_peaks.get(index, 0), now)
-    return now
+    pjrt_device = pjrt_devices.jax_device(index)
+    pjrt_bytes = memory_stats(device).get("bytes_in_use")
+    allocated = pjrt_bytes if pjrt_bytes is not None else _bytes_of_arrays(pjrt_device)
+    _peaks[index] = max(_peaks.get(index, 0), allocated)
+    return allocated
 
 
 def _bytes_of_arrays(device: jax.Device) -> int:
     """Returns the bytes of all live arrays on a device. Arrays that another thread donates meanwhile are left out."""
-    there = (array for array in jax.live_arrays() if array.sharding.device_set == {device})
-    return sum(array.nbytes for array in there if not array.is_deleted())
+    arrays = (array for array in jax.live_arrays() if array.sharding.device_set == {device})
+    return sum(array.nbytes for array in arrays if not array.is_deleted())
 
 
-def max_memory_allocated(device: Which = None) -> int:
+def max_memory_allocated(device: DeviceLike = None) -> int:
     """Returns the peak of allocated bytes, as PJRT has counted it since the process began.
 
-    Where PJRT does not count, as on the CPU, and after `reset_peak_memory_stats`: the highest number that this function and
+    Where PJRT does not count, as on the CPU, and after `reset_peak_memory_stats`, returns the highest number that this function and
     `memory_allocated` have observed.
     """
     index = _index(device)
-    known = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
+    pjrt_peak = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
     memory_allocated(device)
-    return _peaks[index] if known is None else known
+    return _peaks[index] if pjrt_peak is None else pjrt_peak
 
 
-def reset_peak_memory_stats(device: Which = None) -> None:
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     index = _index(device)
     _reset.add(index)
     _peaks.pop(index, None)
     memory_allocated(device)
 
 
-def memory_reserved(device: Which = None) -> int:
-    """Returns the bytes that PJRT reserves for arrays, used or not; `memory_allocated` where PJRT does not report them."""
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Returns the bytes that PJRT reserves for arrays, used or not. Where PJRT does not report them, returns `memory_allocated`."""
     stats = memory_stats(device)
     return stats.get("pool_bytes") or stats.get("bytes_reserved") or memory_allocated(device)
 
 
-def mem_get_info(device: Which = None) -> tuple[int, int]:
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Returns the free and the total bytes of the device, or of the machine where PJRT does not report them."""
     stats = memory_stats(device)
     if "bytes_limit" in stats:
@@ -230,7 +233,7 @@ def mem_get_info(device: Which = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Does nothing, since PJRT frees an array when the last reference to it goes."""
+    """Does nothing, since PJRT frees an array as soon as nothing refers to it."""
 
 
 def ipc_collect() -> None:

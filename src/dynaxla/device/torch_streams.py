@@ -19,16 +19,17 @@ def wait(index: int) -> None:
     """Waits until all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
     programs.wait_for(pjrt_devices.jax_device(index))
-    _finish(_arrays(index), index)
+    _wait_for_arrays(_arrays(index), index)
 
 
 def is_done(index: int) -> bool:
+    """True if all work submitted to a device is done. Recorded ops (lazy mode) run first."""
     lazy_mode.run_all()
     return all(map(_is_computed, _arrays(index)))
 
 
-def _finish(arrays: list[jax.Array], index: int) -> None:
-    """Waits for arrays. If another thread donates one of them meanwhile, waits for all programs of the device, one of which computes it."""
+def _wait_for_arrays(arrays: list[jax.Array], index: int) -> None:
+    """Waits for arrays. If another thread donates an array meanwhile, waits for all programs of the device, among them the array's."""
     is_donated = False
     for array in arrays:
         try:
@@ -42,7 +43,7 @@ def _finish(arrays: list[jax.Array], index: int) -> None:
 
 
 def _is_computed(array: jax.Array) -> bool:
-    """True if an array is computed, or is deleted since another thread has donated it. jaxlib crashes if a deleted array is asked."""
+    """True if an array is computed, or is deleted since another thread has donated it. jaxlib's `is_ready` crashes for a deleted array."""
     try:
         return array.is_deleted() or array.is_ready()
     except RuntimeError:
@@ -52,7 +53,7 @@ def _is_computed(array: jax.Array) -> bool:
 
 
 def _arrays(index: int) -> list[jax.Array]:
-    """Returns the live arrays of a device, including arrays that another thread donates meanwhile, whose sharding can still be read."""
+    """Returns the live arrays of a device, including arrays that another thread donates meanwhile: their shardings can still be read."""
     device = pjrt_devices.jax_device(index)
     return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 
@@ -62,7 +63,7 @@ class Stream:
 
     Attributes:
         device: the torch device.
-        priority: as given by the user; it has no effect.
+        priority: the priority that the user gave, without effect.
     """
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
@@ -85,7 +86,7 @@ class Stream:
         return is_done(self.device_index)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Waits for the stream of another device. Work of the same device runs in order anyway."""
+        """Waits for the stream of another device. For a stream of the same device it does nothing, since a device works in order."""
         if stream.device != self.device:
             stream.synchronize()
 
@@ -120,12 +121,12 @@ class Event:
         self.enable_timing = enable_timing
         self.device: torch.device | None = None
         self._seconds: float | None = None
-        self._before: list[jax.Array] = []
+        self._pending: list[jax.Array] = []
 
     def record(self, stream: Stream | None = None) -> None:
-        """Records the event after the work submitted so far. With timing, it waits for that work, to know the time of its end."""
+        """Records the event after the work submitted so far. With timing, it waits for that work, to take the time at its end."""
         self.device = (stream or Stream()).device
-        self._before = _arrays(self.device.index or 0)
+        self._pending = _arrays(self.device.index or 0)
         if self.enable_timing:
             wait(self.device.index or 0)
             self._seconds = time.perf_counter()
@@ -134,12 +135,12 @@ class Event:
         (stream or Stream()).wait_event(self)
 
     def synchronize(self) -> None:
-        before, self._before = self._before, []
+        pending, self._pending = self._pending, []
         if self.device is not None:
-            _finish(before, self.device.index or 0)
+            _wait_for_arrays(pending, self.device.index or 0)
 
     def query(self) -> bool:
-        return all(map(_is_computed, self._before))
+        return all(map(_is_computed, self._pending))
 
     def elapsed_time(self, end_event: Event) -> float:
         """Returns the milliseconds from this event to a later one, including all work between them."""

@@ -1,11 +1,15 @@
-"""PyTorch and JAX side by side in one process and in each other's programs; and PyTorch programs as StableHLO.
+"""PyTorch functions in JAX programs, JAX functions in PyTorch programs, memory that both share, and PyTorch programs as StableHLO.
 
-torch_in_jax.py     torch modules and functions as functions of JAX arrays: `to_jax`
-torch_graphs.py     their graphs and autograd's graphs for given shapes; wide_calls.py: calls of these graphs in JAX's programs
-jax_in_torch.py     JAX functions as functions of torch tensors: `to_torch`; jax_calls.py: calls of these functions in torch's graphs
-sharing.py          one memory as a tensor and as an array: `as_jax`, `as_torch`; array_conversion.py: around JAX functions that run now
-torch_under_jax.py  torch functions on the device "jax", traced by JAX: `to_jax` with device="jax"
-export.py           models as StableHLO, which dynaxla/artifact/ runs without torch; dynamic_sizes.py: their dynamic dimensions
+torch_in_jax.py      converts torch modules and functions to functions of JAX arrays: `to_jax`
+torch_graphs.py      captures a torch function and its gradients as graphs, for given shapes
+wide_calls.py        the JAX primitive that calls these graphs
+torch_under_jax.py   torch functions on the device "jax", traced by JAX: `to_jax` with device="jax"
+jax_in_torch.py      converts JAX functions to functions of torch tensors: `to_torch`
+jax_calls.py         the torch op that calls these functions in torch's graphs
+sharing.py           the same memory as a tensor and as an array: `as_jax`, `as_torch`
+array_conversion.py  conversion of operands and results around JAX functions
+export.py            exports models as StableHLO, which dynaxla/artifact/ runs without torch
+dynamic_sizes.py     dynamic dimensions of exported models
 """
 
 from .jax_in_torch import to_torch as to_torch

@@ -37,7 +37,7 @@ class _OrderedSpec(TensorSpec):
 
 
 class _SymbolicArithmetic(private.SizeArithmetic):
-    """Arithmetic on sizes whose minimum and maximum accept JAX's symbolic dimensions."""
+    """Arithmetic on sizes. The minimum and the maximum accept JAX's symbolic dimensions."""
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
@@ -88,14 +88,14 @@ class SymbolicSizes(SymbolValues):
 
 
 def _example(size: int | torch.SymInt) -> int:
-    """Returns the size or stride that the example inputs of the export had."""
+    """Returns the value of a size or stride for the example inputs of the export."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Iterable[tuple[str, torch.Tensor]]) -> SymbolicSizes:
     """Returns the dynamic dimensions of an exported program.
 
-    A dimension has the user's name for it, or else a name such as "x_0" from the input's name and the dimension's index.
+    A dimension has the name that the user gave it, or else a name such as "x_0" from the input's name and the dimension's index.
 
     Args:
         program: The exported program.
@@ -148,7 +148,7 @@ def _names_from_user(program: ExportedProgram, dynamic_shapes: Any) -> dict[symp
 
 
 def _dynamic_shapes_by_input(spec: Any) -> list[Any]:
-    """Flattens `dynamic_shapes` to an item for each input: a dict by dimension, a sequence with an item for each dimension, or None."""
+    """Flattens `dynamic_shapes` to a list with an item for each input: a dict by dimension, a sequence over dimensions, or None."""
 
     def is_leaf(item: Any) -> bool:
         if isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Exports a PyTorch model as StableHLO: captured by torch.export, and lowered like any graph, for platforms that need not be present."""
+"""Exports a PyTorch model as StableHLO. torch.export captures the model. Its graph is lowered for platforms that need not be present."""
 
 from __future__ import annotations
 
@@ -51,21 +51,22 @@ def export(
     """Exports a module, a function or an ExportedProgram as a program that runs without torch.
 
     New values of the model's buffers, such as those of a batch norm in training mode, are named results of the program: see
-    `ExportedModel.call`. Random numbers are derived from a key, which the call must then have. Values that eager mode refuses, such as
-    indices out of range, are refused by the call.
+    `ExportedModel.call`. Random numbers are derived from a key, which must be given to the call. The call refuses values that eager mode
+    refuses, such as indices out of range.
 
     Args:
+        model: The module, function or ExportedProgram.
         args: As for `torch.export.export`, which captures the model in its current mode (`model.eval()`); none for an ExportedProgram.
             Numbers, strings and None among the arguments become constants of the program.
         kwargs: As for `torch.export.export`.
         dynamic_shapes: As for `torch.export.export`. Dynamic dimensions stay dynamic in the program.
         platforms: The platforms out of "cpu", "cuda", "rocm" and "tpu" on which the program runs, whatever this machine is. A program for
             several platforms selects its code by the platform at run time.
-        weights: "arguments": the program takes them as arguments, and they are stored next to it; "constants": they are part of the
-            program.
+        weights: "arguments": the program takes the weights as arguments, and they are stored next to it. "constants": the weights are part
+            of the program.
 
     Raises:
-        CaptureError: torch.export cannot capture the model, or a dimension that should be dynamic is not.
+        CaptureError: torch.export cannot capture the model, or an op needs the size of a dynamic dimension as a number.
         UnsupportedOp: An op has no lowering, or none for these platforms.
         UnsupportedTensor: A tensor that JAX cannot hold.
         OptionError: An invalid option.
@@ -75,8 +76,8 @@ def export(
     platforms = _checked_platforms(platforms)
     if weights not in ("arguments", "constants"):
         raise OptionError(f"weights={weights!r} is not supported", hint='give "arguments" or "constants"')
-    program = _functional(_captured(model, tuple(args), dict(kwargs or {}), dynamic_shapes))
-    return _Exporter(program, _name(model), dynamic_shapes).exported(platforms, constants=weights == "constants")
+    program = _functionalize(_capture(model, tuple(args), dict(kwargs or {}), dynamic_shapes))
+    return _Exporter(program, _name(model), dynamic_shapes).to_model(platforms, constants=weights == "constants")
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _name(model: Any) -> str:
     return getattr(model, "__name__", None) or type(model).__name__
 
 
-class _Called(torch.nn.Module):
+class _FunctionModule(torch.nn.Module):
     """A plain function as a module for torch.export, with the function's own signature.
 
     Its code is renamed to `forward`, the name of the functions whose source lines torch records.
@@ -99,14 +100,14 @@ class _Called(torch.nn.Module):
         super().__init__()
         if isinstance(function, FunctionType):
             code = function.__code__.replace(co_name="forward")
-            named = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-            named.__kwdefaults__ = function.__kwdefaults__
-            named.__dict__.update(function.__dict__)
-            function = named
+            renamed = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+            renamed.__kwdefaults__ = function.__kwdefaults__
+            renamed.__dict__.update(function.__dict__)
+            function = renamed
         self.forward = function
 
 
-def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     if isinstance(model, ExportedProgram):
         if args or kwargs or dynamic_shapes is not None:
             raise OptionError(
@@ -116,9 +117,9 @@ def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic
         return model
     if not callable(model):
         raise OptionError(f"a {type(model).__name__} cannot be exported", hint="give a module, a function or an ExportedProgram")
-    module = model if isinstance(model, torch.nn.Module) else _Called(model)
+    module = model if isinstance(model, torch.nn.Module) else _FunctionModule(model)
     try:
-        args, kwargs = _apart((args, kwargs))
+        args, kwargs = _clone_repeated((args, kwargs))
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise CaptureError(
@@ -127,8 +128,8 @@ def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic
         ) from error
 
 
-def _apart(arguments: Any) -> Any:
-    """Clones tensors that occur more than once among the arguments: torch.export would treat them as one, in later calls too."""
+def _clone_repeated(arguments: Any) -> Any:
+    """Clones tensors that occur more than once among the arguments. torch.export would treat them as one tensor, in later calls too."""
     seen: set[int] = set()
 
     def copied(value: torch.Tensor) -> torch.Tensor:
@@ -140,15 +141,15 @@ def _apart(arguments: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, copied, arguments)
 
 
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """Returns the program without mutations, in ops that have lowerings.
+def _functionalize(program: ExportedProgram) -> ExportedProgram:
+    """Functionalizes a program, and decomposes ops that have no lowering.
 
     Raises:
         CaptureError: Functionalization would lose a write.
     """
     try:
         with LostWrites(), warnings.catch_warnings():
-            # torch copies a tree of arguments in a way that it deprecates itself (torch 2.13).
+            # torch 2.13 copies a tree of arguments in a way that it has deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             return program.run_decompositions(_decompositions())
     except LostWrite as lost:
@@ -156,7 +157,7 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _decompositions() -> dict[Any, Any]:
-    """Returns decompositions for all ops without a lowering; composite ops that have a lowering are kept whole."""
+    """Returns decompositions for all ops without a lowering. Composite ops that have a lowering are not decomposed."""
     table = dict(torch.export.default_decompositions().items())
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and registry.find(op, PORTABLE) is not None:
@@ -165,7 +166,26 @@ def _decompositions() -> dict[Any, Any]:
 
 
 class _Exporter:
-    """A captured program with the contents of its signature. `dynamic_shapes`: as the user gave them."""
+    """A captured program with the contents of its signature, ready to be lowered.
+
+    Args:
+        program: The functionalized program.
+        name: The model's name.
+        dynamic_shapes: The user's argument of torch.export.
+
+    Attributes:
+        weights: The name of each parameter, buffer and constant that the program reads, by position among the program's inputs.
+        inputs: The name of each input that is a tensor, by position.
+        values: The parameters, buffers and constants, by name.
+        arguments: The nesting of the arguments.
+        results: The nesting of the results.
+        sizes: The dynamic dimensions.
+        updates: The names of the buffers that the program writes to.
+        output_nodes: The nodes of the results, then the nodes of the buffers' new values.
+        result_nodes: The nodes of the results.
+        function: The lowered graph as a function.
+        checks: The checks of eager mode that the program performs; known once the program is lowered.
+    """
 
     def __init__(self, program: ExportedProgram, name: str, dynamic_shapes: Any) -> None:
         """Reads the signature and looks up the lowerings.
@@ -178,20 +198,20 @@ class _Exporter:
         self.program, self.name = program, name
         signature = program.graph_signature
         placeholders = program.graph.find_nodes(op="placeholder")
-        self.weights: dict[int, str] = {}  # by position among the program's inputs; so are `inputs` and `numbers`
+        self.weights: dict[int, str] = {}
         self.inputs: dict[int, str] = {}
         numbers: dict[int, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
-        first: dict[int, str] = {}
+        first_name: dict[int, str] = {}
         leaves: list[Structure] = []
         for position, (spec, node) in enumerate(zip(signature.input_specs, placeholders, strict=True)):
             if spec.kind in _WEIGHTS:
                 value = program.state_dict.get(spec.target, program.constants.get(spec.target))
                 # One tensor under two names is one weight.
-                self.weights[position] = first.setdefault(id(value), spec.target)
+                self.weights[position] = first_name.setdefault(id(value), spec.target)
                 self.values[self.weights[position]] = _checked(value, spec.target)
             elif spec.kind != InputKind.USER_INPUT:
-                raise _no_tensor(program, name, spec)
+                raise _unsupported_input_error(program, name, spec)
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 self.inputs[position] = node.name
                 _checked(node.meta["val"], node.name)
@@ -205,21 +225,21 @@ class _Exporter:
                 leaves.append(constant(numbers[position]))
         self.arguments = _structure(program.call_spec.in_spec, leaves, "the arguments")
         self.sizes = symbolic_sizes(
-            program, dynamic_shapes, [(item, placeholders[place].meta["val"]) for place, item in self.inputs.items()]
+            program, dynamic_shapes, [(item, placeholders[position].meta["val"]) for position, item in self.inputs.items()]
         )
         self._read_outputs()
         _remove_assertions_of_sizes(program.graph_module)
         try:
             self._interpreter = Interpreter(program.graph_module, PORTABLE, kernels=False)
         except UnsupportedOp as error:
-            raise _without_kernel(error) from None
+            raise _with_export_hint(error) from None
         self._numbers = numbers
         self.function = Function(self._interpreter, self.sizes, numbers, self.output_nodes)
         self.checks: tuple[CheckSpec, ...] = ()
         self.weights = {
-            place: item
-            for place, item in self.weights.items()
-            if place in self.function.used_inputs or placeholders[place] in self.output_nodes
+            position: item
+            for position, item in self.weights.items()
+            if position in self.function.read or placeholders[position] in self.output_nodes
         }
 
     def _read_outputs(self) -> None:
@@ -249,7 +269,7 @@ class _Exporter:
         self.result_nodes = results
         self.results = _structure(self.program.call_spec.out_spec, leaves, "the results")
 
-    def exported(self, platforms: tuple[str, ...], *, constants: bool) -> ExportedModel:
+    def to_model(self, platforms: tuple[str, ...], *, constants: bool) -> ExportedModel:
         """Returns the exported model. Raises the exceptions of `export`."""
         if constants and self.updates:
             raise OptionError(
@@ -257,22 +277,24 @@ class _Exporter:
                 hint='call model.eval(), or give weights="arguments": constants cannot change',
             )
         names = list(dict.fromkeys([*self.weights.values(), *self.updates]))
-        values = {item: to_numpy(self.values[item]) for item in names}
-        weights = () if constants else tuple(ArraySpec(item, value.shape, value.dtype.name) for item, value in values.items())
-        inputs = tuple(self._input_spec(place, item) for place, item in self.inputs.items())
+        values = {name: to_numpy(self.values[name]) for name in names}
+        weights = () if constants else tuple(ArraySpec(name, value.shape, value.dtype.name) for name, value in values.items())
+        inputs = tuple(self._input_spec(position, name) for position, name in self.inputs.items())
         with jax.enable_x64(True):
             program = self._program(values if constants else {}, [spec.name for spec in weights])
-            taken = [jax.ShapeDtypeStruct(spec.shape, DTYPES[spec.dtype]) for spec in weights]
-            taken += [jax.ShapeDtypeStruct((2,), np.uint32)] if self.function.draws_random else []
-            taken += [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in (self.function.specs[place] for place in self.inputs)]
-            made = self._lowered(program, taken, platforms)
+            avals = [jax.ShapeDtypeStruct(spec.shape, DTYPES[spec.dtype]) for spec in weights]
+            avals += [jax.ShapeDtypeStruct((2,), np.uint32)] if self.function.draws_random else []
+            avals += [
+                jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in (self.function.specs[position] for position in self.inputs)
+            ]
+            exported = self._lower(program, avals, platforms)
         outputs = [
-            ArraySpec(node.name, _as_text(aval.shape), aval.dtype.name)
-            for node, aval in zip(self.result_nodes, made.out_avals[: len(self.result_nodes)], strict=True)
+            ArraySpec(node.name, _shape_as_text(aval.shape), aval.dtype.name)
+            for node, aval in zip(self.result_nodes, exported.out_avals[: len(self.result_nodes)], strict=True)
         ]
         manifest = Manifest(
             name=self.name,
-            platforms=made.platforms,
+            platforms=exported.platforms,
             dimensions=self.sizes.dimensions,
             weights=weights,
             inputs=inputs,
@@ -282,78 +304,78 @@ class _Exporter:
             updates=tuple(self.updates),
             checks=self.checks,
             draws_random=self.function.draws_random,
-            calling_convention=made.calling_convention_version,
-            is_polymorphic=made.uses_global_constants,
-            made_with={item: importlib.metadata.version(item) for item in ("dynaxla", "torch", "jax")},
+            calling_convention=exported.calling_convention_version,
+            is_polymorphic=exported.uses_global_constants,
+            made_with={name: importlib.metadata.version(name) for name in ("dynaxla", "torch", "jax")},
         )
-        return ExportedModel(manifest, made.mlir_module_serialized, {} if constants else values)
+        return ExportedModel(manifest, exported.mlir_module_serialized, {} if constants else values)
 
-    def _input_spec(self, place: int, item: str) -> ArraySpec:
-        spec = self.function.specs[place]
-        return ArraySpec(item, _as_text(spec.shape), spec.jax_dtype.name)
+    def _input_spec(self, position: int, name: str) -> ArraySpec:
+        spec = self.function.specs[position]
+        return ArraySpec(name, _shape_as_text(spec.shape), spec.jax_dtype.name)
 
-    def _program(self, fixed: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
-        """Returns a function of flat arrays.
+    def _program(self, constants: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
+        """Returns the program as a function of arrays: weights, a key if it draws random numbers, inputs.
 
         Args:
-            fixed: The weights that are constants.
+            constants: The values of weights that are constants, by name.
             names: The names of the weights that are arguments.
         """
 
         def program(*arrays: jax.Array) -> list[jax.Array]:
             rest = list(arrays[len(names) :])
-            weights = dict(zip(names, arrays, strict=False)) | {item: jax.numpy.asarray(value) for item, value in fixed.items()}
+            weights = dict(zip(names, arrays, strict=False)) | {name: jax.numpy.asarray(value) for name, value in constants.items()}
             key = jax.random.wrap_key_data(rest.pop(0), impl="threefry2x32") if self.function.draws_random else None
-            given = dict(zip(self.inputs, rest, strict=True)) | {place: weights[item] for place, item in self.weights.items()}
-            found = self.function([given.get(place) for place in self.function.specs], key)
-            self.checks = tuple(CheckSpec(check.error.__name__, check.message) for check in found.checks)
-            return [*found.outputs, *([Checks(found.checks).failure()] if found.checks else [])]
+            inputs = dict(zip(self.inputs, rest, strict=True)) | {position: weights[name] for position, name in self.weights.items()}
+            results = self.function([inputs.get(position) for position in self.function.specs], key)
+            self.checks = tuple(CheckSpec(check.error.__name__, check.message) for check in results.checks)
+            return [*results.outputs, *([Checks(results.checks).failure()] if results.checks else [])]
 
         program.__name__ = program.__qualname__ = self.name
         return program
 
-    def _lowered(self, program: Any, taken: Sequence[Any], platforms: tuple[str, ...]) -> jax_export.Exported:
+    def _lower(self, program: Any, avals: Sequence[Any], platforms: tuple[str, ...]) -> jax_export.Exported:
         try:
-            made = jax_export.export(
+            exported = jax_export.export(
                 jax.jit(program, keep_unused=True), platforms=platforms, disabled_checks=[jax_export.DisabledSafetyCheck.custom_call("ALL")]
-            )(*taken)
+            )(*avals)
         except UnsupportedOp as error:
-            raise _without_kernel(error) from None
+            raise _with_export_hint(error) from None
         except LoweringError as error:
             if not self.sizes.dimensions or not self._can_be_traced_with_numbers():
                 raise
-            is_open = isinstance(error.__cause__, jax.errors.InconclusiveDimensionOperation)
-            known = 'give the dimension limits (Dim("n", min=..., max=...)), or ' if is_open else ""
+            is_inconclusive = isinstance(error.__cause__, jax.errors.InconclusiveDimensionOperation)
+            limits = 'give the dimension limits (Dim("n", min=..., max=...)), or ' if is_inconclusive else ""
             raise CaptureError(
                 f"{error.op} needs the sizes of its operands as numbers: {str(error.__cause__ or error.message).splitlines()[0]}",
                 inputs=error.inputs,
                 where=error.where,
-                hint=f"{known}leave the dimension out of dynamic_shapes; the dynamic dimensions are {', '.join(self.sizes.dimensions)}",
+                hint=f"{limits}leave the dimension out of dynamic_shapes; the dynamic dimensions are {', '.join(self.sizes.dimensions)}",
             ) from error
         except NotImplementedError as error:
             raise UnsupportedOp(f"{self.name} cannot run on {' or '.join(platforms)}: {error}", hint="choose other platforms") from error
-        unlisted = sorted(target for target in calls(made.mlir_module_serialized) if not is_stable(target))
+        unlisted = sorted(target for target in calls(exported.mlir_module_serialized) if not is_stable(target))
         if unlisted:
             raise UnsupportedOp(
                 f"{self.name} would call {', '.join(unlisted)}, which other machines and later versions may not have",
                 hint="choose other platforms, or compute the result by other ops",
             )
-        return made
+        return exported
 
     def _can_be_traced_with_numbers(self) -> bool:
         """True if lowering succeeds with concrete sizes, so that the symbolic dimensions are the cause of a failure."""
         function = Function(self._interpreter, self.sizes.examples(), self._numbers, self.output_nodes)
-        taken = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
+        avals = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
         try:
             with jax.enable_x64(True):
-                jax.eval_shape(lambda arrays: function(arrays, jax.random.key(0, impl="threefry2x32")), taken)
-        except Exception:  # it fails with concrete sizes, too, so the original error is raised
+                jax.eval_shape(lambda arrays: function(arrays, jax.random.key(0, impl="threefry2x32")), avals)
+        except Exception:  # lowering fails with concrete sizes too, so the original error is raised
             return False
         return True
 
 
-def _no_tensor(program: ExportedProgram, name: str, spec: InputSpec) -> CaptureError:
-    """Returns the error for an input that is neither a tensor nor a number."""
+def _unsupported_input_error(program: ExportedProgram, name: str, spec: InputSpec) -> CaptureError:
+    """Returns the error for an input that is neither a tensor nor a Python number or string."""
     effect = next(iter(program.graph.find_nodes(op="call_function", target=with_effects)), None)
     if spec.kind == InputKind.TOKEN and effect is not None:
         hint = "leave the op out: an exported program only returns results"
@@ -363,19 +385,31 @@ def _no_tensor(program: ExportedProgram, name: str, spec: InputSpec) -> CaptureE
     return CaptureError(f"{name} takes {spec.kind.name.lower()} {spec.target}", hint="pass tensors: an exported program takes nothing else")
 
 
-def _as_text(shape: Sequence[Any]) -> tuple[int | str, ...]:
+def _shape_as_text(shape: Sequence[Any]) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) else str(size) for size in shape)
 
 
 def _checked(value: Any, name: str) -> Any:
+    """Returns a tensor. Raises UnsupportedTensor if JAX cannot hold it."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_meta or not dtypes.is_supported(value.dtype):
-        told = f"{value.dtype} {value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise UnsupportedTensor(f"{name} is {told}", hint="an exported program takes dense tensors of a dtype that JAX has, with values")
+        description = f"{value.dtype} {value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UnsupportedTensor(
+            f"{name} is {description}", hint="an exported program takes dense tensors of a dtype that JAX has, with values"
+        )
     return value
 
 
-def _structure(spec: Any, leaves: Sequence[Structure], what: str) -> Structure:
-    """Returns the nesting of arguments or results. `leaves`: the descriptions of the leaves, in torch's order."""
+def _structure(spec: Any, leaves: Sequence[Structure], description: str) -> Structure:
+    """Returns the nesting of arguments or results.
+
+    Args:
+        spec: Torch's description of the nesting.
+        leaves: The descriptions of the leaves, in torch's order.
+        description: The role of the nested value, for errors.
+
+    Raises:
+        CaptureError: A container is no tuple, list, mapping or dataclass.
+    """
     order: list[int] = []
 
     def describe(value: Any) -> Structure:
@@ -390,16 +424,16 @@ def _structure(spec: Any, leaves: Sequence[Structure], what: str) -> Structure:
             return mapping({field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)})
         if value is None:
             return constant(None)
-        raise CaptureError(f"{what} contain a {type(value).__name__}", hint="use tuples, lists and dicts of tensors")
+        raise CaptureError(f"{description} contain a {type(value).__name__}", hint="use tuples, lists and dicts of tensors")
 
-    found = describe(pytree.tree_unflatten(list(range(len(leaves))), spec))
+    structure = describe(pytree.tree_unflatten(list(range(len(leaves))), spec))
     if order != list(range(len(leaves))):
-        raise CaptureError(f"{what} contain a container that orders its items in its own way", hint="use tuples, lists and dicts")
-    return found
+        raise CaptureError(f"{description} contain a container that orders its items in its own way", hint="use tuples, lists and dicts")
+    return structure
 
 
 def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
-    """Removes assertions about sizes that the program's signature makes already: JAX checks the arguments of a call against it."""
+    """Removes assertions about sizes. The signature of the exported program has them too, and JAX checks the arguments of a call by it."""
     for node in reversed(list(module.graph.nodes)):
         is_size = not node.users and node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
         about_sizes = node.target in (
@@ -411,7 +445,7 @@ def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _without_kernel(error: UnsupportedOp) -> UnsupportedOp:
+def _with_export_hint(error: UnsupportedOp) -> UnsupportedOp:
     """Returns the same error with a hint for programs that cannot call torch's kernels."""
     hint = "register a lowering with dynaxla.lowers: an exported program cannot call torch's kernels"
     return UnsupportedOp(error.message, op=error.op, inputs=error.inputs, where=error.where, hint=hint)

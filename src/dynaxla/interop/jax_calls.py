@@ -1,7 +1,7 @@
-"""Calls of JAX functions as a torch op: `dynaxla::jax_call(operands, call)`, where `call` is the number of a `JaxCall`.
+"""The torch op that calls a JAX function: `dynaxla::jax_call(operands, call)`, where `call` is the number of a `JaxCall`.
 
-The op is pure. In dynaxla's graphs it is lowered to the function itself, which becomes part of the program; other backends call it like any
-custom op. The function is traced once for given shapes and dtypes, so the forward and the backward pass of a graph use the same trace, even
+The op is pure. In dynaxla's graphs it is lowered to the JAX function, which becomes part of the program; other backends call it like any
+custom op. The function is traced once for given shapes and dtypes, so the forward and the backward pass of a graph use the same jaxpr, even
 if the function has changed in between.
 """
 
@@ -30,10 +30,10 @@ from .array_conversion import ArrayScope, torch_dtype
 
 _numbers = itertools.count(1)
 _calls: weakref.WeakValueDictionary[int, JaxCall] = weakref.WeakValueDictionary()
-# Calls in graphs of other backends. Such graphs hold no reference to their calls, so this keeps the calls alive.
-_named_elsewhere: dict[int, JaxCall] = {}
+# Calls in graphs of other backends. Such graphs hold no reference to their calls, so this dict keeps the calls alive.
+_calls_in_other_graphs: dict[int, JaxCall] = {}
 
-# Shape and dtype (JAX's) of each operand.
+# The shape and the JAX dtype of each operand.
 Avals = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
@@ -43,7 +43,7 @@ class JaxCall:
     Args:
         function: Takes an array for each operand.
         name: The function's name, for errors.
-        x64: It runs with JAX's 64-bit types enabled.
+        x64: True if the function runs with JAX's 64-bit types enabled.
     """
 
     def __init__(self, function: Callable[..., Sequence[Any]], name: str, x64: bool) -> None:
@@ -53,33 +53,36 @@ class JaxCall:
         self._derived: dict[Any, JaxCall] = {}
         _calls[self.number] = self
 
-    def traced(self, avals: Avals) -> Any:
-        """Returns the function's jaxpr for such operands, traced at the first request."""
+    def jaxpr_for(self, avals: Avals) -> Any:
+        """Returns the function's jaxpr for operands with these shapes and dtypes, traced at the first request."""
         if avals not in self._traces:
             with jax.enable_x64(self.x64):
                 operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
                 self._traces[avals] = jax.make_jaxpr(self.function)(*operands)
         return self._traces[avals]
 
-    def by_trace(self, *operands: jax.Array) -> list[jax.Array]:
-        """Returns the function's results, computed by its trace. Works under jax tracing, too."""
+    def run_jaxpr(self, *operands: jax.Array) -> list[jax.Array]:
+        """Computes the function's results by its jaxpr. The operands may be tracers."""
         with jax.enable_x64(self.x64):
-            return list(jax.extend.core.jaxpr_as_fun(self.traced(avals_of(operands)))(*operands))
+            return list(jax.extend.core.jaxpr_as_fun(self.jaxpr_for(avals_of(operands)))(*operands))
 
-    def of_trace(self) -> JaxCall:
-        """Returns the call whose function is this call's trace."""
-        return self._derive("trace", lambda: self.by_trace)
+    def traced_call(self) -> JaxCall:
+        """Returns a call that runs this call's jaxpr in place of its function, which may change."""
+        return self._derive("trace", lambda: self.run_jaxpr)
 
     @functools.cached_property
     def compiled(self) -> Callable[..., list[jax.Array]]:
-        """The function, compiled by XLA. Only for functions that are traces and so never change."""
+        """The function, compiled by XLA. Only for calls from `traced_call`, whose function never changes."""
         return jax.jit(self.function)
 
     def backward(self, wanted: tuple[int, ...], count: int) -> JaxCall:
         """Returns the call of the backward pass.
 
-        It takes the `count` operands and the cotangents of the inexact results, and returns the cotangents of the operands at the positions
-        `wanted`.
+        It takes the operands and the cotangents of the inexact results, and returns cotangents of operands.
+
+        Args:
+            wanted: The positions of the operands whose cotangents are returned.
+            count: The number of operands.
         """
 
         def pull_back(*arrays: jax.Array) -> list[jax.Array]:
@@ -89,7 +92,7 @@ class JaxCall:
         return self._derive(("backward", wanted), lambda: pull_back)
 
     def batched(self, dims: tuple[int | None, ...]) -> JaxCall:
-        """Returns the call mapped over one dimension of each operand (None: not mapped). The results' dimension 0 is the mapped one."""
+        """Returns the call mapped over one dimension of each operand (None: not mapped). It is dimension 0 of the results."""
         return self._derive(("batched", dims), lambda: jax.vmap(self.function, in_axes=dims))
 
     def _derive(self, key: Any, make: Callable[[], Callable[..., Sequence[Any]]]) -> JaxCall:
@@ -103,18 +106,23 @@ def vjp(
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
     """Returns the function's results and its pullback.
 
-    The pullback takes a cotangent for each inexact result, and returns the cotangents of the operands `wanted`. Cotangents are conjugated,
-    like torch's gradients of complex numbers.
+    The pullback takes a cotangent for each inexact result, and returns cotangents of operands. All cotangents follow torch's convention for
+    complex numbers, which is the conjugate of JAX's.
+
+    Args:
+        function: A function from arrays to a list of arrays.
+        operands: Its operands.
+        wanted: The positions of the operands whose cotangents the pullback returns.
     """
 
-    def of_wanted(*values: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        every = list(operands)
+    def differentiated(*values: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        all_operands = list(operands)
         for position, value in zip(wanted, values, strict=True):
-            every[position] = value
-        results = [jnp.asarray(result) for result in function(*every)]
+            all_operands[position] = value
+        results = [jnp.asarray(result) for result in function(*all_operands)]
         return [result for result in results if dtypes.is_inexact(result.dtype)], results
 
-    _, pull, results = jax.vjp(of_wanted, *(operands[position] for position in wanted), has_aux=True)
+    _, pull, results = jax.vjp(differentiated, *(operands[position] for position in wanted), has_aux=True)
 
     def pull_back(cotangents: Sequence[jax.Array]) -> list[jax.Array]:
         return [_conjugate(value) for value in pull([_conjugate(value) for value in cotangents])]
@@ -127,9 +135,7 @@ def _conjugate(value: jax.Array) -> jax.Array:
 
 
 def avals_of(operands: Sequence[Any]) -> Avals:
-    """Returns the shapes and dtypes of arrays or torch tensors. Symbolic sizes become numbers, since JAX functions are traced for fixed
-    sizes.
-    """
+    """Returns the shapes and dtypes of arrays or torch tensors. Symbolic sizes become numbers: functions are traced for fixed sizes."""
     return tuple([(tuple(int(size) for size in operand.shape), _dtype(operand)) for operand in operands])
 
 
@@ -137,25 +143,25 @@ def _dtype(operand: Any) -> np.dtype:
     return dtypes.to_jax(operand.dtype) if isinstance(operand, torch.Tensor) else np.dtype(operand.dtype)
 
 
-def find(number: int) -> JaxCall:
+def find_call(number: int) -> JaxCall:
     """Returns the call with this number.
 
     Raises:
         DynaxlaError: The call no longer exists.
     """
-    found = _calls.get(number)
-    if found is None:
+    call = _calls.get(number)
+    if call is None:
         raise DynaxlaError(
             f"the JAX function of call {number} no longer exists: its process or its torch function has ended",
             hint="call the function that dynaxla.to_torch returned, instead of an op of an older graph",
         )
-    return found
+    return call
 
 
 def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Calls the function now."""
-    with ArrayScope(tensors, call.name, call.x64) as border:
-        return border.take(list(call.function(*border.arrays)))
+    """Calls the function on the values of the tensors."""
+    with ArrayScope(tensors, call.name, call.x64) as scope:
+        return scope.to_tensors(list(call.function(*scope.arrays)))
 
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
@@ -165,9 +171,9 @@ jax_call = torch.ops.dynaxla.jax_call.default
 
 
 def _run(operands: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
-    found = find(call)
-    with ArrayScope(operands, found.name, found.x64) as border:
-        return border.take(list(found.compiled(*border.arrays)))
+    jax_function = find_call(call)
+    with ArrayScope(operands, jax_function.name, jax_function.x64) as scope:
+        return scope.to_tensors(list(jax_function.compiled(*scope.arrays)))
 
 
 _library.impl("jax_call", private.skipped_by_dynamo(_run), "CompositeExplicitAutograd")
@@ -175,27 +181,27 @@ _library.impl("jax_call", private.skipped_by_dynamo(_run), "CompositeExplicitAut
 
 @torch.library.register_fake("dynaxla::jax_call", lib=_library)
 def _fake(operands: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
-    found = find(call)
+    jax_function = find_call(call)
     if capture_lock.is_capturing():
-        capture_lock.keep(found)
+        capture_lock.keep(jax_function)
     elif get_proxy_mode() is not None:
-        _named_elsewhere[call] = found
-    avals = found.traced(avals_of(operands)).out_avals
+        _calls_in_other_graphs[call] = jax_function
+    avals = jax_function.jaxpr_for(avals_of(operands)).out_avals
     return [
-        operands[0].new_empty(aval.shape, dtype=torch_dtype(aval.dtype, f"result {index} of {found.name}"))
+        operands[0].new_empty(aval.shape, dtype=torch_dtype(aval.dtype, f"result {index} of {jax_function.name}"))
         for index, aval in enumerate(avals)
     ]
 
 
 @lowers(jax_call)
-def _inlined(operands: Sequence[jax.Array], call: int) -> list[jax.Array]:
-    return find(call).by_trace(*operands)
+def _lower_jax_call(operands: Sequence[jax.Array], call: int) -> list[jax.Array]:
+    return find_call(call).run_jaxpr(*operands)
 
 
-def _held(node: Node) -> JaxCall:
+def _call_of_node(node: Node) -> JaxCall:
     number = node.args[1]
     assert isinstance(number, int)
-    return find(number)
+    return find_call(number)
 
 
-registry.keep_alive(jax_call, _held)
+registry.hold(jax_call, _call_of_node)

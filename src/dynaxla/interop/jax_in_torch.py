@@ -1,4 +1,4 @@
-"""JAX functions as functions of torch tensors."""
+"""Converts JAX functions to functions of torch tensors."""
 
 from __future__ import annotations
 
@@ -19,40 +19,42 @@ from ..guards.state_changes import Readings
 from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
 from . import jax_calls
-from .array_conversion import ArrayScope, check_operands, is_tracer, x64_now
+from .array_conversion import ArrayScope, check_operands, is_tracer, x64_enabled
 from .jax_calls import JaxCall
 
 _numbers = itertools.count(1)
 
 
 def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable[..., Any]:
-    """Returns a JAX function as a function of torch tensors.
+    """Converts a JAX function to a function of torch tensors.
 
-    The arguments are pytrees. Tensors in them (on one device: the CPU, a GPU, or "jax") reach `jax_fn` as arrays on the same memory, which
-    must not be written to before it returns; tensors that are not contiguous, or not aligned, are copied. Other leaves are passed
+    The arguments are pytrees. `jax_fn` gets tensors in them (on one device: the CPU, a GPU, or "jax") as arrays on the same memory, which
+    must not be written to before `jax_fn` returns. Tensors that are not contiguous, or not aligned, are copied. Other leaves are passed
     unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
 
-    Gradients are those of `jax.vjp`, of any order; `torch.func.grad` and `torch.func.vmap` work, too. Integers have no gradient, and
-    complex numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes
-    part of the XLA program, forward and backward; its Python code then runs during torch's capture, and again when something that it reads
-    (a closure, a global) has changed. The sizes of its arguments are static there: other sizes need another capture.
+    Gradients of any order come from `jax.vjp`; `torch.func.grad` and `torch.func.vmap` work too. Integers have no gradient, and complex
+    numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes part of the
+    XLA program, forward and backward. Its Python code then runs during torch's capture, and again when something that it reads (a closure,
+    a global) has changed. The sizes of its arguments are static there: other sizes need another capture.
 
     Args:
-        x64: `jax_fn` runs with JAX's 64-bit types on (True) or off (False); None: as JAX is configured at the call. While they are off,
-            64-bit tensors are refused, because JAX would cut them to 32 bits.
+        jax_fn: The function.
+        x64: True or False: `jax_fn` runs with JAX's 64-bit types on or off. None: as JAX is configured at the call. While they are off,
+            64-bit tensors are refused, since JAX would cut them to 32 bits.
 
     Raises:
         TypeError: `jax_fn` is not callable. A call raises the exceptions of `jax_fn`, UnsupportedTensor and DeviceMismatch.
     """
     if not callable(jax_fn):
-        right = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
-        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{right}")
-    torch_fn = functools.wraps(jax_fn)(private.skipped_by_dynamo(JaxInTorch(jax_fn, x64)))
-    if not guards.CAN_GUARD_RESULTS:
+        hint = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
+        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{hint}")
+    torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
+    if not guards.CAN_ASK:
         return torch.compiler.disable(torch_fn)
-    found = torch._dynamo.nonstrict_trace(torch_fn)
-    found.__code__ = found.__code__.replace()  # a code object of its own, since TorchDynamo's guards identify a function by its code
-    return found
+    traceable_fn = torch._dynamo.nonstrict_trace(torch_fn)
+    # TorchDynamo's guards identify a function by its code object, so this function gets a new one.
+    traceable_fn.__code__ = traceable_fn.__code__.replace()
+    return traceable_fn
 
 
 @guards.guards_its_state
@@ -67,7 +69,7 @@ class JaxInTorch:
         self.__wrapped__ = jax_fn
         self._x64 = x64
         self._name = str(getattr(jax_fn, "__name__", None) or type(jax_fn).__name__)
-        self._calls: dict[Any, _Flat] = {}
+        self._calls: dict[Any, _FlatFunction] = {}
         self._readings = Readings({"jax_fn": jax_fn})
         self._stamp = 0
         self._number = next(_numbers)
@@ -75,28 +77,28 @@ class JaxInTorch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        leaves = [_number(leaf) for leaf in leaves]
+        leaves = [_plain_number(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if _is_traced(tensors):  # NumPy arrays become tensors, so that the trace sees that they are read
+        if _is_traced(tensors):  # NumPy arrays become tensors, so that the trace sees that the function reads them
             leaves = [torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        x64 = x64_now() if self._x64 is None else self._x64
+        x64 = x64_enabled() if self._x64 is None else self._x64
         if not _is_traced(tensors):
-            flat = _Flat(self.__wrapped__, tree, leaves, self._name, x64)
+            flat = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
             return flat.unflatten(apply(flat.call, tensors))
-        _refuse_arrays(leaves, self._name)
+        _refuse_tracers(leaves, self._name)
         check_operands(tensors, self._name, x64)
         stamp = self.stamp()
-        guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
-        key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _fact(leaf) for leaf in leaves])
-        known = self._calls.get(key)
-        if known is None:
-            known = self._calls[key] = _Flat(self.__wrapped__, tree, leaves, self._name, x64)
-        results = apply(known.call.of_trace(), tensors or [torch.zeros(())])
-        return known.unflatten(results, jax_calls.avals_of(tensors))
+        guards.guard_answer("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
+        key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _cache_key(leaf) for leaf in leaves])
+        flat_function = self._calls.get(key)
+        if flat_function is None:
+            flat_function = self._calls[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
+        results = apply(flat_function.call.traced_call(), tensors or [torch.zeros(())])
+        return flat_function.unflatten(results, jax_calls.avals_of(tensors))
 
     def stamp(self) -> int:
-        """Returns a number that changes when something that the function reads has changed: closures, globals, attributes, arrays."""
+        """Returns a number that changes when state that the function reads has changed: closures, globals, attributes, arrays."""
         stamp = self._readings.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -104,17 +106,17 @@ class JaxInTorch:
         return stamp
 
     def answer(self) -> str:
-        """Returns the state on which a captured graph with this function depends, besides its arguments. TorchDynamo guards on it."""
-        return f"{self.stamp()} {x64_now()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
+        """Returns the state on which a captured graph with this function depends, apart from its arguments. TorchDynamo guards on it."""
+        return f"{self.stamp()} {x64_enabled()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
 
 
 _owners: weakref.WeakValueDictionary[int, JaxInTorch] = weakref.WeakValueDictionary()
 
 
 class _Answers:
-    """An object whose attribute "of_N" is a function that returns the answer of torch function N, or "" if that no longer exists.
+    """Gives TorchDynamo's guards access to `JaxInTorch.answer`.
 
-    TorchDynamo's guards call it.
+    The attribute "of_N" is a function that returns the answer of the `JaxInTorch` number N, or "" if that no longer exists.
     """
 
     def __getattr__(self, name: str) -> Callable[[], str]:
@@ -127,121 +129,134 @@ class _Answers:
 answers = _Answers()
 
 
-class _Flat:
-    """A JAX function of the tensors among its arguments; all other arguments are fixed.
+class _FlatFunction:
+    """A JAX function as a function of the tensors among its arguments. All other arguments are fixed.
+
+    Args:
+        function: The JAX function.
+        tree: The nesting of its arguments.
+        leaves: The leaves of its arguments.
+        name: The function's name, for errors.
+        x64: True if the function runs with JAX's 64-bit types enabled.
 
     Attributes:
-        call: The function of flat arrays, as a `JaxCall`.
+        call: The function from a list of arrays to a list of arrays, as a `JaxCall`.
     """
 
     def __init__(self, function: Callable[..., Any], tree: Any, leaves: Sequence[Any], name: str, x64: bool) -> None:
         positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        fixed_leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         trees: dict[Any, Any] = {}
 
         def flat(*arrays: jax.Array) -> list[Any]:
-            every = list(rest)
+            all_leaves = list(fixed_leaves)
             for position, array in zip(positions, arrays, strict=False):
-                every[position] = array
-            args, kwargs = jax.tree.unflatten(tree, every)
-            results, found = jax.tree.flatten(function(*args, **kwargs))
-            trees[jax_calls.avals_of(arrays[: len(positions)])] = trees[None] = found
+                all_leaves[position] = array
+            args, kwargs = jax.tree.unflatten(tree, all_leaves)
+            results, result_tree = jax.tree.flatten(function(*args, **kwargs))
+            trees[jax_calls.avals_of(arrays[: len(positions)])] = trees[None] = result_tree
             return results
 
         self._trees = trees
         self.call = JaxCall(flat, name, x64)
 
     def unflatten(self, results: Sequence[torch.Tensor], avals: Any = None) -> Any:
-        """Arranges the tensors in the structure of the function's results.
+        """Arranges the results' tensors in the structure of the function's results.
 
         Args:
-            avals: The operands' shapes and dtypes, if the call was traced for several.
+            results: The tensors.
+            avals: The operands' shapes and dtypes, if the call may have been traced for several; None for the structure of the last trace.
         """
         return jax.tree.unflatten(self._trees[avals], results)
 
 
 def apply(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the call's results, with gradients where autograd needs them."""
+    """Computes the call's results, which autograd can differentiate."""
     if private.functorch_level() is not None:
-        return list(_Differentiable.apply(_Pass(call), *tensors))
+        return list(_Differentiable.apply(_AutogradCall(call), *tensors))
     wanted = tuple([index for index, tensor in enumerate(tensors) if tensor.requires_grad]) if torch.is_grad_enabled() else ()
     if wanted:
-        return list(_Differentiable.apply(_Pass(call, wanted), *tensors))
-    return _plain(call, tensors)
+        return list(_Differentiable.apply(_AutogradCall(call, wanted), *tensors))
+    return _call_without_gradients(call, tensors)
 
 
-def _plain(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _call_without_gradients(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return jax_calls.jax_call(list(tensors), call.number) if _is_traced(tensors) else jax_calls.run(call, tensors)
 
 
 def _is_traced(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if torch traces the call, or if a dispatch mode observes its ops."""
+    """True if torch traces the call, or if a dispatch mode observes the call's ops."""
     return private.mode_count() > 0 or any(type(tensor) not in ORDINARY for tensor in tensors)
 
 
 @dataclass
-class _Pass:
-    """A call on its way through autograd.
+class _AutogradCall:
+    """A call that autograd records.
 
     Attributes:
         call: The call.
-        wanted: The positions of the operands whose gradients are needed; () if they are known only later.
-        pull: Computes these gradients from the cotangents of the inexact results.
+        wanted: The positions of the operands whose gradients are needed; () if they are not known before the backward pass.
+        pullback: Computes these gradients from the cotangents of the inexact results. None: the backward pass uses the call's derivative.
     """
 
     call: JaxCall
     wanted: tuple[int, ...] = ()
-    pull: Callable[[Sequence[jax.Array]], list[jax.Array]] | None = None
+    pullback: Callable[[Sequence[jax.Array]], list[jax.Array]] | None = None
 
 
 class _Differentiable(torch.autograd.Function):
     """A call whose gradients JAX computes.
 
-    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. Where the backward pass is differentiated itself, or
-    traced, it uses the call's derivative as a separate call instead.
+    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. A backward pass that is traced, or is itself
+    differentiated, uses the call's derivative as a separate call instead.
     """
 
     @staticmethod
-    def forward(taken: _Pass, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not taken.wanted or _is_traced(tensors):
-            return tuple(_plain(taken.call, tensors))
-        call = taken.call
-        with ArrayScope(tensors, call.name, call.x64) as border:
-            results, taken.pull = jax_calls.vjp(call.function, border.arrays, taken.wanted)
-            return tuple(border.take(results))
+    def forward(autograd_call: _AutogradCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not autograd_call.wanted or _is_traced(tensors):
+            return tuple(_call_without_gradients(autograd_call.call, tensors))
+        call = autograd_call.call
+        with ArrayScope(tensors, call.name, call.x64) as scope:
+            results, autograd_call.pullback = jax_calls.vjp(call.function, scope.arrays, autograd_call.wanted)
+            return tuple(scope.to_tensors(results))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        taken, *tensors = inputs
-        ctx.taken = taken
-        ctx.given = tuple([index for index, result in enumerate(output) if _is_inexact(result)])
+        autograd_call, *tensors = inputs
+        ctx.autograd_call = autograd_call
+        ctx.inexact_results = tuple([index for index, result in enumerate(output) if _is_inexact(result)])
         ctx.mark_non_differentiable(*[result for result in output if not _is_inexact(result)])
-        ctx.save_for_backward(*tensors)  # all of them, so that autograd detects later writes to them
+        ctx.save_for_backward(*tensors)  # all tensors, so that autograd detects later writes to them
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        tensors, taken = ctx.saved_tensors, ctx.taken
+        tensors, autograd_call = ctx.saved_tensors, ctx.autograd_call
         wanted = tuple([index for index, tensor in enumerate(tensors) if ctx.needs_input_grad[index + 1] and _is_inexact(tensor)])
-        given = [cotangents[index] for index in ctx.given]
-        call = taken.call
-        if taken.pull is not None and not torch.is_grad_enabled() and not _is_traced(given) and set(wanted) <= set(taken.wanted):
-            with ArrayScope(given, call.name, call.x64) as border:
-                gradients = dict(zip(taken.wanted, border.take(taken.pull(border.arrays)), strict=True))
+        result_cotangents = [cotangents[index] for index in ctx.inexact_results]
+        call = autograd_call.call
+        if (
+            autograd_call.pullback is not None
+            and not torch.is_grad_enabled()
+            and not _is_traced(result_cotangents)
+            and set(wanted) <= set(autograd_call.wanted)
+        ):
+            with ArrayScope(result_cotangents, call.name, call.x64) as scope:
+                gradients = dict(zip(autograd_call.wanted, scope.to_tensors(autograd_call.pullback(scope.arrays)), strict=True))
         else:
-            found = apply(call.backward(wanted, len(tensors)), [*tensors, *given])
-            gradients = dict(zip(wanted, found, strict=True))
+            gradient_list = apply(call.backward(wanted, len(tensors)), [*tensors, *result_cotangents])
+            gradients = dict(zip(wanted, gradient_list, strict=True))
         return None, *[gradients[index] if index in wanted else None for index in range(len(tensors))]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise DynaxlaError(
-            f"{ctx.taken.call.name}, a function of to_torch, does not support torch's forward-mode derivatives",
+            f"{ctx.autograd_call.call.name}, a function of to_torch, does not support torch's forward-mode derivatives",
             hint="use reverse mode (torch.func.vjp, torch.func.jacrev), or call jax.jvp inside the JAX function",
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, taken: _Pass, *tensors: torch.Tensor) -> Any:
-        results = apply(taken.call.batched(tuple(in_dims[1:])), tensors)
+    def vmap(info: Any, in_dims: Any, autograd_call: _AutogradCall, *tensors: torch.Tensor) -> Any:
+        results = apply(autograd_call.call.batched(tuple(in_dims[1:])), tensors)
         return tuple(results), (0,) * len(results)
 
 
@@ -249,22 +264,23 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _number(leaf: Any) -> Any:
-    """Returns a symbolic number as a plain number, which torch guards on."""
+def _plain_number(leaf: Any) -> Any:
+    """Converts a symbolic number to a plain number, on which torch guards. Other leaves stay as they are."""
     if isinstance(leaf, (torch.SymInt, torch.SymBool)):
         return int(leaf) if isinstance(leaf, torch.SymInt) else bool(leaf)
     return float(leaf) if isinstance(leaf, torch.SymFloat) else leaf
 
 
-def _fact(leaf: Any) -> Any:
-    """Returns a hashable value that is equal for equal leaves. For a leaf whose content may change it is equal to no other value."""
+def _cache_key(leaf: Any) -> Any:
+    """Returns a hashable key. Equal leaves have equal keys, except leaves whose content may change: each of their keys is new."""
     if isinstance(leaf, jax.Array):
         return same(leaf)
     found = content(leaf)
     return object() if found is NO_CONTENT else found
 
 
-def _refuse_arrays(leaves: Sequence[Any], name: str) -> None:
+def _refuse_tracers(leaves: Sequence[Any], name: str) -> None:
+    """Raises UnsupportedTensor if a leaf is a JAX tracer."""
     for leaf in leaves:
         if is_tracer(leaf):
             raise UnsupportedTensor(

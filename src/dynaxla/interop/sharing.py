@@ -1,4 +1,4 @@
-"""Sharing memory between a torch tensor and a JAX array."""
+"""Torch tensors and JAX arrays that share memory: `as_jax` and `as_torch`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from ..device import copies, storages
 from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import devices
-from .array_conversion import check, exported, imported, is_tracer, jax_device_of, torch_dtype, why_not, x64_now
-from .torch_under_jax import tensor_of, under_jax, undifferentiated
+from .array_conversion import (
+    array_on_tensor,
+    check_representable,
+    is_tracer,
+    jax_device_of,
+    tensor_on_array,
+    torch_dtype,
+    unshareable_reason,
+    x64_enabled,
+)
+from .torch_under_jax import as_jax_function, not_differentiable, tensor_of
 
 
 def as_jax(tensor: torch.Tensor) -> jax.Array:
-    """Returns a tensor as a JAX array on the same memory, which both keep alive. `dynaxla.to_jax` converts functions and modules.
+    """Returns a JAX array that uses a tensor's memory, which both keep alive. `dynaxla.to_jax` converts functions and modules.
 
     JAX assumes that arrays never change. A later write of torch to the tensor may or may not be visible to JAX: programs that run at the
-    same time read either value, and values that JAX has computed or cached do not follow. Write to the tensor only after JAX has finished
-    using it (`jax.block_until_ready`), in any thread. A tensor on the device "jax" returns its own array; torch writes to such a tensor by
-    giving it another array, so the returned one does not change. The array is on JAX's own CPU device or GPU; it can be a tracer if the
-    tensor is one (see `as_torch`).
+    same time read the old or the new value, and values that JAX has computed or cached stay as they are. Write to the tensor only after JAX
+    has finished using it (`jax.block_until_ready`), in any thread. For a tensor on the device "jax", the result is the tensor's own array.
+    torch writes to such a tensor by giving it another array, so the returned array does not change. The array is on the CPU device or the
+    GPU of the user's JAX. It is a tracer if the tensor holds one (see `as_torch`).
 
     Raises:
-        TypeError: Something else than a tensor.
-        RuntimeError: A tensor that requires a gradient, as for `Tensor.numpy()`.
-        UnsupportedTensor: A tensor whose memory an array cannot use, or a 64-bit dtype while JAX has 64-bit types switched off. The message
+        TypeError: The argument is not a tensor.
+        RuntimeError: The tensor requires a gradient, as for `Tensor.numpy()`.
+        UnsupportedTensor: An array cannot use the tensor's memory, or the dtype has 64 bits while JAX's 64-bit types are off. The message
             gives the reason.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -36,20 +45,20 @@ def as_jax(tensor: torch.Tensor) -> jax.Array:
             raise TypeError(f"as_jax takes a torch tensor, not {type(tensor).__name__}")
         text = 'dynaxla.as_jax(function) is now dynaxla.to_jax(function, device="jax"); dynaxla 0.2 removes the old name'
         warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return under_jax(tensor)
+        return as_jax_function(tensor)
     if tensor.requires_grad:
         raise RuntimeError("Can't call as_jax() on Tensor that requires grad. Use dynaxla.as_jax(x.detach()) instead.")
-    check(tensor, "the tensor", x64_now(), "pass x.int() or x.float(), or call as_jax(x) inside jax.enable_x64(True)")
+    check_representable(tensor, "the tensor", x64_enabled(), "pass x.int() or x.float(), or call as_jax(x) inside jax.enable_x64(True)")
     if tensor.device.type == storages.NAME:
         return copies.value_of(tensor)
-    if reason := why_not(tensor):
+    if reason := unshareable_reason(tensor):
         hint = "copy it: dynaxla.as_jax(x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format))"
         raise UnsupportedTensor(f"JAX cannot share the tensor's memory: {reason}", hint=hint)
-    return imported(tensor, jax_device_of(tensor.device))
+    return array_on_tensor(tensor, jax_device_of(tensor.device))
 
 
 def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torch.Tensor:
-    """Returns a JAX array as a torch tensor on the same memory, which both keep alive.
+    """Returns a torch tensor that uses a JAX array's memory, which both keep alive.
 
     In a function under `jax.jit` or `jax.vmap`, arguments are tracers: torch's code, compiled or not, becomes part of the function that JAX
     traces, and `as_jax` converts its results back. JAX refuses to differentiate such code: with `jax.grad`, use
@@ -59,36 +68,44 @@ def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torc
     `x.clone()`). Writing to a tensor on "jax" changes no array. The host waits for an array on the CPU; for a GPU, torch's stream waits.
 
     Args:
-        device: "cpu" or "cuda" for memory on that device, or "jax" for a tensor that is this array (after `dynaxla.device.enable()`). None:
-            the device of the memory; "jax" for tracers, and where torch cannot reach the memory.
+        array: The array or tracer.
+        device: "cpu" or "cuda" if the array is on that device, or "jax" for a tensor that holds this array (after
+            `dynaxla.device.enable()`). None: the device of the memory; "jax" for tracers, and where torch cannot access the memory.
 
     Raises:
-        TypeError: Something else than an array.
-        UnsupportedTensor: A dtype that torch lacks, an array on several devices, or on another device than `device`. The message gives the
-            reason.
+        TypeError: The argument is not an array.
+        UnsupportedTensor: Torch has no such dtype, or the array is on several devices or on another device than `device`. The message gives
+            the reason.
     """
     if not isinstance(array, jax.Array):
-        right = "; dynaxla.to_torch takes a function" if callable(array) else ""
-        raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}{right}")
+        hint = "; dynaxla.to_torch takes a function" if callable(array) else ""
+        raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}{hint}")
     torch_dtype(array.dtype, "the array")
     if is_tracer(array):
-        return _on_jax(array, device, "a JAX tracer has no memory")
+        return _tensor_on_jax(array, device, "a JAX tracer has no memory")
     if array.is_deleted():
         raise UnsupportedTensor("the array was deleted, or donated to a program", hint="pass the array that the program returned")
     if len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
         raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
     platform = {"gpu": "cuda"}.get(array.device.platform, array.device.platform)
-    kind = None if device is None else str(device).partition(":")[0]
-    if platform not in ("cpu", "cuda") or kind == storages.NAME:
-        return _on_jax(array, device, f"torch cannot access the memory of {array.device}")
-    if kind not in (None, platform):
+    device_type = None if device is None else str(device).partition(":")[0]
+    if platform not in ("cpu", "cuda") or device_type == storages.NAME:
+        return _tensor_on_jax(array, device, f"torch cannot access the memory of {array.device}")
+    if device_type not in (None, platform):
         raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint=f"as_torch(x).to({str(device)!r}) copies it")
-    return exported(array)
+    return tensor_on_array(array)
 
 
-def _on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:
+def _tensor_on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:
+    """Returns a tensor on the device "jax" that holds the array or tracer.
+
+    Args:
+        array: The array or tracer.
+        device: The device that the user gave, or None.
+        reason: The reason why the tensor cannot be on another device, for errors.
+    """
     if device is not None and str(device).partition(":")[0] != storages.NAME:
         raise UnsupportedTensor(f"{reason}, so it cannot become a tensor on {device}", hint='leave the device out, or give "jax"')
-    wanted = torch.device(device) if device is not None and devices.holds_arrays(storages.NAME) else None
-    return tensor_of(undifferentiated(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, wanted)
+    target = torch.device(device) if device is not None and devices.drives(storages.NAME) else None
+    return tensor_of(not_differentiable(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, target)

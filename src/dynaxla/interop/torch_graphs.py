@@ -1,4 +1,4 @@
-"""Captures a torch function, for operands of given shapes, as calls for JAX's programs, with autograd's derivative."""
+"""Captures a torch function, for operands of given shapes, as a call for JAX programs. Its derivative comes from autograd."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from ..lowering.interpreter import constant_value, draws_random
 from ..passes.joint.partition import partition
 from ..runtime import capture_lock
 from ..torch_ops import aten
-from .wide_calls import Call, Derivative, axes_of, narrowed, varying
+from .wide_calls import Derivative, WideCall, axes_of, narrowed, varying
 
 Tensors = Sequence[torch.Tensor]
 
-_COPIES = (aten.clone.default, aten.detach.default, aten.alias.default)
+_COPY_OPS = (aten.clone.default, aten.detach.default, aten.alias.default)
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class GraphOperand:
     requires_grad: bool = False
 
 
-class TorchCall(Call):
+class TorchCall(WideCall):
     """A torch function of tensors with given shapes and dtypes.
 
     Args:
         function: Takes tensors and returns new tensors; it mutates none of its arguments.
-        operands: The tensors that it takes.
-        device: The device of the fake tensors with which it is traced.
-        narrow: The arrays of the surrounding JAX program have at most 32 bits.
-        is_unchanged: Returns True if it is certain that the other state that the function reads has not changed.
+        operands: The tensors that the function takes.
+        device: The device of the fake tensors with which the function is traced.
+        narrow: True if the arrays of the surrounding JAX program have at most 32 bits per number.
+        is_unchanged: Returns True if the state that the function reads, apart from its operands, has certainly not changed.
 
     Attributes:
-        draws_random: True if it takes a key, as two uint32, before its operands.
-        drawing: The user's line that draws first.
-        copied: For each result, the index of the operand that it is a copy of; None if it is no copy.
+        draws_random: True if the call takes a key, as uint32[2], before its operands.
+        drawing_line: The user's line that draws the first random number; "" if there is none.
+        copied_operands: For each result, the index of the operand of which it is a copy; None if it is no copy.
 
     Raises:
         CaptureError: Python's control flow depends on a tensor's values.
@@ -98,14 +98,14 @@ class TorchCall(Call):
         self._code = _code(graph)
         self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
         self.draws_random = program.draws_random
-        self.drawing = next((user_line(node) for node in _nodes(graph) if draws_random(node)), "")
+        self.drawing_line = next((user_line(node) for node in _nodes(graph) if draws_random(node)), "")
         placeholders, results = graph.graph.find_nodes(op="placeholder"), graph.graph.output_node().args[0]
         self._results = [node.meta["val"].dtype for node in results]
-        self.copied = [placeholders.index(source) if (source := _source(node)) in placeholders else None for node in results]
+        self.copied_operands = [placeholders.index(source) if (source := _copy_source(node)) in placeholders else None for node in results]
 
-        def run(*given: Array) -> list[Array]:
-            outputs = self._outputs(program, given)
-            return [self._narrowed(output) for output in outputs]
+        def run(*arrays: Array) -> list[Array]:
+            outputs = self._outputs(program, arrays)
+            return [self._narrow_array(output) for output in outputs]
 
         super().__init__(run)
 
@@ -114,10 +114,10 @@ class TorchCall(Call):
         return all(state_of(tensor) == state for tensor, state in self._constants)
 
     def _check_unchanged(self) -> None:
-        """Checks that the function still has the graph that was traced, since its derivative is traced later.
+        """Checks that the function still has the graph that was traced. Its derivative is traced later than the function.
 
         Raises:
-            CaptureError: It has another graph now.
+            CaptureError: The function has another graph.
         """
         if self.is_current():
             if self._is_unchanged():
@@ -132,66 +132,78 @@ class TorchCall(Call):
         )
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        return self._once(("derivative", wanted), lambda: self._by_autograd(wanted))
+        return self._cached(("derivative", wanted), lambda: self._autograd_derivative(wanted))
 
     @_disable_current_modes()
-    def _by_autograd(self, wanted: tuple[bool, ...]) -> Derivative:
+    def _autograd_derivative(self, wanted: tuple[bool, ...]) -> Derivative:
+        """Returns the derivative that autograd computes, by a joint graph that is partitioned into a forward and a backward graph."""
         self._check_unchanged()
         mask = list(wanted[1:] if self.draws_random else wanted)
-        moving: list[int] = []
+        differentiable_results: list[int] = []
         with capture_lock.capturing():
-            joint = self._graph(mask, moving)
-            if moving:
+            joint = self._graph(mask, differentiable_results)
+            if differentiable_results:
                 inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
                 graphs = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
                 forward, backward = map(Function.portable, graphs)
-        count, given = len(self._results), sum(mask)
-        if not moving:
+        num_results, num_wanted = len(self._results), sum(mask)
+        if not differentiable_results:
             return self._no_derivative(mask)
         forward_graph, backward_graph = graphs
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
         results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
-        places = [None if name.startswith("tangents") else results.index(name) for name in names]
-        kept = [place for place in places if place is not None]
+        operand_sources = [None if name.startswith("tangents") else results.index(name) for name in names]
+        residual_indices = [source_index for source_index in operand_sources if source_index is not None]
         gradients = backward_graph.graph.output_node().args[0]
-        wide = [dtypes.to_jax(self._results[index]) for index in moving]
+        wide_dtypes = [dtypes.to_jax(self._results[index]) for index in differentiable_results]
 
         def run(*operands: Array) -> list[Array]:
             outputs = self._outputs(forward, operands)
-            held = [_packed(outputs[place]) if self._narrow else outputs[place] for place in kept]
-            return [*map(self._narrowed, outputs[:count]), *held]
+            residuals = [
+                _split_64_bit(outputs[source_index]) if self._narrow else outputs[source_index] for source_index in residual_indices
+            ]
+            return [*map(self._narrow_array, outputs[:num_results]), *residuals]
 
-        def pulled(*operands: Array) -> list[Array]:
-            held = iter(operands[: len(kept)])
-            cotangents = (lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(kept) :], wide, strict=True))
-            values = [next(cotangents) if place is None else next(held) for place in places]
-            values = [_conjugated(value) if place is None else value for value, place in zip(values, places, strict=True)]
-            values = [_unpacked(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
-            found = iter(backward(values).outputs)
-            every = [None if gradient is None else next(found) for gradient in gradients[: len(mask)]]
-            own = [(grad, item) for grad, item, want in zip(every, self._operands, mask, strict=True) if want]
-            return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) if grad is None else _conjugated(grad) for grad, item in own]
+        def pull_back(*operands: Array) -> list[Array]:
+            residuals = iter(operands[: len(residual_indices)])
+            cotangents = (
+                lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], wide_dtypes, strict=True)
+            )
+            values = [next(cotangents) if source_index is None else next(residuals) for source_index in operand_sources]
+            values = [
+                _conjugate(value) if source_index is None else value for value, source_index in zip(values, operand_sources, strict=True)
+            ]
+            values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
+            outputs = iter(backward(values).outputs)
+            all_gradients = [None if gradient is None else next(outputs) for gradient in gradients[: len(mask)]]
+            wanted_gradients = [(grad, item) for grad, item, want in zip(all_gradients, self._operands, mask, strict=True) if want]
+            return [
+                lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) if grad is None else _conjugate(grad) for grad, item in wanted_gradients
+            ]
 
-        shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in moving]
+        shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 
-        def pushed(*operands: Array) -> list[Array]:
-            held, tangents = operands[: len(kept)], operands[len(kept) :]
-            assert len(tangents) == given
+        def push_forward(*operands: Array) -> list[Array]:
+            residuals, tangents = operands[: len(residual_indices)], operands[len(residual_indices) :]
+            assert len(tangents) == num_wanted
             zeros = [
-                lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype) for shape, dtype in zip(shapes, wide, strict=True)
+                lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype)
+                for shape, dtype in zip(shapes, wide_dtypes, strict=True)
             ]
             axes = axes_of(operands)
-            transposed = jax.vjp(lambda *cotangents: varying(pulled(*held, *cotangents), axes), *varying(zeros, axes))[1]
+            transposed = jax.vjp(lambda *cotangents: varying(pull_back(*residuals, *cotangents), axes), *varying(zeros, axes))[1]
             return list(transposed(list(tangents)))
 
-        refusal = CaptureError(
+        derivative_error = CaptureError(
             "a torch function is differentiated twice, and autograd gives only its first derivative here",
             hint="take the inner derivative in torch (torch.func.grad), inside the function that is given to to_jax",
         )
-        return Derivative(Call(run, refusal=refusal), Call(pushed, pulled, refusal), moving)
+        return Derivative(
+            WideCall(run, derivative_error=derivative_error), WideCall(push_forward, pull_back, derivative_error), differentiable_results
+        )
 
     def _no_derivative(self, mask: Sequence[bool]) -> Derivative:
-        """Returns the derivative where no result depends differentiably on an operand that `mask` wants."""
+        """Returns the derivative of a call none of whose results depends differentiably on the wanted operands."""
 
         def nothing(*_: Array) -> list[Array]:
             return []
@@ -199,26 +211,29 @@ class TorchCall(Call):
         def zeros(*_: Array) -> list[Array]:
             return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
 
-        return Derivative(Call(self.run), Call(nothing, zeros), ())
+        return Derivative(WideCall(self.run), WideCall(nothing, zeros), ())
 
-    def _outputs(self, program: Function, given: Sequence[Array]) -> list[Array]:
+    def _outputs(self, program: Function, operands: Sequence[Array]) -> list[Array]:
+        """Runs a program on the call's operands, which are converted to the program's dtypes. The results keep the program's dtypes."""
         key = None
         if self.draws_random:
-            key, given = jax.random.wrap_key_data(given[0], impl="threefry2x32"), given[1:]
-        arrays = [lax.convert_element_type(array, spec.jax_dtype) for array, spec in zip(given, program.specs.values(), strict=True)]
-        found = program(arrays, key if program.draws_random else None)
-        return _marked(found)
+            key, operands = jax.random.wrap_key_data(operands[0], impl="threefry2x32"), operands[1:]
+        arrays = [lax.convert_element_type(array, spec.jax_dtype) for array, spec in zip(operands, program.specs.values(), strict=True)]
+        results = program(arrays, key if program.draws_random else None)
+        return _outputs_or_nan(results)
 
-    def _narrowed(self, array: Array) -> Array:
+    def _narrow_array(self, array: Array) -> Array:
         return lax.convert_element_type(array, narrowed(array.dtype) if self._narrow else array.dtype)
 
-    def _graph(self, wanted: Sequence[bool], moving: list[int] | None = None) -> GraphModule:
-        """Returns the function's graph; a joint graph with gradients if any operand is wanted.
+    def _graph(self, wanted: Sequence[bool], differentiable_results: list[int] | None = None) -> GraphModule:
+        """Returns the function's graph, or a joint graph with gradients if the gradient of an operand is wanted.
 
-        Dispatch modes must be off around it: they are the user's, or those of another trace, which the surrounding JAX function is part of.
+        The caller must have turned off dispatch modes: they belong to the user, or to another trace that the surrounding JAX function is
+        part of.
 
         Args:
-            moving: Receives the indices of the results that have a gradient.
+            wanted: For each operand, True if its gradient is wanted.
+            differentiable_results: Receives the indices of the results that have a gradient.
         """
         joint = any(wanted)
         sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -231,20 +246,20 @@ class TorchCall(Call):
         def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
             if joint:
                 results = self._function(tensors)
-                if moving is not None:
-                    moving[:] = [index for index, result in enumerate(results) if result.requires_grad]
+                if differentiable_results is not None:
+                    differentiable_results[:] = [index for index, result in enumerate(results) if result.requires_grad]
                 return list(results)
             with torch.enable_grad():  # without gradients the function may take another code path
-                given = [
+                inputs_with_grad = [
                     tensor.detach().requires_grad_() if item.requires_grad else tensor
                     for tensor, item in zip(tensors, self._operands, strict=True)
                 ]
-                return [result.detach() for result in self._function(given)]
+                return [result.detach() for result in self._function(inputs_with_grad)]
 
         with (
-            capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(),
-            torch.fx.traceback.preserve_node_meta(), _Lines(), _Writes(),
-            # TorchDynamo, which captures control flow, would turn a float that has changed once into an operand, which has no value here.
+            capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _capture_errors(),
+            torch.fx.traceback.preserve_node_meta(), _RecordLines(), _RefuseWrites(),
+            # TorchDynamo, which captures control flow, would make a float that has changed an operand. An operand has no value here.
             torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
@@ -252,40 +267,39 @@ class TorchCall(Call):
         return graph
 
 
-def _source(node: Node) -> Node:
-    """Returns the node that a node is a copy of, or the node itself."""
-    while node.target in _COPIES:
+def _copy_source(node: Node) -> Node:
+    """Returns the node of which a node is a copy, or the node itself if it is no copy."""
+    while node.target in _COPY_OPS:
         node = node.args[0]
     return node
 
 
-def _packed(array: Array) -> Array:
-    """Splits 64-bit numbers into halves, which 32-bit JAX can hold without loss."""
+def _split_64_bit(array: Array) -> Array:
+    """Splits 64-bit numbers into two 32-bit halves, which 32-bit JAX can hold without loss. Other arrays stay as they are."""
     if array.dtype.itemsize < 8 or array.dtype == np.complex64:
         return array
     if dtypes.is_complex(array.dtype):
-        return jnp.stack([_packed(lax.real(array)), _packed(lax.imag(array))])
+        return jnp.stack([_split_64_bit(lax.real(array)), _split_64_bit(lax.imag(array))])
     return lax.bitcast_convert_type(array, np.dtype(np.uint32))
 
 
-def _unpacked(array: Array, dtype: dtypes.DType) -> Array:
+def _join_64_bit(array: Array, dtype: dtypes.DType) -> Array:
+    """Reverts `_split_64_bit` for an array that had this dtype."""
     if array.dtype == dtype:
         return array
     if dtypes.is_complex(dtype):
         half = dtypes.real(dtype)
-        return lax.complex(_unpacked(array[0], half), _unpacked(array[1], half))
+        return lax.complex(_join_64_bit(array[0], half), _join_64_bit(array[1], half))
     return lax.bitcast_convert_type(array, dtype)
 
 
-def _conjugated(array: Array) -> Array:
-    """Converts between torch's gradients of complex numbers and JAX's cotangents, which are conjugates of each other."""
+def _conjugate(array: Array) -> Array:
+    """Conjugates complex numbers: torch's gradients are the conjugates of JAX's cotangents."""
     return lax.conj(array) if dtypes.is_complex(array.dtype) else array
 
 
-def _marked(results: Results) -> list[Array]:
-    """Returns the outputs. If a check of eager mode fails, such as one of an index, the floating-point outputs are NaN, as in JAX's own
-    indexing.
-    """
+def _outputs_or_nan(results: Results) -> list[Array]:
+    """Returns the outputs. If a check of eager mode fails (an index out of range), inexact outputs are NaN, as in JAX's own indexing."""
     outputs = list(results.outputs)
     if not results.checks:
         return outputs
@@ -296,7 +310,7 @@ def _marked(results: Results) -> list[Array]:
 
 
 def _graphs(graph: GraphModule) -> list[GraphModule]:
-    """Returns the graph, and the branches and bodies of the control flow in it."""
+    """Returns the graph, and the graphs of branches and loop bodies in it."""
     return [module for module in graph.modules() if isinstance(module, GraphModule)]
 
 
@@ -318,10 +332,10 @@ def _same(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 
 def _check_constants(graph: GraphModule) -> None:
-    """Checks the tensors in the graph that come from outside the function.
+    """Checks the tensors that the graph has as constants.
 
     Raises:
-        CaptureError: One of them is no constant.
+        CaptureError: A tensor is left over from an earlier trace, or requires a gradient.
     """
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = constant_value(graph, node)
@@ -335,10 +349,10 @@ def _check_constants(graph: GraphModule) -> None:
                 hint="do not keep tensors in globals, closures or caches: return them",
             )
         if constant.requires_grad:
-            raise _read_from_elsewhere(constant, where)
+            raise _foreign_tensor_error(constant, where)
 
 
-def _read_from_elsewhere(tensor: torch.Tensor, where: str) -> CaptureError:
+def _foreign_tensor_error(tensor: torch.Tensor, where: str) -> CaptureError:
     kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor with requires_grad"
     return CaptureError(
         f"the function reads a {kind} that is not one of its own: its value would be a constant, without a gradient",
@@ -348,12 +362,8 @@ def _read_from_elsewhere(tensor: torch.Tensor, where: str) -> CaptureError:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Converts torch's exceptions for data-dependent code, and for writes that would be lost, to errors with hints.
-
-    Raises:
-        CaptureError: In place of them.
-    """
+def _capture_errors() -> Iterator[None]:
+    """Converts torch's exceptions about data-dependent code and control flow, and lost writes, to `CaptureError`s with hints."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
@@ -382,17 +392,17 @@ def _explained() -> Iterator[None]:
         ) from None
 
 
-class _Writes(LostWrites):
-    """A dispatch mode that also refuses writes to tensors from outside the function, before they happen.
+class _RefuseWrites(LostWrites):
+    """A dispatch mode that refuses lost writes, and writes to tensors from outside the function, before they happen.
 
-    It also refuses parameters from outside within control flow, where torch itself fails.
+    It also refuses parameters from outside the function in control flow, where torch itself fails.
     """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if not isinstance(func, OpOverload):
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, (FunctionalTensor, FakeTensor)):
-                    raise _read_from_elsewhere(leaf, _here())
+                    raise _foreign_tensor_error(leaf, _user_location())
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def check(self, func: OpOverload, tensor: Any) -> None:
@@ -404,11 +414,11 @@ class _Writes(LostWrites):
         super().check(func, tensor)
 
 
-class _Lines(TorchFunctionMode):
-    """Records for each node the user's line that created it, where errors and `user_line` find it."""
+class _RecordLines(TorchFunctionMode):
+    """Records for each node the user's line that created it. Errors and `user_line` read the record."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # TorchDynamo captures control flow; it would trace this mode, too, and records lines itself.
+        # TorchDynamo, which captures control flow, would trace this mode too. It records lines itself.
         if not torch.compiler.is_dynamo_compiling() and (frame := _user_frame()) is not None:
             code = frame.f_code
             torch.fx.traceback.set_stack_trace([f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    \n'])
@@ -423,7 +433,7 @@ def _user_frame() -> FrameType | None:
     return frame
 
 
-def _here() -> str:
+def _user_location() -> str:
     frame = _user_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
 
@@ -433,7 +443,12 @@ def _is_library(path: str) -> bool:
 
 
 def _line(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
-    """Returns the innermost line of the user's own code in a traceback. `inner`: frames that were traced, not run."""
+    """Returns the innermost line of the user's own code in a traceback.
+
+    Args:
+        error: The exception.
+        inner: Further frames, inside the traceback's last one, of code that was traced and did not run.
+    """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
-    own = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
-    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
+    user_frames = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
+    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}, in {user_frames[-1].name}" if user_frames else ""

@@ -1,4 +1,4 @@
-"""Converts PyTorch modules and functions to pure functions of JAX arrays."""
+"""Converts PyTorch modules and functions to pure functions of JAX arrays: `to_jax`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..lowering import dtypes
 from ..lowering.interpreter import to_numpy
 from ..runtime import private
 from .torch_graphs import GraphOperand, TorchCall
-from .torch_under_jax import under_jax
+from .torch_under_jax import as_jax_function
 from .wide_calls import narrowed
 
 
@@ -47,21 +47,22 @@ def to_jax(
         jax_fn, params = dynaxla.to_jax(model)
         y = jax_fn(params, x)                                    # under jax.jit, grad, vmap, jvp, lax.scan, shard_map, ...
         y = jax_fn(params, x, rng=jax.random.key(0))             # where the model draws random numbers
-        y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where it changes buffers, as batch norms do while they train
+        y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where the model changes buffers, like a batch norm in training mode
 
     For a function of tensors, this returns the function alone:
 
         jax_fn = dynaxla.to_jax(torch.nn.functional.normalize)
         y = jax_fn(x)
 
-    docs/torch-in-jax.md describes both, and `JaxModule` the first.
+    docs/torch-in-jax.md describes both cases. `JaxModule` describes the function of a module.
 
     Args:
         function: The module or function, compiled by `torch.compile` or not.
         method: The name of the module's method to convert, e.g. "encode". None: a call of the module.
         dtype: The dtype of a module's floating-point parameters and buffers, as in `module.to(dtype)`.
-        share: On the CPU, `params` and `buffers` use the module's own memory, without copies. JAX assumes that arrays never change: while
-            they live, nothing may write to the module's parameters (no optimizer step, no `load_state_dict`, no training batch norm).
+        share: True: on the CPU, `params` and `buffers` use the module's own memory, without copies. JAX assumes that arrays never change:
+            while these arrays exist, the module's parameters and buffers must not be written to (no optimizer step, no `load_state_dict`,
+            no batch norm in training mode).
         device: The device of the tensors that a function takes. "cpu": the function is captured as a graph, once for each combination of
             shapes. "jax", after `dynaxla.device.enable()`: the function runs each time that JAX calls or traces it, and its ops become part
             of JAX's program. It may be compiled, and must not draw random numbers. Tensors in its closure, such as parameters, are
@@ -70,11 +71,11 @@ def to_jax(
     Raises:
         ArgumentError: `function` is not callable, or the module has no such method.
         OptionError: An invalid option.
-        UnsupportedTensor: A parameter or buffer that JAX cannot hold.
+        UnsupportedTensor: JAX cannot hold a parameter or buffer.
     """
     if device not in ("cpu", "jax"):
         raise OptionError(f"option device={device!r} of to_jax", hint='give "cpu" or "jax"')
-    given, function = function, private.uncompiled(function)
+    original, function = function, private.uncompiled(function)
     owner = function if isinstance(function, nn.Module) else private.uncompiled(getattr(function, "__self__", None))
     if isinstance(owner, nn.Module):
         if device != "cpu":
@@ -96,11 +97,11 @@ def to_jax(
         raise ArgumentError(f"to_jax takes a module or a function, not a {type(function).__name__}", hint=hint)
     if method is not None or dtype is not None or share:
         raise OptionError("the options method, dtype and share are for modules: a function has no parameters", hint="leave them out")
-    return under_jax(given) if device == "jax" else JaxFunction(function)
+    return as_jax_function(original) if device == "jax" else JaxFunction(function)
 
 
-class _Traced:
-    """Base of torch functions as JAX functions: caches graphs by the signature of a call."""
+class _CapturedFunction:
+    """Base class of torch functions as JAX functions. It caches captured graphs by the signature of a call."""
 
     def __init__(self, name: str, readings: Readings) -> None:
         self._readings = readings
@@ -115,14 +116,17 @@ class _Traced:
         kwargs: dict[str, Any],
         rng: Any,
     ) -> tuple[Any, list[Array], TorchCall]:
-        """Evaluates a call.
+        """Evaluates a call of the JAX function.
 
         Args:
             run: Takes tensors for the state, args and kwargs, and returns the result and the new values of the state.
-            state: By name, the state's arrays and the operands that they become.
+            state: The arrays of the state (parameters and buffers) with the operands of the graph that stand for them, by name.
+            args: The arguments of the call, with arrays.
+            kwargs: The keyword arguments of the call, with arrays.
+            rng: The key of `jax.random`, or None.
 
         Returns:
-            The function's result, the new values of its state, and the call.
+            The function's result, the new values of the state, and the call of the captured graph.
         """
         if torch.is_autocast_enabled(self._device.type):
             raise ArgumentError(f"{self.__name__} is called inside torch.autocast", hint="use torch.autocast inside the torch function")
@@ -147,33 +151,33 @@ class _Traced:
         ]
         stamp = self._readings.stamp()
         key = tree, tuple(is_array), statics, tuple(operands), narrow, stamp, global_state()
-        known: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
-        if known is None or not known[0].is_current():
+        cached: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
+        if cached is None or not cached[0].is_current():
             structure: list[Any] = []
             count = len(state)
 
             def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-                given, others = iter([tensor.clone() for tensor in tensors[count:]]), iter(fixed)
-                filled = [next(given if array else others) for array in is_array]
-                out, changed = run(tensors[:count], *jax.tree_util.tree_unflatten(tree, filled))
-                found: list[torch.Tensor] = []
-                structure[:] = [_taken_apart(out, found)]
-                return [tensor.clone() for tensor in (*found, *changed)]
+                array_arguments, static_arguments = iter([tensor.clone() for tensor in tensors[count:]]), iter(fixed)
+                arguments = [next(array_arguments if array else static_arguments) for array in is_array]
+                result, new_state = run(tensors[:count], *jax.tree_util.tree_unflatten(tree, arguments))
+                result_tensors: list[torch.Tensor] = []
+                structure[:] = [_flatten_result(result, result_tensors)]
+                return [tensor.clone() for tensor in (*result_tensors, *new_state)]
 
             call = TorchCall(function, operands, self._device, narrow, lambda: self._readings.stamp() == stamp)
-            known = call, structure[0]
-            self._readings.captured.put(key, known)
-        call, structure_of_result = known
-        given = [_key_data(rng, self.__name__, call.drawing)] if call.draws_random else []
-        results = call([*given, *map(jnp.asarray, arrays)])
-        found = iter(results)
-        return _put_together(structure_of_result, found), list(found), call
+            cached = call, structure[0]
+            self._readings.captured.put(key, cached)
+        call, structure_of_result = cached
+        keys = [_key_data(rng, self.__name__, call.drawing_line)] if call.draws_random else []
+        results = call([*keys, *map(jnp.asarray, arrays)])
+        outputs = iter(results)
+        return _unflatten_result(structure_of_result, outputs), list(outputs), call
 
 
-class JaxFunction(_Traced):
+class JaxFunction(_CapturedFunction):
     """A torch function that takes and returns JAX arrays: `jax_fn(*args, rng=None, **kwargs)`.
 
-    Arguments that are no arrays (numbers, strings, None) reach the torch function unchanged; declare them as static arguments of `jax.jit`.
+    The torch function gets arguments that are no arrays (numbers, strings, None) unchanged. Declare them as static arguments of `jax.jit`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -192,27 +196,28 @@ class JaxFunction(_Traced):
             UnsupportedOp: An op has no lowering.
         """
 
-        def run(_: Sequence[torch.Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-            return self._function(*given, **named), []
+        def run(_: Sequence[torch.Tensor], torch_args: tuple[Any, ...], torch_kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+            return self._function(*torch_args, **torch_kwargs), []
 
         return self._evaluate(run, {}, args, kwargs, rng)[0]
 
 
-class JaxModule(_Traced):
+class JaxModule(_CapturedFunction):
     """A torch module as a pure function of its parameters: `jax_fn(params, *args, rng=None, buffers=None, **kwargs)`.
 
-    The function keeps the module's training or evaluation mode at conversion. After a later `module.eval()` or `.train()`, the next call
-    that is traced raises; a program that `jax.jit` has compiled already does not change. If other state that the module reads has changed,
-    the next call that is traced runs its Python code again.
+    The function has the training or evaluation mode that the module had at conversion. After a later `module.eval()` or `.train()`, the
+    next call that is traced raises; a program that `jax.jit` has compiled already does not change. If other state that the module reads has
+    changed, the next call that is traced runs the module's Python code again.
 
     Attributes:
+        initial: The module's parameters at conversion, by name.
         buffers: The module's buffers at conversion, by name; the default of a call's `buffers`.
     """
 
     def __init__(self, module: nn.Module, method: Any, dtype: torch.dtype | None, share: bool) -> None:
         self._tensors = dict((*module.named_parameters(), *module.named_buffers()))
         super().__init__(type(module).__name__, Readings({"module": module, "method": method}, self._tensors.values()))
-        self._holder = _Holder(module, method)
+        self._forward_module = _ForwardModule(module, method)
         self._modes = _modes(module)
         self._parameters = [name for name, _ in module.named_parameters()]
         self._buffers = [name for name, _ in module.named_buffers()]
@@ -241,8 +246,8 @@ class JaxModule(_Traced):
         Args:
             params: The module's parameters by name.
             rng: A key of `jax.random`, if the module draws random numbers.
-            buffers: The values of its buffers by name. If given, the result is a pair of the module's result and the new values of all
-                buffers.
+            buffers: The values of the module's buffers by name. If given, the result is a pair of the module's result and the new values of
+                all buffers.
 
         Raises:
             ArgumentError: `params` or `buffers` do not match the module's, a key is missing, or the module changes a buffer and no buffers
@@ -251,26 +256,28 @@ class JaxModule(_Traced):
             UnsupportedOp: An op has no lowering.
         """
         self._check_modes()
-        given = self.buffers if buffers is None else buffers
-        values = {**self._checked(params, self._parameters, "params"), **self._checked(given, self._buffers, "buffers")}
+        buffer_values = self.buffers if buffers is None else buffers
+        values = {**self._checked(params, self._parameters, "params"), **self._checked(buffer_values, self._buffers, "buffers")}
         narrow = not jax.config.jax_enable_x64
         state = {name: (value, self._operand(name, value, narrow)) for name, value in values.items()}
 
-        def run(tensors: Sequence[torch.Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+        def run(
+            tensors: Sequence[torch.Tensor], torch_args: tuple[Any, ...], torch_kwargs: dict[str, Any]
+        ) -> tuple[Any, list[torch.Tensor]]:
             self._check_modes()
             names = (f"inner.{name}" for name in (*self._parameters, *self._buffers))
-            own = dict(zip(names, tensors, strict=True))
+            tensors_by_name = dict(zip(names, tensors, strict=True))
             buffers = [f"inner.{name}" for name in self._buffers]
-            own.update({name: own[name].clone() for name in buffers})
-            with _nothing_kept(self._holder.inner):
-                out = torch.func.functional_call(self._holder, own, given, named)
-            return out, [own[name] for name in buffers]
+            tensors_by_name.update({name: tensors_by_name[name].clone() for name in buffers})
+            with _refuse_kept_tensors(self._forward_module.inner):
+                result = torch.func.functional_call(self._forward_module, tensors_by_name, torch_args, torch_kwargs)
+            return result, [tensors_by_name[name] for name in buffers]
 
-        result, found, call = self._evaluate(run, state, args, kwargs, rng)
+        result, new_buffers, call = self._evaluate(run, state, args, kwargs, rng)
         if buffers is not None:
-            return result, dict(zip(self._buffers, found, strict=True))
-        first = len(call.copied) - len(self._buffers)
-        changed = [name for name, source in zip(self._buffers, call.copied[first:], strict=True) if source is None]
+            return result, dict(zip(self._buffers, new_buffers, strict=True))
+        first = len(call.copied_operands) - len(self._buffers)
+        changed = [name for name, source in zip(self._buffers, call.copied_operands[first:], strict=True) if source is None]
         if changed:
             raise ArgumentError(
                 f"{self.__name__} changes its buffers ({', '.join(changed[:5])}), and was called without buffers",
@@ -278,41 +285,45 @@ class JaxModule(_Traced):
             )
         return result
 
-    def _checked(self, given: Any, names: Sequence[str], role: str) -> dict[str, Any]:
-        """Returns the checked parameters or buffers, in the module's order."""
-        if not isinstance(given, Mapping):
-            raise ArgumentError(f"{role} of {self.__name__} are a {type(given).__name__}", hint="pass a dict of arrays by name")
-        missing = [name for name in names if name not in given]
-        extra = [str(name) for name in given if name not in names]
-        if missing or extra:
+    def _checked(self, arrays: Any, names: Sequence[str], role: str) -> dict[str, Any]:
+        """Returns parameters or buffers in the module's order. Raises ArgumentError if names or shapes do not match the module's."""
+        if not isinstance(arrays, Mapping):
+            raise ArgumentError(f"{role} of {self.__name__} are a {type(arrays).__name__}", hint="pass a dict of arrays by name")
+        missing = [name for name in names if name not in arrays]
+        unknown = [str(name) for name in arrays if name not in names]
+        if missing or unknown:
             parts = [
                 f"lack {', '.join(missing[:5])}" if missing else "",
-                f"have {', '.join(extra[:5])}, which it does not have" if extra else "",
+                f"have {', '.join(unknown[:5])}, which it does not have" if unknown else "",
             ]
             raise ArgumentError(
                 f"{role} of {self.__name__} {' and '.join(filter(None, parts))}", hint=f"use the names of the {role} that to_jax returned"
             )
         for name in names:
-            wanted, value = tuple(self._tensors[name].shape), given[name]
-            if not isinstance(value, (Array, np.ndarray)) or tuple(value.shape) != wanted:
-                found = f"of shape {list(value.shape)}" if isinstance(value, (Array, np.ndarray)) else f"a {type(value).__name__}"
+            shape, value = tuple(self._tensors[name].shape), arrays[name]
+            if not isinstance(value, (Array, np.ndarray)) or tuple(value.shape) != shape:
+                description = f"of shape {list(value.shape)}" if isinstance(value, (Array, np.ndarray)) else f"a {type(value).__name__}"
                 raise ArgumentError(
-                    f"{role}[{name!r}] of {self.__name__} is {found}, and the module needs shape {list(wanted)}",
+                    f"{role}[{name!r}] of {self.__name__} is {description}, and the module needs shape {list(shape)}",
                     hint=f"pass an array of the same shape as in the {role} that to_jax returned",
                 )
-        return {name: given[name] for name in names}
+        return {name: arrays[name] for name in names}
 
     def _operand(self, name: str, value: Any, narrow: bool) -> GraphOperand:
-        """Returns the operand for one of the module's tensors: of the array's dtype, or of the tensor's if the array has its narrowed
-        dtype.
+        """Returns the operand for a parameter or buffer.
+
+        It has the dtype of the array, or the module's dtype if the array has the dtype to which 32-bit JAX narrows that.
         """
-        own = self._dtypes[name]
-        given = np.dtype(value.dtype)
-        dtype = own if given == dtypes.to_jax(own) or given == narrowed(dtypes.to_jax(own)) else _argument_dtype(given, narrow)
-        if (dtypes.is_inexact(given), dtypes.is_complex(given)) != (dtypes.is_inexact(dtypes.to_jax(own)), own.is_complex):
+        module_dtype = dtypes.to_jax(self._dtypes[name])
+        array_dtype = np.dtype(value.dtype)
+        dtype = self._dtypes[name] if array_dtype in (module_dtype, narrowed(module_dtype)) else _argument_dtype(array_dtype, narrow)
+        if (dtypes.is_inexact(array_dtype), dtypes.is_complex(array_dtype)) != (
+            dtypes.is_inexact(module_dtype),
+            self._dtypes[name].is_complex,
+        ):
             raise ArgumentError(
-                f"{name} of {self.__name__} has the dtype {given}, and the module needs {dtypes.to_jax(own)}",
-                hint=f"convert it: {name}.astype({dtypes.to_jax(own)}); to_jax(module, dtype=...) chooses another floating-point dtype",
+                f"{name} of {self.__name__} has the dtype {array_dtype}, and the module needs {module_dtype}",
+                hint=f"convert it: {name}.astype({module_dtype}); to_jax(module, dtype=...) chooses another floating-point dtype",
             )
         tensor = self._tensors[name]
         return GraphOperand(
@@ -320,17 +331,18 @@ class JaxModule(_Traced):
         )
 
     def _check_modes(self) -> None:
-        for (name, before), (_, now) in zip(self._modes, _modes(self._holder.inner), strict=True):
+        for (name, before), (_, now) in zip(self._modes, _modes(self._forward_module.inner), strict=True):
             if before != now:
                 was, is_now = ("train" if mode else "eval" for mode in (before, now))
                 raise CaptureError(
-                    f"{name or type(self._holder.inner).__name__} was in {was} mode when to_jax converted it, and is in {is_now} mode now",
+                    f"{name or type(self._forward_module.inner).__name__} was in {was} mode when to_jax converted it, "
+                    f"and is in {is_now} mode now",
                     hint="convert it again with to_jax, or set the earlier mode",
                 )
 
 
-class _Holder(nn.Module):
-    """Makes a module, or a method of it, the forward of another module."""
+class _ForwardModule(nn.Module):
+    """A module whose `forward` is a call of an inner module, or of a method of the inner module."""
 
     def __init__(self, inner: nn.Module, method: Any) -> None:
         super().__init__()
@@ -343,23 +355,21 @@ class _Holder(nn.Module):
 
 
 @contextlib.contextmanager
-def _nothing_kept(module: nn.Module) -> Iterator[None]:
-    """Checks that the module keeps no tensor computed within the context, since such a tensor is invalid outside of the trace.
-
-    Restores the module's attributes if it does.
+def _refuse_kept_tensors(module: nn.Module) -> Iterator[None]:
+    """Checks that a module keeps no tensor that was computed inside the context, since such a tensor is invalid outside of the trace.
 
     Raises:
-        CaptureError: The module keeps one.
+        CaptureError: The module has kept a tensor. Its attributes are restored.
     """
     before = [(name, inner, dict(vars(inner)), _containers(inner)) for name, inner in module.named_modules()]
-    kept = []
+    errors = []
     try:
         yield
     finally:
         for name, inner, attributes, containers in before:
             for attribute, value in list(vars(inner).items()):
                 if attributes.get(attribute) is not value and _tensors_in(value):
-                    kept.append(f"{name or type(module).__name__} keeps a tensor as its attribute {attribute}")
+                    errors.append(f"{name or type(module).__name__} keeps a tensor as its attribute {attribute}")
                     if attribute in attributes:
                         vars(inner)[attribute] = attributes[attribute]
                     else:
@@ -367,21 +377,25 @@ def _nothing_kept(module: nn.Module) -> Iterator[None]:
             for attribute, copied in containers.items():
                 container = attributes[attribute]
                 if _tensors_in(container) - _tensors_in(copied):
-                    kept.append(f"{name or type(module).__name__} keeps a tensor in its attribute {attribute}")
+                    errors.append(f"{name or type(module).__name__} keeps a tensor in its attribute {attribute}")
                     container.clear()
                     (container.extend if isinstance(container, list) else container.update)(copied)
-    if kept:
+    if errors:
         raise CaptureError(
-            f"{kept[0]}, and a JAX function has no state",
+            f"{errors[0]}, and a JAX function has no state",
             hint="return it, or register it as a buffer and write to that; "
             "a cache in eval mode is constant if it is full: call the module under torch.no_grad() before",
         )
 
 
 def _containers(module: nn.Module) -> dict[str, Any]:
-    """Returns shallow copies of a module's own dicts, lists and sets."""
-    own = vars(nn.Module())
-    return {name: copy.copy(value) for name, value in vars(module).items() if name not in own and isinstance(value, (dict, list, set))}
+    """Returns shallow copies of the dicts, lists and sets among a module's attributes, except attributes that every module has."""
+    default_attributes = vars(nn.Module())
+    return {
+        name: copy.copy(value)
+        for name, value in vars(module).items()
+        if name not in default_attributes and isinstance(value, (dict, list, set))
+    }
 
 
 def _tensors_in(value: Any) -> set[int]:
@@ -395,30 +409,30 @@ def _modes(module: nn.Module) -> list[tuple[str, bool]]:
 
 
 def _dtype(dtype: Any) -> torch.dtype | None:
-    """Returns the torch dtype for one of torch's, JAX's or NumPy's.
+    """Returns the torch dtype for a dtype of torch, JAX or NumPy, or None for None.
 
     Raises:
         OptionError: It is no floating-point dtype.
     """
     if dtype is None or isinstance(dtype, torch.dtype):
-        found = dtype
+        torch_dtype = dtype
     else:
         try:
-            found = dtypes.to_torch(jnp.dtype(dtype))
+            torch_dtype = dtypes.to_torch(jnp.dtype(dtype))
         except (KeyError, TypeError):
             raise OptionError(f"option dtype: {dtype!r} is not a dtype", hint="give for example jnp.bfloat16") from None
-    if found is not None and not found.is_floating_point:
+    if torch_dtype is not None and not torch_dtype.is_floating_point:
         raise OptionError(f"option dtype: {dtype} is not a floating-point dtype", hint="give for example jnp.bfloat16")
-    return found
+    return torch_dtype
 
 
 def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
-    """Returns the dtype of the tensor that represents an array. In 32-bit JAX, int32 becomes int64, which torch requires for indices."""
+    """Returns the dtype of the tensor that stands for an array. In 32-bit JAX, int32 becomes int64, which torch requires for indices."""
     try:
-        found = dtypes.to_torch(np.dtype(dtype))
+        torch_dtype = dtypes.to_torch(np.dtype(dtype))
     except (KeyError, TypeError):
         raise ArgumentError(f"torch has no dtype {dtype}") from None
-    return torch.int64 if narrow and found == torch.int32 else found
+    return torch.int64 if narrow and torch_dtype == torch.int32 else torch_dtype
 
 
 def _argument(value: Any, narrow: bool) -> GraphOperand:
@@ -427,7 +441,13 @@ def _argument(value: Any, narrow: bool) -> GraphOperand:
 
 
 def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
-    """Returns a tensor's value as an array that the user's JAX can hold."""
+    """Returns a parameter or buffer as an array, with a dtype that the user's JAX can hold.
+
+    Args:
+        name: The name of the parameter or buffer, for errors.
+        tensor: Its value.
+        share: True if the array must use the tensor's memory.
+    """
     wide = dtypes.to_jax(tensor.dtype)
     dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
     if dtype != wide and dtypes.is_inexact(wide):
@@ -454,7 +474,13 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
 
 
 def _key_data(rng: Any, name: str, where: str) -> Array:
-    """Returns threefry key data for one call, uint32[2], derived from any kind of key."""
+    """Returns threefry key data for one call, uint32[2], derived from a key of any kind.
+
+    Args:
+        rng: The user's key.
+        name: The function's name, for errors.
+        where: The user's line that draws random numbers, for errors.
+    """
     if rng is None:
         raise ArgumentError(
             f"{name} draws random numbers, and was called without a key", where=where, hint="call it with rng=jax.random.key(0)"
@@ -466,21 +492,21 @@ def _key_data(rng: Any, name: str, where: str) -> Array:
 
 
 class _TensorPlaceholder:
-    """A placeholder for a tensor in a result."""
+    """The type of `_TENSOR`, which stands for a tensor in the structure of a result."""
 
 
-_PLACE = _TensorPlaceholder()
+_TENSOR = _TensorPlaceholder()
 
 
-def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
-    """Returns a result with placeholders for its tensors, in containers that JAX knows, and appends the tensors to `found`."""
+def _flatten_result(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Returns a result with `_TENSOR` in place of its tensors, in containers that JAX knows. Appends the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
-        return _PLACE
+        tensors.append(value)
+        return _TENSOR
     if isinstance(value, Mapping):  # JAX gets a plain dict in place of transformers' output classes
-        return {name: _taken_apart(item, found) for name, item in value.items()}
+        return {name: _flatten_result(item, tensors) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        items = [_taken_apart(item, found) for item in value]
+        items = [_flatten_result(item, tensors) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items) if isinstance(value, tuple) else items
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
@@ -495,12 +521,13 @@ def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
     )
 
 
-def _put_together(value: Any, arrays: Any) -> Any:
-    if value is _PLACE:
+def _unflatten_result(value: Any, arrays: Any) -> Any:
+    """Replaces each `_TENSOR` in a result by the next of the arrays."""
+    if value is _TENSOR:
         return next(arrays)
     if isinstance(value, dict):
-        return {name: _put_together(item, arrays) for name, item in value.items()}
+        return {name: _unflatten_result(item, arrays) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        items = [_put_together(item, arrays) for item in value]
+        items = [_unflatten_result(item, arrays) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

@@ -1,4 +1,4 @@
-"""Torch functions of tensors on the device "jax" as functions of JAX arrays: JAX traces through them, and autograd differentiates them."""
+"""Converts torch functions on the device "jax" to functions of JAX arrays: JAX traces through them, and autograd differentiates them."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import devices
 from ..runtime.layout import row_major
-from .array_conversion import check, is_tracer, torch_dtype, x64_now
+from .array_conversion import check_representable, is_tracer, torch_dtype, x64_enabled
 
 # A function from a list of tensors to a list of tensors.
-Flat = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+FlatFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _FLOAT0 = jax.dtypes.float0
 
 
-def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a torch function as a function of arrays; see `torch_in_jax.to_jax`."""
+def as_jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Converts a torch function to a function of arrays: see `torch_in_jax.to_jax`, device="jax"."""
     name = str(getattr(function, "__name__", None) or type(function).__name__)
 
     @functools.wraps(function)
     def jax_fn(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
-        found: list[Any] = []
+        output_tree: list[Any] = []
 
         def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            every = list(leaves)
+            all_leaves = list(leaves)
             for position, tensor in zip(positions, tensors, strict=True):
-                every[position] = tensor
-            given, named = jax.tree.unflatten(tree, every)
-            results, results_tree = jax.tree.flatten(function(*given, **named))
-            found[:] = [results_tree]
+                all_leaves[position] = tensor
+            torch_args, torch_kwargs = jax.tree.unflatten(tree, all_leaves)
+            results, results_tree = jax.tree.flatten(function(*torch_args, **torch_kwargs))
+            output_tree[:] = [results_tree]
             for index, result in enumerate(results):
                 if not isinstance(result, torch.Tensor):
                     raise TypeError(f"result {index} of {name} is {type(result).__name__}, not a tensor")
                 hint = f"pass x.int() or x.float(), or call {name} inside jax.enable_x64(True)"
-                check(result, f"result {index} of {name}", x64_now(), hint)
+                check_representable(result, f"result {index} of {name}", x64_enabled(), hint)
             return list(results)
 
         results = _differentiable(flat)(*(jnp.asarray(leaves[position]) for position in positions))
-        return jax.tree.unflatten(found[0], results)
+        return jax.tree.unflatten(output_tree[0], results)
 
     return jax_fn
 
 
-def _differentiable(flat: Flat) -> Callable[..., Any]:
-    """Returns `flat` as a function of arrays whose derivative is autograd's.
+def _differentiable(flat: FlatFunction) -> Callable[..., Any]:
+    """Converts `flat` to a function of arrays that autograd differentiates.
 
-    The derivative calls `flat` once more, and is itself made differentiable by this function.
+    The derivative calls `flat` once more. This function makes the derivative differentiable too.
     """
 
     @jax.custom_vjp
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        with _inside(arrays), torch.no_grad():
+        with _without_draws(arrays), torch.no_grad():
             return [array_of(result) for result in flat([tensor_of(array) for array in arrays])]
 
     def forward(*arrays: jax.Array) -> tuple[Any, Any]:
@@ -70,26 +70,33 @@ def _differentiable(flat: Flat) -> Callable[..., Any]:
 
     def backward(arrays: Sequence[jax.Array], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         wanted = [index for index, array in enumerate(arrays) if dtypes.is_inexact(array.dtype)]
-        given = [index for index, cotangent in enumerate(cotangents) if cotangent.dtype != _FLOAT0]
+        nonzero = [index for index, cotangent in enumerate(cotangents) if cotangent.dtype != _FLOAT0]
 
         def pull_back(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            return _pull_back(flat, tensors[: len(arrays)], wanted, dict(zip(given, tensors[len(arrays) :], strict=True)))
+            return _pull_back(flat, tensors[: len(arrays)], wanted, dict(zip(nonzero, tensors[len(arrays) :], strict=True)))
 
         # For complex numbers, JAX's cotangents are the conjugates of torch's.
-        found = iter(_differentiable(pull_back)(*arrays, *(jnp.conj(cotangents[index]) for index in given)))
-        return tuple([jnp.conj(next(found)) if index in wanted else np.zeros(array.shape, _FLOAT0) for index, array in enumerate(arrays)])
+        gradients = iter(_differentiable(pull_back)(*arrays, *(jnp.conj(cotangents[index]) for index in nonzero)))
+        return tuple(
+            [jnp.conj(next(gradients)) if index in wanted else np.zeros(array.shape, _FLOAT0) for index, array in enumerate(arrays)]
+        )
 
     call.defvjp(forward, backward)
     return call
 
 
-def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], cotangents: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the gradients of the operands `wanted`, differentiable if the operands are.
+def _pull_back(
+    flat: FlatFunction, operands: list[torch.Tensor], wanted: Sequence[int], cotangents: dict[int, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Returns the gradients of some operands. They are differentiable if the operands or the cotangents are.
 
     Args:
+        flat: The function.
+        operands: All operands.
+        wanted: The positions of the operands whose gradients are returned.
         cotangents: The cotangents of results, by the result's position.
     """
-    again = any(tensor.requires_grad for tensor in (*operands, *cotangents.values()))
+    create_graph = any(tensor.requires_grad for tensor in (*operands, *cotangents.values()))
     with torch.enable_grad():
         for index in wanted:
             if not operands[index].requires_grad:
@@ -102,41 +109,48 @@ def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], 
         return list(
             torch.autograd.grad(
                 [results[index] for index in used], inputs, [cotangents[index] for index in used],
-                create_graph=again, allow_unused=True, materialize_grads=True,
+                create_graph=create_graph, allow_unused=True, materialize_grads=True,
             )
         )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _inside(arrays: Sequence[Any]) -> Any:
-    """Within the context, drawing random numbers raises: the two passes would draw different ones, and later calls the same ones again."""
+def _without_draws(arrays: Sequence[Any]) -> Any:
+    """Makes draws of random numbers raise inside the context, in which a torch function runs on these arrays or tracers.
+
+    The forward and the backward pass would draw different numbers, and each call of a compiled program the same numbers again.
+    """
     if any(map(is_tracer, arrays)):
-        storages.may_hold_tracers()
-    with generators.refusing():
+        storages.enable_tracer_checks()
+    with generators.forbid_draws():
         yield
 
 
 def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
-    """Returns a tensor on the device "jax" that is this array or tracer.
+    """Returns a tensor on the device "jax" that holds an array or tracer.
+
+    Args:
+        array: The array or tracer.
+        device: The torch device; None for the device of the array.
 
     Raises:
-        UnsupportedTensor: The array has no such tensor.
+        UnsupportedTensor: The device "jax" is not enabled, or the array is on several devices or on another one.
     """
-    kind = torch_dtype(array.dtype, "the array")
-    if not devices.holds_arrays(storages.NAME):
+    dtype = torch_dtype(array.dtype, "the array")
+    if not devices.drives(storages.NAME):
         raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
-    place = device or torch.device(storages.NAME)
+    device = device or torch.device(storages.NAME)
     if is_tracer(array):
-        storages.may_hold_tracers()
+        storages.enable_tracer_checks()
     elif len(array.devices()) > 1:
         hint = "gather it: jax.device_put(x, jax.devices()[0])"
         raise UnsupportedTensor(f"the array is on {len(array.devices())} devices, and a tensor can be on only one", hint=hint)
-    elif place.index is None and array.device in pjrt_devices.devices():
-        place = torch.device(storages.NAME, pjrt_devices.devices().index(array.device))
-    place = pjrt_devices.with_index(place)
-    if not is_tracer(array) and array.device != pjrt_devices.jax_device(place.index or 0):
-        raise UnsupportedTensor(f"the array is on {array.device}, not on {place}", hint="move it with jax.device_put")
-    return storages.make(array.shape, row_major(array.shape), kind, place, array)
+    elif device.index is None and array.device in pjrt_devices.devices():
+        device = torch.device(storages.NAME, pjrt_devices.devices().index(array.device))
+    device = pjrt_devices.with_index(device)
+    if not is_tracer(array) and array.device != pjrt_devices.jax_device(device.index or 0):
+        raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint="move it with jax.device_put")
+    return storages.new_tensor(array.shape, row_major(array.shape), dtype, device, array)
 
 
 def array_of(tensor: torch.Tensor) -> Any:
@@ -151,13 +165,13 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 
 @jax.custom_jvp
-def undifferentiated(array: jax.Array) -> jax.Array:
-    """Returns the array, and refuses to be differentiated: JAX does not know torch's `detach`, `no_grad` and custom gradients."""
+def not_differentiable(array: jax.Array) -> jax.Array:
+    """Returns the array, and raises if JAX differentiates it: JAX does not know torch's `detach`, `no_grad` and custom gradients."""
     return array
 
 
-@undifferentiated.defjvp
-def _refuse(primals: Any, tangents: Any) -> Any:
+@not_differentiable.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> Any:
     raise UnsupportedTensor(
         "JAX cannot differentiate the torch ops on dynaxla.as_torch(x)",
         hint='use dynaxla.to_jax(torch_function, device="jax"), which jax.grad can differentiate',

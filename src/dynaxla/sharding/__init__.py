@@ -1,11 +1,14 @@
-"""One program on several devices: tensors on the device "jax" that are sharded over a mesh, with XLA's partitioner choosing the
-communication.
+"""Tensors on the device "jax" that are sharded over a mesh of devices. XLA's partitioner chooses the communication.
 
-mesh.py         `Mesh`: devices with named axes
-marking.py      `mark_sharding`, `shard_module`: the mesh axes along which a tensor's dimensions are sharded
-checkpoints.py  `checkpointable`: torch.distributed.checkpoint, shard by shard
-planning.py     `plan`: a search for placements; placements.py generates candidates, virtual_tensors.py the inputs to compile them for
-traffic.py      `report`: the data that programs move between devices, and the memory that they need; charts.py draws it
+mesh.py             `Mesh`: devices with named axes
+marking.py          `mark_sharding`, `shard_module`: the mesh axes along which a tensor's dimensions are sharded
+checkpoints.py      `checkpointable`: torch.distributed.checkpoint, shard by shard
+planning.py         `plan`: a search for placements of parameters and batch
+placements.py       candidates for this search
+virtual_tensors.py  inputs for which candidates are compiled
+traffic.py          `report`: the data that programs move between devices, and the memory that they need
+charts.py           draws reports
+text_tables.py      tables as text
 """
 
 from .checkpoints import checkpointable as checkpointable

@@ -11,8 +11,8 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .traffic import CollectiveTraffic, DeviceMemory
 
-# The maximum number of rows in each chart; the largest ones are shown.
-_MOST_ROWS = 24
+# The largest number of rows in a chart. The largest items are shown.
+_MAX_ROWS = 24
 _COLORS = {
     "all-reduce": "#4269d0", "all-gather": "#efb118", "reduce-scatter": "#3ca951", "all-to-all": "#ff725c", "collective-permute": "#a463f2",
 }  # fmt: skip
@@ -22,68 +22,71 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def draw(path: str | Path, collectives: Sequence[CollectiveTraffic], memory: Sequence[DeviceMemory]) -> None:
-    """Draws a report's figures to a file; see `Report.picture`."""
+    """Draws a report to a file: see `Report.picture`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ModuleNotFoundError as error:
         raise ArgumentError("a picture needs matplotlib, which is not installed", hint="pip install 'dynaxla[bench]'") from error
-    moved = sorted(collectives, key=lambda item: -item.bytes)
-    kept = sorted(memory, key=lambda item: -item.total)
-    rows = max(1, min(len(moved), _MOST_ROWS)), max(1, min(len(kept), _MOST_ROWS))
+    by_bytes = sorted(collectives, key=lambda item: -item.bytes)
+    by_total = sorted(memory, key=lambda item: -item.total)
+    rows = max(1, min(len(by_bytes), _MAX_ROWS)), max(1, min(len(by_total), _MAX_ROWS))
     figure = Figure(figsize=(11, 2.2 + 0.42 * sum(rows)), layout=ConstrainedLayoutEngine(h_pad=0.12))
     canvas = FigureCanvasAgg(figure)
     if Path(path).suffix.removeprefix(".") not in canvas.get_supported_filetypes():
-        known = ", ".join(sorted(canvas.get_supported_filetypes()))
-        raise ArgumentError(f"matplotlib does not know the file format of {str(path)!r}", hint=f"use one of the endings {known}")
+        endings = ", ".join(sorted(canvas.get_supported_filetypes()))
+        raise ArgumentError(f"matplotlib does not know the file format of {str(path)!r}", hint=f"use one of the endings {endings}")
     above, below = figure.subplots(2, 1, height_ratios=[rows[0] + 1, rows[1] + 1])
-    _draw_moved(above, moved)
-    _draw_kept(below, kept)
+    _draw_collectives(above, by_bytes)
+    _draw_memory(below, by_total)
     figure.savefig(str(path), dpi=150)
 
 
-def _draw_moved(axes: Any, moved: Sequence[CollectiveTraffic]) -> None:
-    shown = moved[:_MOST_ROWS]
+def _draw_collectives(axes: Any, collectives: Sequence[CollectiveTraffic]) -> None:
+    shown = collectives[:_MAX_ROWS]
     names = [f"{item.program}\n{item.count} over {item.axes}" for item in shown]
-    for place, item in enumerate(shown):
-        axes.barh(place, item.bytes, color=_COLORS.get(item.kind, _OTHER), height=0.7)
+    for row, item in enumerate(shown):
+        axes.barh(row, item.bytes, color=_COLORS.get(item.kind, _OTHER), height=0.7)
         lines = f"{item.lines[0]}{f' and {len(item.lines) - 1} more' if len(item.lines) > 1 else ''}" if item.lines else "line not known"
         axes.annotate(
-            f"{_shown(item.bytes)}  {lines}", (item.bytes, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+            f"{_format_bytes(item.bytes)}  {lines}", (item.bytes, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
         )
-    _finish(axes, names, "Bytes moved, on each device", len(moved) - len(shown), max((item.bytes for item in shown), default=1))
+    _label(axes, names, "Bytes moved, on each device", len(collectives) - len(shown), max((item.bytes for item in shown), default=1))
     _legend(axes, {kind: _COLORS.get(kind, _OTHER) for kind in sorted({item.kind for item in shown})})
 
 
-def _draw_kept(axes: Any, kept: Sequence[DeviceMemory]) -> None:
-    shown = kept[:_MOST_ROWS]
-    for place, item in enumerate(shown):
+def _draw_memory(axes: Any, memory: Sequence[DeviceMemory]) -> None:
+    shown = memory[:_MAX_ROWS]
+    for row, item in enumerate(shown):
         start = 0
         for part, color in _MEMORY.items():
-            axes.barh(place, getattr(item, part), left=start, color=color, height=0.7)
+            axes.barh(row, getattr(item, part), left=start, color=color, height=0.7)
             start += getattr(item, part)
         runs = f"  {item.runs} runs" if item.runs > 1 else ""
-        axes.annotate(f"{_shown(start)}{runs}", (start, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(f"{_format_bytes(start)}{runs}", (start, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     names = [item.program for item in shown]
-    _finish(
-        axes, names, "Bytes that a program needs, on each device", len(kept) - len(shown), max((item.total for item in shown), default=1)
+    _label(
+        axes, names, "Bytes that a program needs, on each device", len(memory) - len(shown), max((item.total for item in shown), default=1)
     )
     _legend(axes, _MEMORY)
 
 
-def _finish(axes: Any, names: Sequence[str], title: str, left_out: int, most: int) -> None:
+def _label(axes: Any, names: Sequence[str], title: str, left_out: int, longest: int) -> None:
     """Labels one chart.
 
     Args:
+        axes: The chart's matplotlib axes.
+        names: The rows' names.
+        title: The chart's title.
         left_out: The number of rows that are not shown.
-        most: The length of the longest bar, in bytes.
+        longest: The length of the longest bar, in bytes.
     """
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(max(len(names), 2) - 0.5, -0.5)
-    axes.set_xlim(0, 1.45 * max(most, 1))
-    axes.set_xticks(_ticks(max(most, 1)))
-    axes.xaxis.set_major_formatter(lambda value, _: _shown(value))
+    axes.set_xlim(0, 1.45 * max(longest, 1))
+    axes.set_xticks(_ticks(max(longest, 1)))
+    axes.xaxis.set_major_formatter(lambda value, _: _format_bytes(value))
     axes.tick_params(axis="x", labelsize=8)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -100,14 +103,14 @@ def _legend(axes: Any, colors: dict[str, str]) -> None:
         axes.legend(handles=patches, loc="lower right", fontsize=8, frameon=False)
 
 
-def _ticks(most: int) -> list[float]:
+def _ticks(longest: int) -> list[float]:
     """Returns tick positions from zero to a number of bytes, in round steps of a unit."""
-    size = next(size for _, size in _UNITS if most >= size)
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / size / step <= 6)
-    return [size * step * index for index in range(int(most / size / step) + 1)]
+    size = next(size for _, size in _UNITS if longest >= size)
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if longest / size / step <= 6)
+    return [size * step * index for index in range(int(longest / size / step) + 1)]
 
 
-def _shown(count: float) -> str:
+def _format_bytes(count: float) -> str:
     """Returns a number of bytes as text, with a unit."""
     unit, size = next(((unit, size) for unit, size in _UNITS if count >= size), _UNITS[-1])
     return f"{count / size:.3g} {unit}"

@@ -1,8 +1,8 @@
 """`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": each shard is written and read by itself.
 
-DCP's planners ask an object for its shards through a protocol of three methods, which DTensor implements, too; and at both ends of a load
-DCP calls `Stateful` objects. A view of a state dict has such objects in place of its tensors. Loaded shards are kept apart from the
-tensors, on their devices, until everything has been read.
+DCP's planners get the shards of an object by a protocol of three methods, which DTensor implements too. DCP also calls methods of
+`Stateful` objects at the beginning and the end of a load. A `Checkpointable` view of a state dict has objects with these methods in place
+of its tensors. Loaded shards are kept separate from the tensors, on their devices, until everything has been read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ..runtime.layout import ORDINARY
 
 
 def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
-    """Returns a view of a state dict for `torch.distributed.checkpoint.save` and `load`: as their state dict, or as one of its values.
+    """Returns a view of a state dict for `torch.distributed.checkpoint.save` and `load`. Pass it as their state dict, or as a value of it.
 
     `save` writes the shards of each tensor on the device "jax" that fills its storage, each shard once, and has at most one shard on the
     CPU at a time. `load` reads the data that each device needs, whatever mesh or processes the shards were saved from. The tensors stay the
-    same objects, with their aliases and shardings, and their version counters increase; values that are no tensors are put into
-    `state_dict`. Nothing on the device is written to until everything has been read, so a load needs memory for a second copy of the loaded
-    tensors.
+    same objects, with their aliases and shardings, and their version counters increase. Loaded values that are no tensors are put into
+    `state_dict`. No tensor on the device is written to until everything has been read, so a load needs memory for a second copy of the
+    loaded tensors.
 
     Args:
         state_dict: Values by name, nested as DCP allows. The keys in a checkpoint are the same as without the view.
 
     Raises:
         ArgumentError: `state_dict` is no dict.
-        UnsupportedTensor: When the view is given to DCP as a part of a value, or to `async_save`.
+        UnsupportedTensor: Raised later, if the view is given to DCP as a part of a value, or to `async_save`.
     """
     if not isinstance(state_dict, MutableMapping):
         raise ArgumentError(
@@ -45,36 +45,41 @@ def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
 
 
 class Checkpointable(dict[str, Any]):
-    """See `checkpointable`. DCP calls `state_dict` of the values if this is the whole state dict, and of this object if it is one of the
-    values.
+    """The view of a state dict that `checkpointable` returns.
+
+    If the view is DCP's state dict, DCP calls `state_dict` and `load_state_dict` of its values. If the view is a value of DCP's state dict,
+    DCP calls these methods of the view.
     """
 
     def __init__(self, state_dict: MutableMapping[str, Any]) -> None:
-        self._state_dict, self._arriving = state_dict, _Arriving()
-        super().__init__({key: _Value(state_dict, key, self._arriving) for key in state_dict})
+        self._state_dict, self._loading = state_dict, _LoadingShards()
+        super().__init__({key: _ValueView(state_dict, key, self._loading) for key in state_dict})
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: _viewed(value, self._arriving) for key, value in self._state_dict.items()}
+        return {key: _view(value, self._loading) for key, value in self._state_dict.items()}
 
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
-        self._arriving.move_on(is_over=True)
+        self._loading.move_to_devices(is_finished=True)
         _commit(loaded)
-        _take_back(self._state_dict, loaded)
+        _store_other_values(self._state_dict, loaded)
 
 
-class _Value:
-    """A value of a state dict. DCP calls `state_dict` before it saves or loads, and `load_state_dict` when everything has been loaded."""
+class _ValueView:
+    """The view of a value of a state dict.
 
-    def __init__(self, state_dict: MutableMapping[str, Any], key: str, arriving: _Arriving) -> None:
-        self._state_dict, self._key, self._arriving = state_dict, key, arriving
+    DCP calls `state_dict` before it saves or loads, and `load_state_dict` when everything has been loaded.
+    """
+
+    def __init__(self, state_dict: MutableMapping[str, Any], key: str, loading: _LoadingShards) -> None:
+        self._state_dict, self._key, self._loading = state_dict, key, loading
 
     def state_dict(self) -> Any:
-        return _viewed(self._state_dict[self._key], self._arriving)
+        return _view(self._state_dict[self._key], self._loading)
 
     def load_state_dict(self, loaded: Any) -> None:
-        self._arriving.move_on(is_over=True)
+        self._loading.move_to_devices(is_finished=True)
         _commit(loaded)
-        _take_back(self._state_dict, {self._key: loaded})
+        _store_other_values(self._state_dict, {self._key: loaded})
 
     def __reduce__(self) -> Any:
         raise UnsupportedTensor(
@@ -84,10 +89,10 @@ class _Value:
 
 
 class _Shard(NamedTuple):
-    """A distinct shard of a tensor.
+    """A distinct shard of a tensor, which several devices may have.
 
     Attributes:
-        sizes: Its sizes.
+        sizes: The shard's sizes, by the tensor's dimensions.
         arrays: The array on each device that has the shard, with dimensions in the tensor's memory order.
     """
 
@@ -95,52 +100,63 @@ class _Shard(NamedTuple):
     arrays: dict[jax.Device, jax.Array]
 
 
-class _Arriving:
-    """Shards that are being loaded, on the CPU. A shard that the reader has released is moved to its device, so that few are on the CPU."""
+class _LoadingShards:
+    """Shards that DCP's reader is writing to, on the CPU. Shards that the reader has released move to their devices, to save memory."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[_Leaf, tuple[int, ...], torch.Tensor]] = []
+        self._entries: list[tuple[_ShardedTensor, tuple[int, ...], torch.Tensor]] = []
 
-    def of(self, leaf: _Leaf, offsets: tuple[int, ...]) -> torch.Tensor:
-        """Returns the shard of a tensor that starts at these offsets, as a CPU tensor to be written to, with dimensions in memory order."""
-        self.move_on()
-        for known, place, host in self._parts:
-            if known is leaf and place == offsets:
-                return host
-        host = storages.on_host(leaf.now(offsets)[1], leaf.tensor.dtype)
-        self._parts.append((leaf, offsets, host))
-        return host
+    def of(self, leaf: _ShardedTensor, offsets: tuple[int, ...]) -> torch.Tensor:
+        """Returns the CPU tensor into which the reader loads a shard, with dimensions in memory order.
 
-    def move_on(self, is_over: bool = False) -> None:
-        """Moves the shards that the reader has released to their devices. `is_over`: the reader has finished, so all of them."""
-        kept = []
-        while self._parts:
-            leaf, offsets, host = self._parts.pop()
-            if not is_over and private.storage_uses(host.untyped_storage()) > _UNUSED:
-                kept.append((leaf, offsets, host))
+        Args:
+            leaf: The tensor.
+            offsets: The offsets of the shard's first element.
+        """
+        self.move_to_devices()
+        for entry_leaf, entry_offsets, cpu_tensor in self._entries:
+            if entry_leaf is leaf and entry_offsets == offsets:
+                return cpu_tensor
+        cpu_tensor = storages.to_cpu_tensor(leaf.current(offsets)[1], leaf.tensor.dtype)
+        self._entries.append((leaf, offsets, cpu_tensor))
+        return cpu_tensor
+
+    def move_to_devices(self, is_finished: bool = False) -> None:
+        """Moves shards to their devices: the shards that the reader has released, or all shards if the reader has finished."""
+        remaining = []
+        while self._entries:
+            leaf, offsets, cpu_tensor = self._entries.pop()
+            if not is_finished and private.storage_uses(cpu_tensor.untyped_storage()) > _RELEASED_USES:
+                remaining.append((leaf, offsets, cpu_tensor))
             else:
-                leaf.read[offsets] = storages.as_array(host, leaf.now(offsets)[0])
-        self._parts = kept
+                leaf.loaded_shards[offsets] = storages.array_from_cpu(cpu_tensor, leaf.current(offsets)[0])
+        self._entries = remaining
 
 
-# The use count of a storage that only one tensor and the storage's Python object refer to.
-_UNUSED = 2
+# The use count of a storage to which only one tensor and the storage's Python object refer.
+_RELEASED_USES = 2
 
 
-class _Leaf(torch.Tensor):
-    """An alias of a tensor that implements DCP's protocol for sharded objects."""
+class _ShardedTensor(torch.Tensor):
+    """An alias of a tensor that implements DCP's protocol for sharded objects.
+
+    Attributes:
+        tensor: The tensor.
+        loading: The shards that are on the CPU during a load.
+        is_loading: True if DCP loads the tensor, False if it saves the tensor.
+        loaded_shards: The loaded shards by the offsets of their first elements, each on the first of the devices that have the shard.
+    """
 
     tensor: torch.Tensor
-    arriving: _Arriving
+    loading: _LoadingShards
     is_loading: bool
-    # The loaded shards, by the offsets of their first element, each on the first of the devices that have the shard.
-    read: dict[tuple[int, ...], jax.Array]
+    loaded_shards: dict[tuple[int, ...], jax.Array]
 
     @staticmethod
-    def of(tensor: torch.Tensor, arriving: _Arriving) -> _Leaf:
-        found = tensor.detach().as_subclass(_Leaf)
-        found.tensor, found.arriving, found.is_loading, found.read = tensor, arriving, False, {}
-        return found
+    def of(tensor: torch.Tensor, loading: _LoadingShards) -> _ShardedTensor:
+        alias = tensor.detach().as_subclass(_ShardedTensor)
+        alias.tensor, alias.loading, alias.is_loading, alias.loaded_shards = tensor, loading, False, {}
+        return alias
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
@@ -160,19 +176,21 @@ class _Leaf(torch.Tensor):
     def _chunks(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(part.sizes)) for offsets, part in _parts(self.tensor).items()]
+        return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(shard.sizes)) for offsets, shard in _shards(self.tensor).items()]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        """Returns a shard on the CPU: for `save` a copy, for `load` the tensor to be written to."""
+        """Returns a shard on the CPU: for `save` a copy, for `load` the tensor into which DCP loads the shard."""
         offsets = tuple(index.offset)
-        host = self.arriving.of(self, offsets) if self.is_loading else storages.on_host(self.now(offsets)[1], self.tensor.dtype)
+        cpu_tensor = (
+            self.loading.of(self, offsets) if self.is_loading else storages.to_cpu_tensor(self.current(offsets)[1], self.tensor.dtype)
+        )
         permutation = StridedView.of(self.tensor).layout.permutation
-        return host.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
+        return cpu_tensor.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
 
-    def now(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
-        """Returns a shard's first device, and the shard's array: the loaded one, or else the present one."""
-        device, array = next(iter(_parts(self.tensor)[offsets].arrays.items()))
-        return device, self.read.get(offsets, array)
+    def current(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
+        """Returns the first device that has a shard, and the shard's array: the loaded array, or else a part of the tensor's array."""
+        device, array = next(iter(_shards(self.tensor)[offsets].arrays.items()))
+        return device, self.loaded_shards.get(offsets, array)
 
     def data_ptr(self) -> int:
         raise UnsupportedTensor(
@@ -180,85 +198,88 @@ class _Leaf(torch.Tensor):
             hint="use torch.distributed.checkpoint.save(checkpointable(state_dict), ...), which writes it part by part",
         )
 
-    def arrived(self) -> jax.Array | None:
-        """Returns the tensor's array with the loaded shards; None if none was loaded."""
-        if not self.read:
+    def loaded_array(self) -> jax.Array | None:
+        """Returns the tensor's array with the loaded shards, or None if no shard was loaded."""
+        if not self.loaded_shards:
             return None
-        found: dict[jax.Device, jax.Array] = {}
-        for offsets, part in _parts(self.tensor).items():
-            first, new = self.now(offsets)
-            for device in part.arrays:  # no array may alias another, or a program that writes to one in place would change the other
-                is_ours = device == first and offsets in self.read
-                found[device] = new if is_ours else jax.device_put(new, device, may_alias=False)
-        whole = copies.packed_array(self.tensor)
-        if meshes.sharding_of(whole) is None:
-            return next(iter(found.values()))
-        shards = [found[shard.device] for shard in whole.addressable_shards]
-        return jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, shards)
+        arrays: dict[jax.Device, jax.Array] = {}
+        for offsets, shard in _shards(self.tensor).items():
+            first, new = self.current(offsets)
+            for device in shard.arrays:  # arrays must not alias: a program that writes to one in place would change the other
+                is_loaded = device == first and offsets in self.loaded_shards
+                arrays[device] = new if is_loaded else jax.device_put(new, device, may_alias=False)
+        packed = copies.packed_array(self.tensor)
+        if meshes.sharding_of(packed) is None:
+            return next(iter(arrays.values()))
+        shards = [arrays[shard.device] for shard in packed.addressable_shards]
+        return jax.make_array_from_single_device_arrays(packed.shape, packed.sharding, shards)
 
 
-def _parts(tensor: torch.Tensor) -> dict[tuple[int, ...], _Shard]:
+def _shards(tensor: torch.Tensor) -> dict[tuple[int, ...], _Shard]:
     """Returns the distinct shards of a tensor that fills its storage, by the offsets of their first elements."""
     array = copies.packed_array(tensor)
     permutation = StridedView.of(tensor).layout.permutation
-    found: dict[tuple[int, ...], _Shard] = {}
-    for shard in array.addressable_shards:
+    shards: dict[tuple[int, ...], _Shard] = {}
+    for array_shard in array.addressable_shards:
         offsets, sizes = [0] * tensor.dim(), [0] * tensor.dim()
         for axis, dim in enumerate(permutation):
-            offsets[dim], sizes[dim] = shard.index[axis].start or 0, shard.data.shape[axis]
-        part = found.setdefault(tuple(offsets), _Shard(tuple(sizes), {}))
-        part.arrays[shard.device] = shard.data
-    return found
+            offsets[dim], sizes[dim] = array_shard.index[axis].start or 0, array_shard.data.shape[axis]
+        distinct_shard = shards.setdefault(tuple(offsets), _Shard(tuple(sizes), {}))
+        distinct_shard.arrays[array_shard.device] = array_shard.data
+    return shards
 
 
-def _viewed(value: Any, arriving: _Arriving) -> Any:
-    """Returns a value of a state dict with leaves in place of tensors. Containers are copied, except those that DCP does not look into."""
+def _view(value: Any, loading: _LoadingShards) -> Any:
+    """Returns a copy of a value of a state dict, with a `_ShardedTensor` in place of each supported tensor in dicts and lists.
+
+    DCP does not look into other containers. They are not copied.
+    """
     if isinstance(value, Mapping):
-        return {key: _viewed(item, arriving) for key, item in value.items()}
+        return {key: _view(item, loading) for key, item in value.items()}
     if isinstance(value, list):
-        return [_viewed(item, arriving) for item in value]
-    return _Leaf.of(value, arriving) if _has_parts(value) else value
+        return [_view(item, loading) for item in value]
+    return _ShardedTensor.of(value, loading) if _is_supported(value) else value
 
 
-def _has_parts(value: Any) -> bool:
-    """True for a tensor on the device that fills its storage. DCP treats other values as it always does."""
-    if type(value) not in ORDINARY or not storages.is_ours(value) or not value.numel():
+def _is_supported(value: Any) -> bool:
+    """True for a tensor on the device that fills its storage. DCP treats other values as usual."""
+    if type(value) not in ORDINARY or not storages.is_jax_tensor(value) or not value.numel():
         return False
     return not (value.is_conj() or value.is_neg()) and StridedView.of(value).fills(value.untyped_storage().nbytes())
 
 
-def _leaves(loaded: Any) -> list[_Leaf]:
+def _leaves(loaded: Any) -> list[_ShardedTensor]:
     if isinstance(loaded, Mapping):
         loaded = list(loaded.values())
     if isinstance(loaded, list):
         return [leaf for item in loaded for leaf in _leaves(item)]
-    return [loaded] if isinstance(loaded, _Leaf) else []
+    return [loaded] if isinstance(loaded, _ShardedTensor) else []
 
 
 def _commit(loaded: Any) -> None:
-    """Gives the tensors the data that was loaded for them."""
-    ready = [(leaf, array) for leaf in _leaves(loaded) if (array := leaf.arrived()) is not None]
+    """Writes the loaded data into the tensors."""
+    ready = [(leaf, array) for leaf in _leaves(loaded) if (array := leaf.loaded_array()) is not None]
     for leaf, array in ready:
         tensor, storage = leaf.tensor, leaf.tensor.untyped_storage()
         while True:
             before = copies.packed_array(tensor)
-            after = array if before.sharding == array.sharding else meshes.copied_to(array, before.sharding)
-            if storages.replace_arrays([(storage, before, after)]):
+            after = array if before.sharding == array.sharding else meshes.moved(array, before.sharding)
+            if storages.compare_and_swap([(storage, before, after)]):
                 break
         torch.autograd.graph.increment_version(tensor)
-        leaf.read = {}
+        leaf.loaded_shards = {}
 
 
-def _take_back(mine: Any, loaded: Any) -> None:
-    """Puts loaded values other than such tensors where DCP puts them without a view: into the state dict and its containers."""
+def _store_other_values(target: Any, loaded: Any) -> None:
+    """Stores loaded values other than `_ShardedTensor`s in a state dict and its containers, where DCP stores them without a view."""
     items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
     for key, value in items:
-        if isinstance(value, _Leaf):
+        if isinstance(value, _ShardedTensor):
             continue
-        is_known = key in mine if isinstance(mine, Mapping) else key < len(mine)
-        if isinstance(value, (Mapping, list)) and is_known and isinstance(mine[key], (Mapping, list)):
-            _take_back(mine[key], value)
-        elif is_known or isinstance(mine, Mapping):
-            mine[key] = value
+        is_known = key in target if isinstance(target, Mapping) else key < len(target)
+        if isinstance(value, (Mapping, list)) and is_known and isinstance(target[key], (Mapping, list)):
+            _store_other_values(target[key], value)
+        elif is_known or isinstance(target, Mapping):
+            target[key] = value
         else:
-            mine.append(value)
+            target.append(value)

@@ -1,4 +1,4 @@
-"""Marks the mesh axes along which a tensor's dimensions are sharded."""
+"""Shards tensors and modules over a mesh: `mark_sharding`, `shard_module`."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ from ..lowering.ops import sharding_constraints
 from ..runtime import meshes, private
 from .mesh import Mesh
 
-# The axes along which each dimension is sharded.
+# The mesh axes along which each dimension is sharded.
 Spec: TypeAlias = Sequence[str | Sequence[str] | None] | PartitionSpec
 
 
 def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     """Shards a tensor on the device "jax" over a mesh. Its values, views, identity and version do not change.
 
-    Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode) it is a constraint on the sharding of the result
-    there; gradients get the same sharding, except in steps, where XLA chooses.
+    Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode) it constrains the sharding of the tensor that it
+    returns. The gradient gets the same sharding, except in steps, where XLA chooses.
 
     Args:
         tensor: The tensor.
         mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
-        spec: For each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec. Omitted trailing dimensions are not
-            sharded.
+        spec: For each dimension None, the name of an axis, or a tuple of names, as in JAX's PartitionSpec. Omitted trailing dimensions are
+            not sharded.
 
     Returns:
-        The tensor; inside a program, a new one.
+        The tensor; inside a program, a new tensor.
 
     Raises:
         ArgumentError: The spec does not fit the tensor.
         UnsupportedTensor: The tensor is not on the device, or is a part of another tensor.
     """
     mesh = Mesh.of(mesh)
-    axes = _checked(tensor, mesh, spec)
+    axes = _axes_of_spec(tensor, mesh, spec)
     if isinstance(tensor, FakeTensor):
-        return _recorded(tensor, lambda x: sharding_constraints.OP(x, mesh.sizes, mesh.names, mesh.devices, axes))
+        return _constrained_copy(tensor, lambda x: sharding_constraints.OP(x, mesh.sizes, mesh.names, mesh.devices, axes))
     if torch.compiler.is_compiling():
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
-    _check_kind(tensor)
+    _check_on_device(tensor)
     storage = tensor.untyped_storage()
-    if isinstance(storages.held_by(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
+    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
-    place = StridedView.of(tensor)
-    if tensor.numel() and not place.fills(storage.nbytes()):
+    view = StridedView.of(tensor)
+    if tensor.numel() and not view.fills(storage.nbytes()):
         raise UnsupportedTensor(
-            f"a tensor {_shown(tensor)} is a view of a part of another tensor, or overlaps itself, so it cannot have its own sharding",
+            f"a tensor {_describe(tensor)} is a view of a part of another tensor, or overlaps itself, so it cannot have its own sharding",
             hint="mark the whole tensor, or a copy of the view: x.clone()",
         )
-    packed = [axes[dim] for dim in place.layout.permutation]
+    packed = [axes[dim] for dim in view.layout.permutation]
     sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
     if mesh.is_virtual:
-        storages.plan(storage, place.layout.packed_shape, sharding)
+        storages.set_plan(storage, view.layout.packed_shape, sharding)
         return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:
             raise ArgumentError(
-                f"{mesh} does not have the device of a tensor {_shown(tensor)} on {tensor.device}", hint="move the tensor to the mesh"
+                f"{mesh} does not have the device of a tensor {_describe(tensor)} on {tensor.device}", hint="move the tensor to the mesh"
             )
         return tensor
-    gradient_shardings.will_follow(tensor)
+    gradient_shardings.register(tensor)
     while tensor.numel():
         array = copies.packed_array(tensor)
-        if array.sharding == sharding or storages.replace_arrays([(storage, array, meshes.copied_to(array, sharding))]):
+        if array.sharding == sharding or storages.compare_and_swap([(storage, array, meshes.moved(array, sharding))]):
             break
     return tensor
 
 
-def _recorded(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Returns the constrained copy that replaces a tensor in a step that is being recorded.
+def _constrained_copy(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns the copy with constrained sharding that replaces a tensor in a step that is being recorded.
 
-    Such a step does not record functions with custom derivatives, or hooks, so the gradient's sharding is left to XLA.
+    A recorded step has no functions with custom derivatives and no hooks, so XLA chooses the gradient's sharding.
     """
     result = tensor.clone()
     with torch.no_grad(), private.below_autograd():
@@ -88,18 +88,18 @@ def _recorded(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Te
     return result
 
 
-def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
-    """Returns the spec as the op takes it: for each dimension, axis names separated by commas.
+def _axes_of_spec(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
+    """Converts a spec to the argument of the op `sharding_constraint`: for each dimension, axis names separated by commas.
 
     Raises:
         ArgumentError: The spec does not fit the tensor.
     """
     if isinstance(spec, str) or len(tuple(spec)) > tensor.dim():
         raise ArgumentError(
-            f"spec {spec!r} has {len(tuple(spec))} entries for a tensor {_shown(tensor)} of {tensor.dim()} dimensions",
+            f"spec {spec!r} has {len(tuple(spec))} entries for a tensor {_describe(tensor)} of {tensor.dim()} dimensions",
             hint="give one entry for each dimension: None, the name of an axis, or a tuple of names",
         )
-    found: list[str] = []
+    axes: list[str] = []
     used: set[str] = set()
     for dim, entry in enumerate(spec):
         names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
@@ -107,12 +107,12 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
         for name in names:
             if name not in mesh.names:
                 raise ArgumentError(
-                    f"spec {spec!r} of a tensor {_shown(tensor)} names an axis {name!r}, which {mesh} does not have",
+                    f"spec {spec!r} of a tensor {_describe(tensor)} names an axis {name!r}, which {mesh} does not have",
                     hint=f"the axes of the mesh are {', '.join(mesh.names)}",
                 )
             if name in used:
                 raise ArgumentError(
-                    f"spec {spec!r} of a tensor {_shown(tensor)} has the axis {name!r} twice",
+                    f"spec {spec!r} of a tensor {_describe(tensor)} has the axis {name!r} twice",
                     hint="an axis shards one dimension: leave it out of one of the entries",
                 )
             used.add(name)
@@ -120,22 +120,23 @@ def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
         size = tensor.shape[dim]
         if size % count:
             raise ArgumentError(
-                f"dimension {dim} of a tensor {_shown(tensor)} has size {size}, not a multiple of the {count} devices along {names}",
+                f"dimension {dim} of a tensor {_describe(tensor)} has size {size}, not a multiple of the {count} devices along {names}",
                 hint=f"pad it to {-(-size // count) * count}, or leave the dimension whole: None in the spec",
             )
-        found.append(",".join(names))
-    return found + [""] * (tensor.dim() - len(found))
+        axes.append(",".join(names))
+    return axes + [""] * (tensor.dim() - len(axes))
 
 
-def _check_kind(tensor: torch.Tensor) -> None:
-    if not storages.is_ours(tensor):
+def _check_on_device(tensor: torch.Tensor) -> None:
+    """Raises UnsupportedTensor for a tensor that is not on the device "jax"."""
+    if not storages.is_jax_tensor(tensor):
         raise UnsupportedTensor(
-            f"a tensor {_shown(tensor)} is on {tensor.device}, and only tensors on the device jax can be on a mesh",
+            f"a tensor {_describe(tensor)} is on {tensor.device}, and only tensors on the device jax can be on a mesh",
             hint='call dynaxla.device.enable(), and move the tensor: x.to("jax")',
         )
 
 
-def _shown(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -143,33 +144,36 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
     """Shards a module's parameters and buffers, and their gradients, over a mesh. Moves the module to the device "jax" if necessary.
 
     Args:
-        specs: Specs by fnmatch pattern of names in `named_parameters` and `named_buffers`. The last matching pattern applies; a tensor that
-            none matches is replicated on each device.
+        model: The module.
+        mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
+        specs: Specs by fnmatch pattern of names in `named_parameters` and `named_buffers`. The last matching pattern applies. A tensor
+            whose name matches no pattern is replicated on each device.
 
     Returns:
         The module.
 
     Raises:
-        ArgumentError: A pattern matches no name, or as in `mark_sharding`. If a spec does not fit its tensor, nothing has been sharded.
+        ArgumentError: A pattern matches no name, or a spec does not fit its tensor. No tensor has been sharded then.
+        UnsupportedTensor: See `mark_sharding`.
     """
     mesh = Mesh.of(mesh)
-    if not all(map(storages.is_ours, _tensors(model).values())):
+    if not all(map(storages.is_jax_tensor, _tensors(model).values())):
         model.to("jax" if mesh.is_virtual else f"jax:{mesh.devices[0]}")
     tensors = _tensors(model)
     for pattern in specs:
         if not any(fnmatchcase(name, pattern) for name in tensors):
             names = ", ".join(list(tensors)[:20])
             raise ArgumentError(f"the pattern {pattern!r} matches no parameter or buffer", hint=f"the names are {names}")
-    chosen = {name: next((spec for pattern, spec in reversed(list(specs.items())) if fnmatchcase(name, pattern)), ()) for name in tensors}
+    spec_of = {name: next((spec for pattern, spec in reversed(list(specs.items())) if fnmatchcase(name, pattern)), ()) for name in tensors}
     for name, tensor in tensors.items():
         try:
-            _checked(tensor, mesh, chosen[name])
+            _axes_of_spec(tensor, mesh, spec_of[name])
         except ArgumentError as error:
             raise ArgumentError(f"{name}: {error.message}", hint=error.hint) from None
     for name, tensor in tensors.items():
-        mark_sharding(tensor, mesh, chosen[name])
+        mark_sharding(tensor, mesh, spec_of[name])
         if tensor.grad is not None:
-            mark_sharding(tensor.grad, mesh, chosen[name])
+            mark_sharding(tensor.grad, mesh, spec_of[name])
     return model
 
 
@@ -183,20 +187,20 @@ def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
     Raises:
         UnsupportedTensor: The tensor is not on the device "jax".
     """
-    _check_kind(tensor)
+    _check_on_device(tensor)
     return meshes.sharding_of(copies.value_of(tensor.detach()))
 
 
 def local_shards(tensor: torch.Tensor) -> list[tuple[torch.device, tuple[slice, ...], torch.Tensor]]:
-    """Returns the shards of a tensor on this process's devices: each one's device, its index in the tensor, and a copy on the CPU.
+    """Returns the shards of a tensor on this process's devices: for each its device, its index in the tensor, and a copy on the CPU.
 
     Raises:
         UnsupportedTensor: The tensor is not on the device "jax".
     """
-    _check_kind(tensor)
+    _check_on_device(tensor)
     array = copies.value_of(tensor.detach())
-    numbers = {device: index for index, device in enumerate(jax.local_devices())}
+    index_of = {device: index for index, device in enumerate(jax.local_devices())}
     return [
-        (torch.device("jax", numbers[shard.device]), shard.index, storages.on_host(shard.data, tensor.dtype))
+        (torch.device("jax", index_of[shard.device]), shard.index, storages.to_cpu_tensor(shard.data, tensor.dtype))
         for shard in array.addressable_shards
     ]

@@ -15,12 +15,12 @@ from ..lowering.ops import sharding_constraints
 
 
 class Mesh:
-    """Devices of the device type "jax" as a grid, each of whose axes has a size and a name.
+    """A grid of devices "jax:0", "jax:1", ... Each axis of the grid has a size and a name.
 
     Attributes:
         sizes: The axes' sizes.
         names: The axes' names.
-        devices: The devices' numbers, in row-major order: 3 is "jax:3"; negative numbers are virtual devices.
+        devices: The devices' indices, in row-major order: 3 is "jax:3"; negative numbers are virtual devices.
         is_virtual: True if the devices do not exist.
     """
 
@@ -35,52 +35,57 @@ class Mesh:
         """Creates a mesh.
 
         Args:
-            devices: The devices, in order; by default as many as needed, starting at "jax:0".
-            virtual: Use as many virtual devices as needed. Tensors marked for them keep their place and their values, and code that runs
-                ignores the mesh: only `dynaxla.sharding.report` compiles programs for it, and runs none of them.
+            sizes: The axes' sizes.
+            names: The axes' names.
+            devices: The devices, in row-major order; by default as many as needed, starting at "jax:0".
+            virtual: True for a mesh of devices that do not exist. Tensors that are marked for it stay where they are and keep their values.
+                Only `dynaxla.sharding.report` compiles programs for such a mesh, and does not run them. Code that runs ignores the mesh.
 
         Raises:
-            ArgumentError: Sizes and names that are no mesh, or too few devices.
-            RuntimeError: A device that does not exist.
+            ArgumentError: The sizes and names are no mesh, or there are too few devices.
+            RuntimeError: A device does not exist.
         """
         self.sizes, self.names = tuple(int(size) for size in sizes), tuple(names)
         count = math.prod(self.sizes)
-        shown = f"a mesh of sizes {self.sizes} with axes {self.names}"
+        description = f"a mesh of sizes {self.sizes} with axes {self.names}"
         if not self.sizes or len(self.sizes) != len(self.names) or min(self.sizes) < 1:
             raise ArgumentError(
-                f"{shown}: each axis needs a positive size and a name", hint='write for example Mesh((2, 4), ("fsdp", "tp"))'
+                f"{description}: each axis needs a positive size and a name", hint='write for example Mesh((2, 4), ("fsdp", "tp"))'
             )
         if len(set(self.names)) < len(self.names) or not all(isinstance(name, str) and name.isidentifier() for name in self.names):
-            raise ArgumentError(f"{shown}: the names must be different identifiers", hint='write for example Mesh((2, 4), ("fsdp", "tp"))')
+            raise ArgumentError(
+                f"{description}: the names must be different identifiers", hint='write for example Mesh((2, 4), ("fsdp", "tp"))'
+            )
         self.is_virtual = virtual
         if virtual:
             if devices is not None:
                 raise ArgumentError(
-                    f"{shown} is virtual, and was given the devices {list(devices)}", hint="leave devices out: a virtual mesh has its own"
+                    f"{description} is virtual, and was given the devices {list(devices)}",
+                    hint="leave devices out: a virtual mesh has its own",
                 )
             self.devices = tuple(range(-count, 0))
             sharding_constraints.mesh(self.sizes, self.names, self.devices)
             return
         self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.named(device).index for device in devices)
-        there = len(pjrt_devices.devices())
+        available = len(pjrt_devices.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
             raise ArgumentError(
-                f"{shown} needs {count} different devices, not {list(self.devices)}",
+                f"{description} needs {count} different devices, not {list(self.devices)}",
                 hint="give as many devices as the product of the sizes",
             )
-        if max(self.devices) >= there:
+        if max(self.devices) >= available:
             raise ArgumentError(
-                f"{shown} needs {count} devices, and JAX has {there} here",
+                f"{description} needs {count} devices, and JAX has {available} here",
                 hint=f"use a smaller mesh; to try it on a CPU, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}",
             )
         sharding_constraints.mesh(self.sizes, self.names, self.devices)
 
     @staticmethod
     def of(mesh: Any) -> Mesh:
-        """Returns a mesh, also for torch's DeviceMesh, whose ranks are the devices' numbers.
+        """Returns the mesh for a `Mesh` or for torch's DeviceMesh, whose ranks become the devices' indices.
 
         Raises:
-            ArgumentError: Another object.
+            ArgumentError: The argument is another object, or a DeviceMesh without names.
         """
         if isinstance(mesh, Mesh):
             return mesh
@@ -94,7 +99,7 @@ class Mesh:
 
     @property
     def jax(self) -> jax.sharding.Mesh:
-        """The same mesh in JAX."""
+        """The same mesh as a mesh of JAX."""
         return sharding_constraints.mesh(self.sizes, self.names, self.devices)
 
     def __repr__(self) -> str:

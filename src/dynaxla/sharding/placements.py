@@ -14,20 +14,20 @@ from torch import nn
 from .mesh import Mesh
 from .virtual_tensors import Dims
 
-# The maximum number of consecutive matrices that are changed together: attention has this many.
-_LONGEST_RUN = 4
+# The largest number of consecutive matrices whose shardings are changed together. Attention has this many matrices.
+_MAX_RUN_LENGTH = 4
 
 
 @dataclass(frozen=True)
-class Group:
-    """Parameters with the same placement: those at the same position in modules of the same kind in repeated blocks.
+class ParameterGroup:
+    """Parameters that get the same sharding: parameters at the same position in repeated blocks, in modules of the same class.
 
     Attributes:
-        role: Their common name, with "*" for the repeated part.
+        role: The parameters' common name, with "*" for the number of the block.
         names: The parameters' names.
-        shape: Their shape.
-        nbytes: The size of all of them.
-        followers: Vectors of the same modules, such as biases, which are sharded like the first dimension.
+        shape: The shape of each parameter.
+        nbytes: The size of all these parameters.
+        followers: The names of vectors of the same modules, such as biases, which are sharded like the parameters' first dimension.
     """
 
     role: str
@@ -38,7 +38,7 @@ class Group:
 
 
 class Placement(NamedTuple):
-    """A placement of a batch and of all groups.
+    """A sharding of a batch and of all groups of parameters.
 
     Attributes:
         batch: The axes along which the batch's first dimension is sharded.
@@ -49,10 +49,10 @@ class Placement(NamedTuple):
     dims: tuple[Dims, ...]
 
 
-def groups_of(model: nn.Module) -> list[Group]:
+def groups_of(model: nn.Module) -> list[ParameterGroup]:
     """Returns the groups of a model's parameters, in the model's order."""
     parameters = dict(model.named_parameters())
-    found: dict[tuple[object, ...], list[str]] = {}
+    groups: dict[tuple[object, ...], list[str]] = {}
     followers: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
         owner = name.rpartition(".")[0]
@@ -61,37 +61,37 @@ def groups_of(model: nn.Module) -> list[Group]:
             followers.setdefault(f"{owner}.weight" if owner else "weight", []).append(name)
             continue
         key = _role(model, name), type(model.get_submodule(owner)), tuple(parameter.shape), parameter.dtype
-        found.setdefault(key, []).append(name)
+        groups.setdefault(key, []).append(name)
     return [
-        Group(
-            _shown(str(key[0])), tuple(names), tuple(parameters[names[0]].shape), sum(parameters[name].nbytes for name in names),
+        ParameterGroup(
+            _readable_role(str(key[0])), tuple(names), tuple(parameters[names[0]].shape), sum(parameters[name].nbytes for name in names),
             tuple(follower for name in names for follower in followers.get(name, ())),
         )
-        for key, names in found.items()
+        for key, names in groups.items()
     ]  # fmt: skip
 
 
 def _role(model: nn.Module, name: str) -> str:
-    """Returns a parameter's name without the numbers of repeated modules."""
-    module, found = model, []
+    """Returns a parameter's name with "*" in place of the numbers of repeated modules."""
+    module, parts = model, []
     *path, last = name.split(".")
-    for part in path:
-        child = module.get_submodule(part)
-        if not part.isdigit():
-            found.append(part)
+    for name_part in path:
+        child = module.get_submodule(name_part)
+        if not name_part.isdigit():
+            parts.append(name_part)
         elif next(child.children(), None) is not None:
-            found.append("*")
-        else:  # consecutive layers: square ones alternate between two roles
-            alike = [other for other in module.children() if _shapes(other) == _shapes(child)]
+            parts.append("*")
+        else:  # consecutive layers: square layers alternate between two roles
+            same_shapes = [other for other in module.children() if _shapes(other) == _shapes(child)]
             weight = getattr(child, "weight", None)
             is_square = isinstance(weight, torch.Tensor) and weight.dim() > 1 and weight.shape[0] == weight.shape[1]
-            turn = next(index for index, other in enumerate(alike) if other is child) % 2
-            found.append(f"*{turn}" if is_square else "*")
+            turn = next(index for index, other in enumerate(same_shapes) if other is child) % 2
+            parts.append(f"*{turn}" if is_square else "*")
         module = child
-    return ".".join([*found, last])
+    return ".".join([*parts, last])
 
 
-def _shown(role: str) -> str:
+def _readable_role(role: str) -> str:
     return role.replace("*0.", "*(even).").replace("*1.", "*(odd).")
 
 
@@ -100,145 +100,159 @@ def _shapes(module: nn.Module) -> object:
 
 
 class PlacementChoices:
-    """The placements of groups on a mesh.
+    """The possible placements of groups of parameters and a batch on a mesh.
+
+    Args:
+        groups: The groups.
+        mesh: The mesh.
+        batch: The size of the batch's first dimension; None if there is no batch.
 
     Attributes:
         groups: The groups.
         axes: The axes with more than one device.
-        tuples: The combinations of axes along which one dimension may be sharded.
+        axis_combinations: The combinations of axes along which one dimension may be sharded.
     """
 
-    def __init__(self, groups: Sequence[Group], mesh: Mesh, batch: int | None) -> None:
-        """Prepares the choices. `batch`: the size of the batch's first dimension; None if there is no batch."""
+    def __init__(self, groups: Sequence[ParameterGroup], mesh: Mesh, batch: int | None) -> None:
         self.groups = groups
         self._sizes = {name: size for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1}
         self.axes = tuple(self._sizes)
-        self.tuples = [chosen for count in range(1, len(self.axes) + 1) for chosen in itertools.combinations(self.axes, count)]
+        self.axis_combinations = [chosen for count in range(1, len(self.axes) + 1) for chosen in itertools.combinations(self.axes, count)]
         self._batch = batch
-        self._blocks = self._runs()
+        self._runs = self._find_runs()
 
-    def _count(self, axes: Sequence[str]) -> int:
+    def _num_devices(self, axes: Sequence[str]) -> int:
         return math.prod(self._sizes[axis] for axis in axes)
 
-    def batches(self) -> list[tuple[str, ...]]:
-        return [(), *(axes for axes in self.tuples if self._batch is not None and self._batch % self._count(axes) == 0)]
+    def batch_shardings(self) -> list[tuple[str, ...]]:
+        """Returns the combinations of axes along which the batch may be sharded, first no axis."""
+        return [(), *(axes for axes in self.axis_combinations if self._batch is not None and self._batch % self._num_devices(axes) == 0)]
 
-    def whole(self, batch: tuple[str, ...] = ()) -> Placement:
+    def replicated(self, batch: tuple[str, ...] = ()) -> Placement:
+        """Returns the placement in which no parameter is sharded, and the batch is sharded along these axes."""
         return Placement(batch, tuple(((),) * len(group.shape) for group in self.groups))
 
-    def _fits(self, group: Group, dims: Dims) -> bool:
-        return all(size % self._count(axes) == 0 for size, axes in zip(group.shape, dims, strict=True))
+    def _fits(self, group: ParameterGroup, dims: Dims) -> bool:
+        return all(size % self._num_devices(axes) == 0 for size, axes in zip(group.shape, dims, strict=True))
 
-    def along(self, group: Group, dim: int, axes: tuple[str, ...]) -> Dims | None:
-        """Returns the sharding of one dimension along axes; None if the axes' size does not divide it."""
+    def shard_dim(self, group: ParameterGroup, dim: int, axes: tuple[str, ...]) -> Dims | None:
+        """Returns the sharding of one dimension along axes, or None if the number of devices does not divide the dimension's size."""
         dims = tuple(axes if index == dim else () for index in range(len(group.shape)))
         return dims if self._fits(group, dims) else None
 
-    def of_group(self, index: int) -> Iterator[Dims]:
-        """Yields a group's shardings: none; one dimension along axes; two dimensions along one axis each."""
+    def group_shardings(self, index: int) -> Iterator[Dims]:
+        """Yields the shardings of a group: no dimension, one dimension along one or more axes, two dimensions along one axis each."""
         group = self.groups[index]
         count = len(group.shape)
         yield ((),) * count
-        for axes in self.tuples:
-            yield from (dims for dim in range(count) if (dims := self.along(group, dim, axes)) is not None)
+        for axes in self.axis_combinations:
+            yield from (dims for dim in range(count) if (dims := self.shard_dim(group, dim, axes)) is not None)
         for first, second in itertools.permutations(self.axes, 2):
-            for one, other in itertools.combinations(range(count), 2):
-                dims = tuple((first,) if dim == one else (second,) if dim == other else () for dim in range(count))
+            for first_dim, second_dim in itertools.combinations(range(count), 2):
+                dims = tuple((first,) if dim == first_dim else (second,) if dim == second_dim else () for dim in range(count))
                 if self._fits(group, dims):
                     yield dims
 
-    def sharded(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """Also shards, as in FSDP, the first dimension of each parameter that is not sharded yet and that the axes' size divides."""
-        found = []
-        for group, dims in zip(self.groups, placement.dims, strict=True):
-            free = [dim for dim, size in enumerate(group.shape) if not dims[dim] and size % self._count(axes) == 0]
-            found.append(tuple(axes if free and dim == free[0] else given for dim, given in enumerate(dims)))
-        return placement._replace(dims=tuple(found))
+    def fully_sharded(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
+        """Shards parameters along further axes, as in FSDP.
 
-    def seeds(self) -> dict[str, Placement]:
-        """Returns the placements from which a search starts, by a descriptive name."""
-        found: dict[str, Placement] = {"all whole": self.whole()}
-        for batch in self.batches():
+        In each parameter this shards the first dimension that is not sharded yet and whose size the number of devices divides.
+        """
+        all_dims = []
+        for group, dims in zip(self.groups, placement.dims, strict=True):
+            free = [dim for dim, size in enumerate(group.shape) if not dims[dim] and size % self._num_devices(axes) == 0]
+            all_dims.append(tuple(axes if free and dim == free[0] else dim_axes for dim, dim_axes in enumerate(dims)))
+        return placement._replace(dims=tuple(all_dims))
+
+    def starting_points(self) -> dict[str, Placement]:
+        """Returns the placements with which a search starts, by a descriptive name."""
+        placements: dict[str, Placement] = {"all whole": self.replicated()}
+        for batch in self.batch_shardings():
             if batch:
-                found[f"data parallel over {_listed(batch)}"] = self.whole(batch)
-                found[f"fully sharded over {_listed(batch)}"] = self.sharded(self.whole(batch), batch)
+                placements[f"data parallel over {_join_axes(batch)}"] = self.replicated(batch)
+                placements[f"fully sharded over {_join_axes(batch)}"] = self.fully_sharded(self.replicated(batch), batch)
             rest = tuple(axis for axis in self.axes if axis not in batch)
             for axes in [rest] if rest else []:
-                pairs = self.in_pairs(self.whole(batch), axes)
-                if pairs.dims != self.whole().dims:
-                    found[f"pairs over {_listed(axes)}, batch over {_listed(batch)}"] = pairs
+                pairs = self.shard_pairs(self.replicated(batch), axes)
+                if pairs.dims != self.replicated().dims:
+                    placements[f"pairs over {_join_axes(axes)}, batch over {_join_axes(batch)}"] = pairs
                     if batch:
-                        found[f"pairs over {_listed(axes)}, sharded over {_listed(batch)}"] = self.sharded(pairs, batch)
-        return found
+                        placements[f"pairs over {_join_axes(axes)}, sharded over {_join_axes(batch)}"] = self.fully_sharded(pairs, batch)
+        return placements
 
-    def in_pairs(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """Shards the matrices of each module in a block by their first dimension, and the last of them by its second."""
-        for run in self._blocks:
-            if run.is_whole:
-                placement = self._run(placement, run.members, axes, 0, 1) or placement
+    def shard_pairs(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
+        """Shards the matrices of each module in a block by their first dimension, except the last matrix, by its second dimension."""
+        for run in self._runs:
+            if run.is_whole_module:
+                placement = self._shard_run(placement, run.members, axes, 0, 1) or placement
         return placement
 
-    def moves(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
-        """Yields the neighbours of a placement with descriptive names. They differ in a run of matrices, the batch, or one group, largest
-        first.
-        """
-        for run, axes, (first, last) in itertools.product(self._blocks, self.tuples, ((0, 1), (1, 0))):
-            if (found := self._run(placement, run.members, axes, first, last)) is not None:
-                names = ", ".join(self.groups[index].role for index in run.members)
-                yield f"{names} in a row over {_listed(axes)}", found
-        for batch in self.batches():
-            yield f"batch over {_listed(batch)}", placement._replace(batch=batch)
-        for index in sorted(range(len(self.groups)), key=lambda index: -self.groups[index].nbytes):
-            for dims in self.of_group(index):
-                yield f"{self.groups[index].role}: {shown_dims(dims)}", _with(placement, index, dims)
+    def neighbors(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
+        """Yields the neighbors of a placement with descriptive names.
 
-    def _run(self, placement: Placement, members: Sequence[int], axes: tuple[str, ...], first: int, last: int) -> Placement | None:
+        First come placements that differ in a run of matrices, then in the batch, then in one group, the largest groups first.
+        """
+        for run, axes, (first, last) in itertools.product(self._runs, self.axis_combinations, ((0, 1), (1, 0))):
+            if (neighbor := self._shard_run(placement, run.members, axes, first, last)) is not None:
+                names = ", ".join(self.groups[index].role for index in run.members)
+                yield f"{names} in a row over {_join_axes(axes)}", neighbor
+        for batch in self.batch_shardings():
+            yield f"batch over {_join_axes(batch)}", placement._replace(batch=batch)
+        for index in sorted(range(len(self.groups)), key=lambda index: -self.groups[index].nbytes):
+            for dims in self.group_shardings(index):
+                yield f"{self.groups[index].role}: {format_dims(dims)}", _replace_dims(placement, index, dims)
+
+    def _shard_run(self, placement: Placement, members: Sequence[int], axes: tuple[str, ...], first: int, last: int) -> Placement | None:
+        """Shards a run of matrices along axes: the last matrix by dimension `last`, all others by dimension `first`.
+
+        Returns None if the number of devices does not divide a dimension's size.
+        """
         for index in members:
-            dims = self.along(self.groups[index], last if index == members[-1] else first, axes)
+            dims = self.shard_dim(self.groups[index], last if index == members[-1] else first, axes)
             if dims is None:
                 return None
-            placement = _with(placement, index, dims)
+            placement = _replace_dims(placement, index, dims)
         return placement
 
-    def _runs(self) -> list[_Run]:
-        """Returns runs of consecutive matrices in a block; first those that are all the matrices of one module."""
-        found: list[_Run] = []
+    def _find_runs(self) -> list[_MatrixRun]:
+        """Returns runs of consecutive matrices in a block. Runs of all matrices of one module come first."""
+        runs: list[_MatrixRun] = []
         blocks: dict[str, list[int]] = {}
         for index, group in enumerate(self.groups):
             if len(group.shape) == 2:
                 blocks.setdefault(group.role.rpartition("*")[0], []).append(index)
         for members in blocks.values():
-            for length in range(2, _LONGEST_RUN + 1):
+            for length in range(2, _MAX_RUN_LENGTH + 1):
                 for start in range(len(members) - length + 1):
                     run = tuple(members[start : start + length])
                     parents = {self._parent(index) for index in run}
-                    beside = {self._parent(index) for index in {*members} - {*run}}
-                    found.append(_Run(run, len(parents) == 1 and not parents & beside))
-        return sorted(found, key=lambda run: (not run.is_whole, -sum(self.groups[index].nbytes for index in run.members)))
+                    other_parents = {self._parent(index) for index in {*members} - {*run}}
+                    runs.append(_MatrixRun(run, len(parents) == 1 and not parents & other_parents))
+        return sorted(runs, key=lambda run: (not run.is_whole_module, -sum(self.groups[index].nbytes for index in run.members)))
 
     def _parent(self, index: int) -> str:
         return ".".join(self.groups[index].role.split(".")[:-2])
 
 
-class _Run(NamedTuple):
-    """A run of consecutive matrices.
+class _MatrixRun(NamedTuple):
+    """A run of consecutive matrices in a block.
 
     Attributes:
-        members: The groups' indices.
-        is_whole: True if they are all the matrices of one module's children.
+        members: The indices of the matrices' groups.
+        is_whole_module: True if the run has all matrices of one module's children.
     """
 
     members: tuple[int, ...]
-    is_whole: bool
+    is_whole_module: bool
 
 
-def _with(placement: Placement, index: int, dims: Dims) -> Placement:
+def _replace_dims(placement: Placement, index: int, dims: Dims) -> Placement:
     return placement._replace(dims=(*placement.dims[:index], dims, *placement.dims[index + 1 :]))
 
 
-def _listed(axes: Sequence[str]) -> str:
+def _join_axes(axes: Sequence[str]) -> str:
     return ", ".join(axes) or "none"
 
 
-def shown_dims(dims: Dims) -> str:
+def format_dims(dims: Dims) -> str:
     return f"({', '.join('+'.join(axes) or '-' for axes in dims)})" if any(dims) else "whole"

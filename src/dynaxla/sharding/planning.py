@@ -1,4 +1,4 @@
-"""Searches for a sharding of a training step's parameters and batch on a mesh. XLA compiles the candidates; nothing runs."""
+"""Searches for a sharding of a training step's parameters and batch on a mesh. XLA compiles the candidates, which do not run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ..training.step import CompiledStep
 from . import traffic
 from .marking import mark_sharding, shard_module
 from .mesh import Mesh
-from .placements import Group, Placement, PlacementChoices, groups_of
+from .placements import ParameterGroup, Placement, PlacementChoices, groups_of
 from .text_tables import table, text_of
 from .traffic import CollectiveTraffic, DeviceMemory
-from .virtual_tensors import Dims, bytes_of_inputs, placed, storage_key
+from .virtual_tensors import Dims, bytes_of_inputs, storage_key, virtual_inputs
 
 _log = logging.getLogger("dynaxla")
 
@@ -39,10 +39,13 @@ _log = logging.getLogger("dynaxla")
 class Costs:
     """The cost model: flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective, for one device.
 
-    bytes: the data that the device sends in ring algorithms. For a result of b bytes among n devices: 2 b (n - 1) / n in an all-reduce, b
-    (n - 1) in a reduce-scatter, b in a permute, and b (n - 1) / n in all other collectives. flops: as XLA counts them. The body of a loop
-    counts once. The model ignores memory bandwidth, and that computation and communication may overlap. The defaults are round numbers for
-    a GPU in a machine with several.
+    bytes: The data that the device sends in ring algorithms. For a result of b bytes among n devices: 2 b (n - 1) / n in an all-reduce,
+    b (n - 1) in a reduce-scatter, b in a permute, and b (n - 1) / n in all other collectives.
+
+    flops: The operations that XLA counts. The body of a loop counts once.
+
+    The model ignores memory bandwidth, and that computation and communication may overlap. The defaults are round numbers for a GPU in a
+    machine with several GPUs.
     """
 
     flops_per_second: float = 1e14
@@ -51,15 +54,15 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A placement that was tried.
+class PlacementTrial:
+    """The result of trying a placement.
 
     If the step's inputs alone do not fit into memory, the placement was not compiled: `memory` is then the size of the inputs, and
     `seconds` is infinite.
 
     Attributes:
-        what: A description; "3, but ..." means the third trial with one change.
-        memory: Bytes on each device.
+        what: A description of the placement; "3, but ..." means the third trial with one change.
+        memory: The bytes that the program needs on each device.
         seconds: The time by the cost model.
         flops: The operations of each device.
         moved: The bytes that each device sends.
@@ -82,19 +85,19 @@ class Plan:
         mesh: The mesh.
         specs: Specs by parameter name, for `shard_module`.
         inputs: The specs of the tensors among the step's arguments, in order.
-        trial: The figures of this placement.
-        collectives: Its collectives.
-        memory: XLA's memory figures, in bytes.
+        trial: The trial of this placement.
+        collectives: The collectives of the program for this placement.
+        memory: The memory of the program, in bytes.
         tried: All trials, in order.
     """
 
     mesh: Mesh
     specs: Mapping[str, tuple[Any, ...]]
     inputs: tuple[tuple[Any, ...], ...]
-    trial: Trial
+    trial: PlacementTrial
     collectives: tuple[CollectiveTraffic, ...]
     memory: DeviceMemory
-    tried: tuple[Trial, ...]
+    tried: tuple[PlacementTrial, ...]
 
     def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
         """Shards a model's parameters as planned, and optimizer state like its parameters. Buffers are replicated on each device.
@@ -105,24 +108,26 @@ class Plan:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for parameter, state in [item for optimizer in optimizers for item in optimizer.state.items() if id(item[0]) in names]:
             for tensor in state.values():
-                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
+                if isinstance(tensor, torch.Tensor) and storages.is_jax_tensor(tensor) and tensor.shape == parameter.shape:
                     mark_sharding(tensor, self.mesh, self.specs.get(names[id(parameter)], ()))
         return model
 
     def apply_to_inputs(self, *args: Any, **kwargs: Any) -> None:
         """Shards a step's arguments as planned. Raises the exceptions of `mark_sharding`."""
         for tensor, spec in zip(_tensors((args, kwargs)), self.inputs, strict=True):
-            if storages.is_ours(tensor):
+            if storages.is_jax_tensor(tensor):
                 mark_sharding(tensor, self.mesh, spec)
 
     def __str__(self) -> str:
-        made = table("", "tried", "memory", "microseconds", "flops", "moved", "collectives", title=f"Placements on {self.mesh}, by device")
+        trials_table = table(
+            "", "tried", "memory", "microseconds", "flops", "moved", "collectives", title=f"Placements on {self.mesh}, by device"
+        )
         for number, trial in enumerate(self.tried, 1):
             mark = f"{number} *" if trial is self.trial else str(number)
             time = f"{trial.seconds * 1e6:,.2f}" if math.isfinite(trial.seconds) else "not compiled"
             figures = (f"{trial.flops:,.0f}", f"{trial.moved:,}", str(trial.collectives)) if math.isfinite(trial.seconds) else ("", "", "")
-            made.add_row(mark, trial.what, f"{trial.memory:,}", time, *figures)
-        return text_of(made)
+            trials_table.add_row(mark, trial.what, f"{trial.memory:,}", time, *figures)
+        return text_of(trials_table)
 
 
 def plan(
@@ -137,65 +142,68 @@ def plan(
 ) -> Plan:
     """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by a simple model.
 
-    The search starts with data parallelism, fully sharded parameters, pairs of matrices, and combinations of these. It takes the best one,
-    and changes one thing at a time for as long as that improves it. Optimizer state and gradients are sharded like their parameters;
-    buffers are replicated. Tensors, modules, optimizers and random number generators are left unchanged. The trials are logged (INFO).
+    The search starts with data parallelism, fully sharded parameters, pairs of matrices, and combinations of these. It takes the best
+    placement, and makes one change after the other as long as the placement improves. Optimizer state and gradients are sharded like their
+    parameters; buffers are replicated. Tensors, modules, optimizers and random number generators are left unchanged. The trials are logged
+    (INFO).
 
     Args:
-        step: The result of compile_step, or a function that could be given to it. It is recorded, as at a first call, and does not run.
+        step: The result of compile_step, or a function that could be given to compile_step. It is recorded, as at a first call, and does
+            not run.
         args: The positional arguments of a call of the step.
         kwargs: The keyword arguments of a call of the step.
+        mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
         memory: The bytes that a program may need on each device; None for no limit.
         model: The module whose parameters are placed; by default the only module that the step reads.
         costs: The parameters of the time model; see `Costs`.
         compilations: The maximum number of placements that XLA compiles.
 
     Raises:
-        ArgumentError: No trial fits into `memory` (the message names the smallest), the step is several programs, or it does not read
-            exactly one module with parameters on the device "jax".
+        ArgumentError: No trial fits into `memory` (the message names the smallest trial), the step is compiled to several programs, or it
+            does not read exactly one module with parameters on the device "jax".
         CaptureError: The step cannot be recorded.
     """
-    search = _Search(_Recorded.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
+    search = _PlacementSearch(_RecordedStep.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
     return search.run()
 
 
-class _Recorded:
-    """A step recorded as a program that has not been compiled.
+class _RecordedStep:
+    """A step that is recorded as a program and has not been compiled.
 
     Attributes:
         program: The program.
-        inputs: The inputs of one call of it.
+        inputs: The inputs of one call of the program.
         model: The module whose parameters are placed.
-        like: By `storage_key` of an input: the name of the parameter whose sharding it gets.
+        parameter_of: For parameters, gradients and optimizer state, by `storage_key`: the name of the parameter whose sharding they get.
         batch: The tensors among the step's arguments.
     """
 
     def __init__(
-        self, program: CompiledGraph, inputs: list[Any], model: nn.Module, like: Mapping[int, str], batch: list[torch.Tensor]
+        self, program: Program, inputs: list[Any], model: nn.Module, parameter_of: Mapping[int, str], batch: list[torch.Tensor]
     ) -> None:
-        self.program, self.inputs, self.model, self.like, self.batch = program, inputs, model, like, batch
+        self.program, self.inputs, self.model, self.parameter_of, self.batch = program, inputs, model, parameter_of, batch
 
     @staticmethod
-    def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _Recorded:
+    def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _RecordedStep:
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
-        quickly = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
-        options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
-        watched = StepPrograms(function, options)
+        quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
+        options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quick, **options.xla})
+        programs = StepPrograms(function, options)
         try:
-            found, (module, like) = watched.dry_run(args, kwargs, lambda walk: _states(walk, model))
+            dry_run, (module, parameter_of) = programs.dry_run(args, kwargs, lambda walk: _model_and_state(walk, model))
         except Refused as error:
             hint = "do that outside of the step: a plan is made for a step that is one program"
             raise CaptureError(
                 f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
             ) from None
-        if found is None:
+        if dry_run is None:
             raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
-        if not isinstance(found.program, CompiledGraph):
+        if not isinstance(dry_run.program, Program):
             hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
             raise ArgumentError(
                 f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
             )
-        return _Recorded(found.program, found.inputs, module, like, _tensors((args, kwargs)))
+        return _RecordedStep(dry_run.program, dry_run.inputs, module, parameter_of, _tensors((args, kwargs)))
 
 
 def _platform() -> str:
@@ -204,12 +212,11 @@ def _platform() -> str:
     return jax.local_devices()[0].platform
 
 
-def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
-    """Returns the model that a step reads, and by `storage_key` the tensors that are sharded like its parameters, with the parameters'
-    names.
+def _model_and_state(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
+    """Returns the model that a step reads, and the names of its parameters by the `storage_key` of tensors that are sharded like them.
 
     Raises:
-        ArgumentError: There is no model, or several.
+        ArgumentError: The step reads no module with parameters, or several, or the model is not on the device "jax".
     """
     if model is None:
         modules = [value for value in walk.objects.values() if isinstance(value, nn.Module)]
@@ -220,27 +227,29 @@ def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, st
             kinds = ", ".join(type(module).__name__ for module in outer) or "none"
             raise ArgumentError(f"the step reads {len(outer)} modules with parameters ({kinds})", hint="choose one: plan(..., model=model)")
         model = outer[0]
-    if not all(map(storages.is_ours, model.parameters())):
+    if not all(map(storages.is_jax_tensor, model.parameters())):
         raise ArgumentError("the model of a plan must be on the device jax", hint='call dynaxla.device.enable() and model.to("jax")')
-    like: dict[int, str] = {}
+    parameter_of: dict[int, str] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states = [(parameter, state) for optimizer in walk.optimizers.values() for parameter, state in optimizer.state.items()]
     for parameter, state in [*((parameter, {}) for parameter in model.parameters()), *states]:
         if (name := names.get(id(parameter))) is not None:
             for tensor in (parameter, parameter.grad, *state.values()):
-                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
-                    like[storage_key(tensor)] = name
-    return model, like
+                if isinstance(tensor, torch.Tensor) and storages.is_jax_tensor(tensor) and tensor.shape == parameter.shape:
+                    parameter_of[storage_key(tensor)] = name
+    return model, parameter_of
 
 
 def _tensors(arguments: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
-class _Search:
-    def __init__(self, recorded: _Recorded, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
+class _PlacementSearch:
+    """A search for the best placement of a recorded step. Takes the arguments of `plan`."""
+
+    def __init__(self, recorded: _RecordedStep, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
         self._recorded, self._mesh, self._memory, self._costs, self._compilations = recorded, mesh, memory, costs, compilations
-        self._groups: list[Group] = groups_of(recorded.model)
+        self._groups: list[ParameterGroup] = groups_of(recorded.model)
         self._rows = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
         for tensor in recorded.batch:
             if self._is_batch(tensor) and not StridedView.of(tensor).fills(tensor.untyped_storage().nbytes()):
@@ -249,31 +258,31 @@ class _Search:
                     hint="pass a copy to the step: x.clone()",
                 )
         self._choices = PlacementChoices(self._groups, mesh, self._rows)
-        self._tried: dict[Placement, Trial] = {}
+        self._tried: dict[Placement, PlacementTrial] = {}
         self._compiled = 0
         self._traced: Any = None
         self._best: tuple[Placement, Executable] | None = None
 
     def run(self) -> Plan:
-        seeds = self._choices.seeds()
-        for what, placement in sorted(seeds.items(), key=lambda item: self._bytes(item[1])):
+        seeds = self._choices.starting_points()
+        for what, placement in sorted(seeds.items(), key=lambda item: self._input_bytes(item[1])):
             self._try(what, placement)
         best = min(self._tried, key=self._score)
         is_better = True
         while is_better and self._compiled < self._compilations:
             is_better = False
             number = list(self._tried).index(best) + 1
-            for what, placement in self._moves(best):
+            for what, placement in self._untried_neighbors(best):
                 self._try(f"{number}, but {what}", placement)
                 if placement in self._tried and self._score(placement) < self._score(best):
                     best, is_better = placement, True
                     break
         if self._best is None or self._excess(self._tried[best]):
-            raise self._does_not_fit()
+            raise self._no_fit_error()
         return self._plan(*self._best)
 
-    def _moves(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
-        for what, other in self._choices.moves(placement):
+    def _untried_neighbors(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
+        for what, other in self._choices.neighbors(placement):
             if self._compiled >= self._compilations:
                 return
             if other not in self._tried:
@@ -282,9 +291,9 @@ class _Search:
     def _try(self, what: str, placement: Placement) -> None:
         if placement in self._tried or self._compiled >= self._compilations:
             return
-        needed = self._bytes(placement)
-        if self._memory is not None and needed > self._memory:
-            trial, executable = Trial(what, needed), None
+        input_bytes = self._input_bytes(placement)
+        if self._memory is not None and input_bytes > self._memory:
+            trial, executable = PlacementTrial(what, input_bytes), None
         else:
             self._compiled += 1
             trial, executable = self._compile(what, placement)
@@ -293,21 +302,21 @@ class _Search:
         if executable is not None and not self._excess(trial) and min(self._tried, key=self._score) == placement:
             self._best = placement, executable
 
-    def _compile(self, what: str, placement: Placement) -> tuple[Trial, Executable]:
+    def _compile(self, what: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
         program = self._recorded.program
-        inputs = placed(self._recorded.inputs, self._mesh, self._dims(placement))
-        executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)
+        inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
+        executable, self._traced = compile_for_plan(program.unit, program.unit.specialise(inputs), self._traced)
         assert executable.program is not None
-        collectives, memory = traffic._collectives(executable), traffic._memory(executable)
+        collectives, memory = traffic.collectives_of(executable), traffic.memory_of(executable)
         flops = float(executable.program.costs().get("flops", 0.0))
-        moved = sum(self._sent(item) for item in collectives)
+        moved = sum(self._bytes_sent(item) for item in collectives)
         count = sum(item.count for item in collectives)
         costs = self._costs
         seconds = flops / costs.flops_per_second + moved / costs.bytes_per_second + count * costs.seconds_per_collective
-        return Trial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
+        return PlacementTrial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
 
-    def _sent(self, item: CollectiveTraffic) -> int:
-        """Returns the bytes that a device sends; see `Costs`."""
+    def _bytes_sent(self, item: CollectiveTraffic) -> int:
+        """Returns the bytes that a device sends: see `Costs`."""
         sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
         names = item.axes.split(", ")
         count = math.prod(sizes[name] for name in names) if all(name in sizes for name in names) else math.prod(self._mesh.sizes)
@@ -318,48 +327,50 @@ class _Search:
         trial = self._tried[placement]
         return self._excess(trial), trial.seconds, trial.memory
 
-    def _excess(self, trial: Trial) -> int:
+    def _excess(self, trial: PlacementTrial) -> int:
         """Returns the number of bytes by which a trial exceeds the memory limit."""
         return 0 if self._memory is None else max(0, trial.memory - self._memory)
 
-    def _bytes(self, placement: Placement) -> int:
-        return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims(placement))
+    def _input_bytes(self, placement: Placement) -> int:
+        return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
 
-    def _dims(self, placement: Placement) -> dict[int, Dims]:
-        by_name = self._by_name(placement)
-        found = {key: by_name[name] for key, name in self._recorded.like.items()}
-        return found | {storage_key(tensor): self._of_input(tensor, placement) for tensor in self._recorded.batch if self._is_batch(tensor)}
+    def _dims_by_storage(self, placement: Placement) -> dict[int, Dims]:
+        by_name = self._dims_by_name(placement)
+        dims_of_parameters = {key: by_name[name] for key, name in self._recorded.parameter_of.items()}
+        return dims_of_parameters | {
+            storage_key(tensor): self._input_dims(tensor, placement) for tensor in self._recorded.batch if self._is_batch(tensor)
+        }
 
     def _is_batch(self, tensor: torch.Tensor) -> bool:
-        return storages.is_ours(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
+        return storages.is_jax_tensor(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
 
-    def _of_input(self, tensor: torch.Tensor, placement: Placement) -> Dims:
+    def _input_dims(self, tensor: torch.Tensor, placement: Placement) -> Dims:
         return (placement.batch,) if self._is_batch(tensor) and placement.batch else ()
 
-    def _by_name(self, placement: Placement) -> dict[str, Dims]:
-        found: dict[str, Dims] = {}
+    def _dims_by_name(self, placement: Placement) -> dict[str, Dims]:
+        by_name: dict[str, Dims] = {}
         for group, dims in zip(self._groups, placement.dims, strict=True):
-            found.update(dict.fromkeys(group.names, dims))
-            found.update(dict.fromkeys(group.followers, dims[:1]))
-        return found
+            by_name.update(dict.fromkeys(group.names, dims))
+            by_name.update(dict.fromkeys(group.followers, dims[:1]))
+        return by_name
 
-    def _does_not_fit(self) -> ArgumentError:
-        least = min(self._tried.values(), key=lambda trial: trial.memory)
-        needs = "needs" if math.isfinite(least.seconds) else "reads"
+    def _no_fit_error(self) -> ArgumentError:
+        smallest = min(self._tried.values(), key=lambda trial: trial.memory)
+        needs = "needs" if math.isfinite(smallest.seconds) else "reads"
         return ArgumentError(
             f"none of {len(self._tried)} placements on {self._mesh} fits into {self._memory} bytes on each device: "
-            f"{least.what!r}, the smallest one, {needs} {least.memory} bytes",
+            f"{smallest.what!r}, the smallest one, {needs} {smallest.memory} bytes",
             hint="use more memory, more devices, a smaller batch, or more compilations",
         )
 
     def _plan(self, placement: Placement, executable: Executable) -> Plan:
-        specs = {name: _spec(dims) for name, dims in self._by_name(placement).items() if any(dims)}
-        inputs = tuple(_spec(self._of_input(tensor, placement)) for tensor in self._recorded.batch)
-        collectives = tuple(traffic._collectives(executable))
+        specs = {name: _spec(dims) for name, dims in self._dims_by_name(placement).items() if any(dims)}
+        inputs = tuple(_spec(self._input_dims(tensor, placement)) for tensor in self._recorded.batch)
+        collectives = tuple(traffic.collectives_of(executable))
         tried = tuple(self._tried.values())
-        return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic._memory(executable), tried)
+        return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic.memory_of(executable), tried)
 
 
 def _spec(dims: Dims) -> tuple[Any, ...]:
-    """Returns the dims as a spec for `mark_sharding`."""
+    """Returns the axes of each dimension as a spec for `mark_sharding`."""
     return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims)

@@ -1,4 +1,4 @@
-"""Tables as text, by rich."""
+"""Tables as text, formatted by rich."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def table(*columns: str, title: str) -> Table:
 
 
 def text_of(*tables: Table) -> str:
+    """Returns tables as text. Python's random number generator keeps its state."""
     state = random.getstate()
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Reports the collectives between the devices of a mesh, and the memory on each device, of compiled programs, from XLA's text of them."""
+"""Reports the collectives of compiled programs on a mesh, by XLA's text of the programs, and their memory on each device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .text_tables import table, text_of
 
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-# The maximum length of the text for groups of devices that match no axes.
-_MOST = 60
-# The maximum number of instructions that are searched for a line.
-_CONSUMERS = 16
+# The maximum length of the text for groups of devices that correspond to no axes.
+_MAX_GROUPS_LENGTH = 60
+# The maximum number of instructions that are searched for the user's line of a collective.
+_MAX_CONSUMERS = 16
 _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
@@ -40,10 +40,11 @@ class CollectiveTraffic:
     Attributes:
         program: The program's name; an eager op's name; "recorded_ops" for lazy mode.
         kind: XLA's name of the collective.
-        axes: The mesh axes between whose devices it moves data; the groups of devices as text if they match no axes.
+        axes: The mesh axes along which the collectives move data, or the groups of devices as text if they correspond to no axes.
         count: The number of collectives.
         bytes: The size of all their results on one device.
-        lines: The user's lines that caused them, as far as known; only one line for a collective into which XLA has combined several.
+        lines: The known lines of the user's code that caused the collectives. If XLA has combined several collectives, only one line is
+            known.
     """
 
     program: str
@@ -56,14 +57,14 @@ class CollectiveTraffic:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a program on each device, in bytes; for several programs of one name (an eager op for several shapes), the largest.
+    """The memory of a program on each device. Of several programs with one name (an eager op for several shapes), it is the largest.
 
     Attributes:
         program: The program's name.
         arguments: The bytes of its arguments.
-        results: The bytes of its results, without those written in place.
+        results: The bytes of its results, without results that are written in place.
         temporary: The bytes of its temporary buffers.
-        runs: The number of runs.
+        runs: The number of runs of programs with this name.
     """
 
     program: str
@@ -94,10 +95,10 @@ class Report:
         return sum(item.count for item in self.collectives if item.kind == kind)
 
     def picture(self, path: str | Path) -> None:
-        """Draws the bytes moved, by kind and axes, with the lines that move them, and the bytes that programs need on each device.
+        """Draws two charts: the bytes that collectives move, with the user's lines, and the bytes that programs need on each device.
 
         Args:
-            path: The file; its ending determines the format: .png, .svg, .pdf.
+            path: The file. Its ending determines the format: .png, .svg, .pdf.
 
         Raises:
             ArgumentError: matplotlib is not installed, or does not know the ending.
@@ -105,28 +106,28 @@ class Report:
         draw(path, self.collectives, self.memory)
 
     def __str__(self) -> str:
-        moved = table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
+        collective_table = table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
         for item in self.collectives:
-            moved.add_row(item.program, item.kind, item.axes, str(item.count), f"{item.bytes:,}", "\n".join(item.lines))
-        kept = table("program", "runs", "arguments", "results", "temporary", title="Bytes on each device")
+            collective_table.add_row(item.program, item.kind, item.axes, str(item.count), f"{item.bytes:,}", "\n".join(item.lines))
+        memory_table = table("program", "runs", "arguments", "results", "temporary", title="Bytes on each device")
         for memory in self.memory:
-            kept.add_row(
+            memory_table.add_row(
                 memory.program, str(memory.runs), *(f"{value:,}" for value in (memory.arguments, memory.results, memory.temporary))
             )
-        return text_of(moved, kept)
+        return text_of(collective_table, memory_table)
 
 
 def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
     """Calls a function, and returns the communication and memory of its programs: compiled graphs and steps, eager ops, lazy recordings.
 
-    The call has all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of
-    `compile_step` that has no program yet is recorded at once, as with `fullgraph`.
+    The call has all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of `compile_step` that
+    has no program yet is recorded at once, as with `fullgraph`.
 
     Args:
         function: The function or step.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        run: If False, programs are compiled, as quickly as possible, but do not run, for a virtual mesh too: tensors that they write to
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+        run: False: programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that they write to
             keep their values, and tensors that they create are zeros. Everything else in the function happens, including eager mode's ops.
 
     Raises:
@@ -141,69 +142,74 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
             f"a call of {getattr(function, '__name__', function)!r} runs no program on several devices",
             hint="shard its tensors with dynaxla.sharding.mark_sharding; for a virtual mesh, compile the function and give run=False",
         )
-    return Report(_together(on_mesh), _largest(on_mesh))
+    return Report(_combined(on_mesh), _largest_memory(on_mesh))
 
 
-def _together(ran: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
+def _combined(ran: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
     """Returns the collectives of all runs, combined by program name, kind and axes."""
-    once: dict[int, list[CollectiveTraffic]] = {}
-    found: dict[tuple[str, str, str], list[tuple[CollectiveTraffic, str]]] = {}
+    by_program: dict[int, list[CollectiveTraffic]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[CollectiveTraffic, str]]] = {}
     for item in ran:
-        if id(item.program) not in once:
-            once[id(item.program)] = _collectives(item)
-        for collective in once[id(item.program)]:
-            found.setdefault((collective.program, collective.kind, collective.axes), []).append((collective, item.line))
+        if id(item.program) not in by_program:
+            by_program[id(item.program)] = collectives_of(item)
+        for collective in by_program[id(item.program)]:
+            groups.setdefault((collective.program, collective.kind, collective.axes), []).append((collective, item.line))
     return tuple(
         CollectiveTraffic(
             *key,
             sum(collective.count for collective, _ in items),
             sum(collective.bytes for collective, _ in items),
-            tuple(sorted({line for collective, called in items for line in collective.lines or (called,) if line})),
+            tuple(sorted({line for collective, call_line in items for line in collective.lines or (call_line,) if line})),
         )
-        for key, items in found.items()
+        for key, items in groups.items()
     )
 
 
-def _largest(ran: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
-    """Returns for each program name the memory of the program that needs most."""
+def _largest_memory(ran: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
+    """Returns for each program name the memory of the program that needs most memory."""
     runs = Counter(item.name for item in ran)
-    found: dict[str, DeviceMemory] = {}
-    for memory in [_memory(item) for item in {id(item.program): item for item in ran}.values()]:
-        if memory.program not in found or memory.total > found[memory.program].total:
-            found[memory.program] = dataclasses.replace(memory, runs=runs[memory.program])
-    return tuple(found.values())
+    largest: dict[str, DeviceMemory] = {}
+    for memory in [memory_of(item) for item in {id(item.program): item for item in ran}.values()]:
+        if memory.program not in largest or memory.total > largest[memory.program].total:
+            largest[memory.program] = dataclasses.replace(memory, runs=runs[memory.program])
+    return tuple(largest.values())
 
 
-def _collectives(ran: ProgramRun | Executable) -> list[CollectiveTraffic]:
+def collectives_of(ran: ProgramRun | Executable) -> list[CollectiveTraffic]:
+    """Returns the collectives of one run of a program, combined by kind and axes."""
     assert ran.program is not None
     mesh = ran.program.mesh
-    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
     text = ran.program.text()
     for match in _INSTRUCTION.finditer(text):
         rest = match["rest"]
         size = _bytes(match["type"], "-start(" in match[0])
-        found.setdefault((match["kind"], _axes(rest, mesh)), []).append((size, _line(match[0], text)))
+        groups.setdefault((match["kind"], _axes_of(rest, mesh)), []).append((size, _line(match[0], text)))
     return [
         CollectiveTraffic(
             ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line}))
         )
-        for (kind, axes), items in sorted(found.items())
+        for (kind, axes), items in sorted(groups.items())
     ]
 
 
 def _line(instruction: str, text: str) -> str:
-    """Returns the user's line of an instruction, or of the first consumer of its result that has one; "" if there is none.
+    """Returns the user's line of an instruction, or of the first consumer of its result that has a line; "" if there is none.
 
     In jaxlib 0.12, a collective on a parameter has the parameter's name in place of a line.
+
+    Args:
+        instruction: The instruction in HLO.
+        text: The program in HLO.
     """
-    found, left = {instruction.strip()}, [instruction.strip()]
-    for current in itertools.islice(left, _CONSUMERS):  # bounded, since each step searches the whole text
+    seen, queue = {instruction.strip()}, [instruction.strip()]
+    for current in itertools.islice(queue, _MAX_CONSUMERS):  # bounded, since each step searches the whole text
         if line := _LINE.search(current):
             return line[1]
         name = re.escape(current.removeprefix("ROOT ").partition(" = ")[0])
         consumers = {match[0].strip() for match in re.finditer(rf"^.* = .*[( ]{name}[,)].*$", text, re.MULTILINE)}
-        left += sorted(consumers - found)
-        found |= consumers
+        queue += sorted(consumers - seen)
+        seen |= consumers
     return ""
 
 
@@ -212,7 +218,7 @@ def _bytes(text: str, is_start: bool) -> int:
 
     Args:
         text: The result's type in HLO.
-        is_start: The instruction is an asynchronous start, whose type lists the operands before the results.
+        is_start: True for the start of an asynchronous collective. Its type lists the operands before the results.
     """
     sizes = [-(-math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8) for dtype, shape in _ARRAY.findall(text)]
     return sum(sizes[len(sizes) // 2 :] if is_start and len(sizes) > 1 else sizes)
@@ -220,16 +226,21 @@ def _bytes(text: str, is_start: bool) -> int:
 
 def _bits(dtype: str) -> int:
     """Returns the size of an element of an HLO dtype, in bits."""
-    found = re.search(r"\d+", dtype)
-    return 8 if found is None else int(found[0])
+    digits = re.search(r"\d+", dtype)
+    return 8 if digits is None else int(digits[0])
 
 
-def _axes(text: str, mesh: Any) -> str:
-    """Returns the mesh axes between whose devices a collective works. `text`: its attributes in HLO."""
+def _axes_of(text: str, mesh: Any) -> str:
+    """Returns the mesh axes along which a collective moves data, or its groups of devices if they correspond to no axes.
+
+    Args:
+        text: The collective's attributes in HLO.
+        mesh: The mesh.
+    """
     try:
         groups = groups_in(text)
     except ValueError:  # another release of XLA may use another notation
-        return text.partition("replica_groups=")[2][:_MOST]
+        return text.partition("replica_groups=")[2][:_MAX_GROUPS_LENGTH]
     if groups is None:
         return ", ".join(mesh.axis_names)
     names = list(mesh.axis_names)
@@ -241,10 +252,11 @@ def _axes(text: str, mesh: Any) -> str:
             if {frozenset(row.tolist()) for row in rows} == groups:
                 return ", ".join(names[axis] for axis in chosen)
     text = " ".join(str(sorted(group)) for group in sorted(groups, key=min))
-    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+    return text if len(text) <= _MAX_GROUPS_LENGTH else f"{text[:_MAX_GROUPS_LENGTH]}..."
 
 
-def _memory(ran: ProgramRun | Executable) -> DeviceMemory:
+def memory_of(ran: ProgramRun | Executable) -> DeviceMemory:
+    """Returns the memory of a program, by XLA's analysis."""
     assert ran.program is not None
     stats = ran.program.memory()
     return DeviceMemory(

@@ -1,4 +1,4 @@
-"""Tensors as they would be on a mesh: a program can be compiled for them, but cannot run."""
+"""Virtual tensors: copies of a program's inputs without data, with shardings on a mesh. Programs can be compiled for them, but not run."""
 
 from __future__ import annotations
 
@@ -22,40 +22,45 @@ Dims = tuple[tuple[str, ...], ...]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
+    """Returns a number that identifies the storage of a tensor."""
     return private.identity_of(tensor.untyped_storage())
 
 
-def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:
-    """Returns a program's inputs as they would be on a mesh.
+def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:
+    """Returns virtual tensors for a program's inputs.
 
-    Tensors on the device get storages without data, which alias each other as the inputs' storages do; other inputs are unchanged.
+    Tensors on the device get storages without data. Tensors that share a storage still do. Other inputs are unchanged.
 
     Args:
-        dims: The sharding by `storage_key`, for tensors that fill their storages; all other tensors are replicated on each device.
+        inputs: The inputs of a call of the program.
+        mesh: The mesh.
+        dims: The shardings of tensors that fill their storages, by `storage_key`. All other tensors are replicated on each device.
     """
-    made: dict[int, torch.UntypedStorage] = {}
-    found = []
+    virtual_storages: dict[int, torch.UntypedStorage] = {}
+    placed_inputs = []
     for tensor in inputs:
-        if not storages.is_ours(tensor):
-            found.append(tensor)
+        if not storages.is_jax_tensor(tensor):
+            placed_inputs.append(tensor)
             continue
         key = storage_key(tensor)
-        if key not in made:
-            shape, dtype, sharding = _lies(tensor, mesh, dims.get(key, ()))
-            # It has the attributes of an array that are read before a program is called.
+        if key not in virtual_storages:
+            shape, dtype, sharding = _virtual_array(tensor, mesh, dims.get(key, ()))
+            # A ShapeDtypeStruct has all attributes of an array that are read before a program is called.
             array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-            made[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
-        found.append(storages.on(made[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
-    return found
+            virtual_storages[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
+        placed_inputs.append(
+            storages.tensor_on(virtual_storages[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+        )
+    return placed_inputs
 
 
-def _lies(tensor: torch.Tensor, mesh: Mesh, dims: Dims) -> tuple[tuple[int, ...], Any, NamedSharding]:
-    """Returns the shape and dtype of the array in a tensor's storage, and the sharding that it would have."""
-    storage, place = tensor.untyped_storage(), StridedView.of(tensor)
-    if place.fills(storage.nbytes()):
+def _virtual_array(tensor: torch.Tensor, mesh: Mesh, dims: Dims) -> tuple[tuple[int, ...], Any, NamedSharding]:
+    """Returns the shape and dtype of the array in a tensor's storage, and the sharding that it would have on the mesh."""
+    storage, view = tensor.untyped_storage(), StridedView.of(tensor)
+    if view.fills(storage.nbytes()):
         by_dim = [",".join(axes) for axes in dims] + [""] * (tensor.dim() - len(dims))
-        spec = [by_dim[dim] for dim in place.layout.permutation]
-        return place.layout.packed_shape, dtypes.to_jax(tensor.dtype), _sharding(mesh, spec)
+        spec = [by_dim[dim] for dim in view.layout.permutation]
+        return view.layout.packed_shape, dtypes.to_jax(tensor.dtype), _sharding(mesh, spec)
     array = storages.array_of(storage)
     shape, dtype = ((storage.nbytes(),), dtypes.to_jax(torch.uint8)) if array is None else (array.shape, array.dtype)
     return shape, dtype, _sharding(mesh, [])
@@ -68,10 +73,10 @@ def _sharding(mesh: Mesh, spec: Sequence[str]) -> NamedSharding:
 def bytes_of_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> int:
     """Returns the number of bytes that the inputs need on each device."""
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    found: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
     for tensor in inputs:
-        if storages.is_ours(tensor):
+        if storages.is_jax_tensor(tensor):
             key = storage_key(tensor)
-            parts = math.prod(sizes[axis] for axes in dims.get(key, ()) for axis in axes)
-            found[key] = tensor.untyped_storage().nbytes() // parts
-    return sum(found.values())
+            shard_count = math.prod(sizes[axis] for axes in dims.get(key, ()) for axis in axes)
+            bytes_of[key] = tensor.untyped_storage().nbytes() // shard_count
+    return sum(bytes_of.values())

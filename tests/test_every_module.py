@@ -47,7 +47,7 @@ ELSEWHERE = {
     ),
     "device/test_models_on_the_device.py": "device/module_moves",
     # What processes do together is tested with several of them.
-    "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
+    "test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
     "test_among_processes.py": "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes",
     "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",

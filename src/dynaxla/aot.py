@@ -69,7 +69,7 @@ class AotCapture:
         """
         name, nodes = f"dynaxla_{self.number}", len(self.module.graph.nodes)
         try:
-            with capture_lock.capturing(), metrics.timed("capture", name, nodes), rewrites.dumped(self.options.dump_directory, name):
+            with capture_lock.capturing(), metrics.timed("capture", name, nodes), rewrites.dumping_to(self.options.dump_directory, name):
                 compiled = self._by_aot_autograd()
         finally:
             # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.
@@ -140,7 +140,7 @@ class AotCapture:
         """Reports a graph to listeners, and returns it."""
         if events.has_listeners():
             ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            events.emit(events.Functional(self.number, graph, ops))
+            events.emit(events.GraphFunctionalized(self.number, graph, ops))
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:

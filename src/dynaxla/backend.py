@@ -150,8 +150,8 @@ def _compile_unguarded(
     number = next(_graph_numbers)
     facts.name = f"dynaxla_{number}"
     if events.has_listeners():
-        events.emit(events.Captured(number, module, options, is_step=not collectives, competes=competes))
-    with rewrites.dumped(options.dump_directory, facts.name):
+        events.emit(events.GraphCaptured(number, module, options, is_step=not collectives, competes=competes))
+    with rewrites.dumping_to(options.dump_directory, facts.name):
         pipeline.NESTED_REGIONS(module)
     device = facts.device = _accepted_device(module, example_inputs, options, is_pickled)
     if devices.is_in_xla(device):
@@ -270,7 +270,7 @@ def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> A
             f"dynaxla cannot compile a graph, and the fallback to torch is off: {what}",
             hint="write to a clone of that tensor, or leave out fallback='error'",
         )
-    coverage.fell_back("a graph", what, "")
+    coverage.count_fallback("a graph", what, "")
     return module(*args)
 
 

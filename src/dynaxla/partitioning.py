@@ -64,7 +64,7 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
             graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
             if events.has_listeners():
                 ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-                events.emit(events.Functional(number, graph, ops))
+                events.emit(events.GraphFunctionalized(number, graph, ops))
             return Partitioned(graph, interpreter, options, view.mesh, given, returned, saved)
 
         return compile_graph

@@ -16,7 +16,7 @@ from dynaxla.guards.object_walker import walk
 from dynaxla.guards.slots import ABSENT
 from dynaxla.guards.snapshot import KnownObject, Snapshot
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_of, outputs_of
+from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_paths_of, outputs_of
 
 X = torch.ones(3)
 
@@ -56,7 +56,7 @@ def test_changes_in_python() -> None:
     template = recording.changes["state", "new"]
     assert outputs_of(template) == [Output(0)]
     assert recording.changes["state", "gone"] is ABSENT
-    assert known_of(recording.changes["state", "old"]) == ["x"]
+    assert known_paths_of(recording.changes["state", "old"]) == ["x"]
     assert recording.changes["state", "old"] == KnownObject("x")
     made = torch.zeros(3)
     first, second = (build(template, lambda _: made, state(x=X)) for _ in range(2))

@@ -52,7 +52,7 @@ def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     named = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
     with private.below_autograd():
         result = op(*given, **named)
-    coverage.fell_back(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
+    coverage.count_fallback(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
     metrics.add("device_fallbacks")
     place = device or pjrt_devices.with_index(torch.device(storages.NAME))
     for target, value in written:

@@ -50,7 +50,7 @@ def make_runnable(unit: CompilationUnit, specialised: Specialised) -> Runnable:
 def build(unit: CompilationUnit, specialised: Specialised) -> Executable:
     """Traces, lowers and compiles the graph."""
     start = time.perf_counter()
-    dumped = rewrites.dumped(unit.options.dump_directory, unit.name)
+    dumped = rewrites.dumping_to(unit.options.dump_directory, unit.name)
     with programs.below_caller(), _reported(unit, specialised) as made, dumped:
         executable = _build(unit, specialised)
         made.append(executable)
@@ -76,11 +76,11 @@ def _reported(unit: CompilationUnit, specialised: Specialised) -> Iterator[list[
     if not events.has_listeners():
         yield made
         return
-    events.emit(events.Building(unit.name, unit.interpreter, specialised.symbols))
+    events.emit(events.CompileStarted(unit.name, unit.interpreter, specialised.symbols))
     try:
         yield made
     finally:
-        events.emit(events.Built(unit.name, made[0] if made else None))
+        events.emit(events.CompileEnded(unit.name, made[0] if made else None))
 
 
 def _build(unit: CompilationUnit, specialised: Specialised) -> Executable:

@@ -200,7 +200,7 @@ class EagerExecutable:
         if not events.has_listeners():
             return self._kernels.values(given)
         values, lines = self._kernels.timed_values(given)
-        events.emit(events.Ran(self, sum(lines.values()), self._binding is None, lines))
+        events.emit(events.ProgramRan(self, sum(lines.values()), self._binding is None, lines))
         return values
 
 

@@ -101,12 +101,12 @@ class Partitioned:
         """Builds the program, and emits a `Building` event before and a `Built` event after it."""
         if not events.has_listeners():
             return self._build()
-        events.emit(events.Building(self.name, self._interpreter, SymbolValues()))
+        events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))
         made: Executable | None = None
         try:
             made = self._build()
         finally:
-            events.emit(events.Built(self.name, made))
+            events.emit(events.CompileEnded(self.name, made))
         return made
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:

@@ -164,7 +164,7 @@ class Scheduler:
                 continue
             if self._options.fallback == "error":
                 raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
-            coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+            coverage.count_fallback(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
 
     def split_schedule(self, graph: AtenGraph, parts: list[GraphPart]) -> Schedule:
         """Returns the schedule of a graph's parts, in the order in which they run."""

@@ -182,7 +182,7 @@ class Interpreter:
                 continue
             ctx.node = step.node
             if step.node in ctx.claims:
-                coverage.lowered(str(step.node.target))
+                coverage.count_lowered(str(step.node.target))
                 value = ctx.claims[step.node]
                 if value is None:
                     continue
@@ -202,7 +202,7 @@ class Interpreter:
         """Adds the counts that `run` would add, for a graph in which torch's kernels compute no op."""
         for node in self.needed(wanted):
             if isinstance(node.target, torch._ops.OpOverload):
-                coverage.lowered(str(node.target))
+                coverage.count_lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """Returns the nodes from which the wanted ones are computed, and the nodes that act.
@@ -292,7 +292,7 @@ class Interpreter:
                 hint="fix the lowering if it is yours; otherwise please report this with the lines above",
             ) from error
         if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
-            coverage.lowered(str(node.target))
+            coverage.count_lowered(str(node.target))
         return value
 
 
@@ -347,7 +347,7 @@ def _call_numbers(node: Node) -> list[Node]:
 
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
-    coverage.fell_back(str(node.target), reason, user_line(node))
+    coverage.count_fallback(str(node.target), reason, user_line(node))
     return _call_kernel(node, values, ctx, must_run)
 
 

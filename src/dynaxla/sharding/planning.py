@@ -178,9 +178,9 @@ class _Recorded:
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
         quickly = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
-        watched = StepPrograms(function, options)
+        programs = StepPrograms(function, options)
         try:
-            found, (module, like) = watched.dry_run(args, kwargs, lambda walk: _states(walk, model))
+            found, (module, like) = programs.dry_run(args, kwargs, lambda walk: _states(walk, model))
         except Refused as error:
             hint = "do that outside of the step: a plan is made for a step that is one program"
             raise CaptureError(

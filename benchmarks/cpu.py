@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
+from dynaxla.bench.argument_checks import check_writable
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.measure import BenchSettings
-from dynaxla.bench.requests import check_writable
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.session import run
 from dynaxla.bench.suites import Case

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
-from dynaxla.bench.measure import BenchSettings, measure, rehearse
+from dynaxla.bench.measure import BenchSettings, measure, warm_up_engines
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.suites import Case
 
@@ -160,7 +160,7 @@ def _output(process: subprocess.Popen[str]) -> tuple[str, str] | None:
 def _times(part: Part, case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
     chosen, _ = engine_table.choose([], part.engines)
     placement = _placement(part, device)
-    rehearse(chosen, placement)
+    warm_up_engines(chosen, placement)
     rows: dict[str, Any] = {}
     settings = BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds)
     if _TURN in os.environ:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dynaxla.bench import suites
-from dynaxla.bench.suites import MODELS, Case, _import, images, timm_model, tokens
+from dynaxla.bench.suites import MODELS, Case, images, import_package, timm_model, tokens
 
 from . import breaks, functions, generation, small
 
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__()
-        family = getattr(_import("transformers"), name)
+        family = getattr(import_package("transformers"), name)
         logging.getLogger("transformers").setLevel(logging.ERROR)
         self.body = family(family.config_class(**settings))
 

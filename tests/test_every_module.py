@@ -10,7 +10,7 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 # By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
 ELSEWHERE = {
     # A class without a body, and types alone, which mypy compares.
-    "bench/test_requests.py": "bench/benchmark_error",
+    "bench/test_argument_checks.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
     # The way of a graph from TorchDynamo to programs.
     "test_backend.py": "aot",

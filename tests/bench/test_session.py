@@ -8,7 +8,7 @@ import pytest
 from tiny_bench import FAST, TINY, tiny_inputs
 
 from dynaxla.bench import engines, suites
-from dynaxla.bench.session import Bar, run
+from dynaxla.bench.session import ProgressBar, run
 
 
 def test_an_interrupted_run_reports_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_an_interrupted_run_reports_what_it_has(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_model_counts_the_same_in_the_bar() -> None:
-    bar = Bar(3)
+    bar = ProgressBar(3)
     (task,) = bar._progress.tasks
     seen = []
     for model, steps in (("a", 4), ("b", 2), ("c", 1)):

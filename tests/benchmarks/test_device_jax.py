@@ -34,7 +34,7 @@ class Double:
         self.failing: set[str] = set()
         self.times: dict[str, float] = {}
         monkeypatch.setattr(device_jax, "measure_model", self)
-        monkeypatch.setattr(device_jax, "rehearse", lambda *_: None)
+        monkeypatch.setattr(device_jax, "warm_up_engines", lambda *_: None)
         monkeypatch.setattr(device_jax, "_engines", lambda part: [])
         monkeypatch.setattr(device_jax, "check_device", self.device)
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ..lowering import kernel_refusals
 from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
-from ..torch_ops import aten, present, prims
+from ..torch_ops import aten, prims, without_missing_ops
 from . import symbolic_floats
 
 
@@ -234,7 +234,9 @@ def _cached_decompositions(platform: str, registered: int) -> dict[OpOverload, C
     """
     core = {op: kernel_refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
     return (
-        core | symbolic_floats.DECOMPOSITIONS | {op: kernel_refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
+        core
+        | symbolic_floats.DECOMPOSITIONS
+        | {op: kernel_refusals.checked(op, function) for op, function in without_missing_ops(_CORRECTED).items()}
     )
 
 

@@ -186,8 +186,8 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return private.by_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
         return run_on_the_cpu(op, args, kwargs, "it has no functional form")
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     written = _values(op, form.written, args, kwargs)
     if any(not isinstance(target, torch.Tensor) for target in written):
         return run_on_the_cpu(op, args, kwargs, "it writes to a list of tensors")

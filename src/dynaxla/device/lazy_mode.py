@@ -136,8 +136,8 @@ class LazyRecording:
         with _lock:
             if self.is_over:
                 return
-            if forks.is_cut_off():
-                raise forks.cut_off()
+            if forks.has_lost_xla():
+                raise forks.fork_error()
             while not self.is_over:
                 steps, arrays = list(self.steps), list(self.arrays)
                 waiting = [found for reference in self.waiting if (found := reference()) is not None and found.recording is self]

@@ -93,8 +93,8 @@ def enable() -> None:
     with _lock:
         if _enabled:
             return
-        if forks.is_cut_off():
-            raise forks.cut_off()
+        if forks.has_lost_xla():
+            raise forks.fork_error()
         name = private.spare_device_name()
         if name != "privateuseone":
             raise RuntimeError(

@@ -129,8 +129,8 @@ class InUse(StorageContent):
         return replace_arrays([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        if forks.is_cut_off():  # the thread that runs the program does not exist in a forked child
-            raise forks.cut_off()
+        if forks.has_lost_xla():  # the thread that runs the program does not exist in a forked child
+            raise forks.fork_error()
         with self._lock:  # reentrant, so a signal handler in the same thread does not wait
             if getattr(storage, _ARRAY) is self:
                 return self._arrays.get(private.identity_of(storage))
@@ -269,8 +269,8 @@ def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding
 
 def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
     """Copies the value of a CPU tensor to an array. Raises: ForkError."""
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(_host_copy(tensor), where)
 

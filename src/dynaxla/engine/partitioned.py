@@ -72,7 +72,7 @@ class Partitioned:
         self._lock = forks.lock()
         self._run: Executable | None = None
         self._run_for: tuple[int, ...] = ()
-        forks.renew(self)
+        forks.call_after_fork(self)
         metrics.add("graphs")
         metrics.add("partitioned")
 
@@ -81,8 +81,8 @@ class Partitioned:
 
         Raises: CollectiveMismatch if the processes' programs differ; CollectiveFailed; ExecutionError; the errors of the graph's checks.
         """
-        if forks.is_cut_off():
-            raise forks.cut_off()
+        if forks.has_lost_xla():
+            raise forks.fork_error()
         with self._lock:
             token = process_networks.token([self._mesh.group])
             if self._run is None or self._run_for != token:
@@ -94,7 +94,7 @@ class Partitioned:
     def after_fork(self) -> None:
         """In a forked child: drops the parent's program without calling or freeing it."""
         if self._run is not None:
-            forks.leave(self._run)
+            forks.leak(self._run)
             self._run = None
 
     def _told(self) -> Executable:

@@ -99,7 +99,7 @@ class Scheduler:
         forms = self._options.forms
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
-            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
+            return not forks.has_lost_xla() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
 
         def plain() -> Runner:
             frozen = pipeline.FREEZE(graph.module, graph.static)

@@ -45,7 +45,7 @@ class _GraphEvents:
     """The events about a graph. Only text and numbers are kept, since an engine changes the graph."""
 
     def __init__(self, event: events.GraphFunctionalized, captured: _CaptureEvents) -> None:
-        self._competes, self._forced, names = captured.competes, captured.forced, captured.names
+        self._has_competitors, self._forced, names = captured.has_competitors, captured.forced, captured.names
         graph = event.graph
         nodes = graph.module.graph
         self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
@@ -96,7 +96,7 @@ class _GraphEvents:
         # The name of an ATen graph is the name of its captured graph, with the phase appended.
         found, is_of_another = engine_decisions.latest_verdict(self.name.rpartition("_")[0])
         if found is None:
-            return ("not decided yet", "several engines compete in more calls than these") if self._competes else ("dynaxla", "")
+            return ("not decided yet", "several engines compete in more calls than these") if self._has_competitors else ("dynaxla", "")
         times = [f"{name} {formatting.seconds(seconds)}" for name, seconds in found.seconds.items()]
         others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
         before = ["decided in calls before these"] if is_of_another else []
@@ -110,7 +110,7 @@ class _CaptureEvents:
     is_step: bool
     ended: Break | None
     names: list[str]
-    competes: bool
+    has_competitors: bool
     forced: Mapping[str, str]
     graphs: list[_GraphEvents] = field(default_factory=list)
     fallbacks: Counts = field(default_factory=Counter)
@@ -201,7 +201,7 @@ class Collector:
     def _on_captured(self, event: events.GraphCaptured, thread: _ThreadState) -> None:
         names = [_user_name(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
         thread.captured = _CaptureEvents(
-            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
+            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.has_competitors, event.options.forms
         )
         self._captures.append(thread.captured)
 

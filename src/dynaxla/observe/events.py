@@ -26,7 +26,7 @@ class GraphCaptured(NamedTuple):
     module: Any
     options: Any
     is_step: bool
-    competes: bool = False
+    has_competitors: bool = False
 
 
 class GraphFunctionalized(NamedTuple):

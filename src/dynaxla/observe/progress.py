@@ -58,7 +58,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.after_fork()
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     def after_fork(self) -> None:
         """Resets the state, because in a forked child the phases in progress are those of the parent."""

@@ -301,8 +301,8 @@ class _Meeting:
 def _had_networks() -> bool:
     """In a forked child: true if the parent had networks. The child does not free them."""
     for thing in _kept:
-        forks.leave(thing)
+        forks.leak(thing)
     return bool(_kept)
 
 
-forks.uses_xla(_had_networks)
+forks.register_xla_use(_had_networks)

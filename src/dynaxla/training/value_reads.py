@@ -102,7 +102,7 @@ def reads_values(op: Any, args: Sequence[Any]) -> bool:
 def _is_in_torch_optim() -> bool:
     """True if torch.optim's own code is running, not user code that it calls: a closure, a hook, or the user's own optimizer."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not user_frames.is_users(frame.f_code.co_filename):
+    while frame is not None and not user_frames.is_user_file(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(_OPTIMIZERS):
             return True
         frame = frame.f_back

@@ -220,7 +220,7 @@ _processors: int | None = None
 
 def holds() -> bool:
     """True if oneDNN uses the same orders in this thread as when they were found."""
-    return affinity.processors() == _processors and not forks.is_cut_off()
+    return affinity.processors() == _processors and not forks.has_lost_xla()
 
 
 def _is_uniform() -> bool:

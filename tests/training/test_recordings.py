@@ -116,12 +116,12 @@ OTHER: list[Callable[[], Any]] = [lambda: X * 3 + 1, lambda: (X * 2, torch.tenso
 @pytest.mark.parametrize("index", range(3))
 def test_which_recordings_are_one_program(index: int) -> None:
     one, again, other = recorded(SAME[index]), recorded(SAME[index], 1), recorded(OTHER[index])
-    assert one.is_like(again, {})
-    assert not one.is_like(other, {})
+    assert one.has_same_program(again, {})
+    assert not one.has_same_program(other, {})
 
 
 def test_results_in_another_order_are_another_program() -> None:
-    assert not recorded(lambda: [X * 2, X * 3]).is_like(recorded(lambda: [X * 2, X * 3][::-1]), {})
+    assert not recorded(lambda: [X * 2, X * 3]).has_same_program(recorded(lambda: [X * 2, X * 3][::-1]), {})
 
 
 def test_a_batch_around_the_step_changes_running_statistics_once() -> None:

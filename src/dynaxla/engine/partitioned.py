@@ -98,7 +98,7 @@ class Partitioned:
             self._run = None
 
     def _told(self) -> Executable:
-        """Builds the program, and emits a `Building` event before and a `Built` event after it."""
+        """Builds the program, and emits a `CompileStarted` event before and a `CompileEnded` event after it."""
         if not events.has_listeners():
             return self._build()
         events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))

@@ -59,5 +59,5 @@ _STEPS = [
 
 
 def fused_step(op: torch._ops.OpOverload) -> FusedStep | None:
-    """Returns the `Fused` that replaces one of torch's fused steps in a recording; None for other ops."""
+    """Returns the `FusedStep` that replaces one of torch's fused steps in a recording; None for other ops."""
     return next((step for step in _STEPS if op._schema.name == step.op._schema.name), None)

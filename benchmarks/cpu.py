@@ -19,7 +19,7 @@ from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.measure import BenchSettings
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.session import run
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime import machine
 
 from . import beside_jax, generation, layers, lengths, single_ops, suites, tables, two_processes
@@ -68,7 +68,7 @@ class Part:
     reads: bool = False
     cases: tuple[str, ...] = ("",)
 
-    def chosen(self, models: Sequence[str]) -> list[Case]:
+    def chosen(self, models: Sequence[str]) -> list[BenchCase]:
         """Returns the table's cases, or those that `models` names. Raises: BenchmarkError."""
         return [case for case in suites.choose(self.suite, models) if case.name.startswith(self.cases)]
 

@@ -16,7 +16,7 @@ from dynaxla.bench.argument_checks import check_device, check_writable
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.measure import BenchSettings, ModelResult, measure, process_settings, warm_up_engines
 from dynaxla.bench.runner import ModelSetup
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 
 from . import engines as engine_table
 from . import suites, tables
@@ -109,7 +109,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     return all(row["good"] for part, model in wanted for row in found[part][model]["engines"].values())
 
 
-def measure_model(part: Part, case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
+def measure_model(part: Part, case: BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
     """Measures one model.
 
     Returns: `environment`; `captured`, the fields of capture.Capture (None in training); `engines`, see `_as_entries`.

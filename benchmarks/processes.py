@@ -27,7 +27,7 @@ from dynaxla.bench.runner import (
     first_line,
     release_memory,
 )
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime.devices import jax_device
 
 from . import engines
@@ -36,7 +36,7 @@ from . import engines
 class Remote:
     """A runner in a separate process, which builds the same model from the same seed. That process idles while others are timed."""
 
-    def __init__(self, engine: BenchEngine, case: Case, placement: ModelSetup) -> None:
+    def __init__(self, engine: BenchEngine, case: BenchCase, placement: ModelSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, engine.name, case, placement), daemon=True)
@@ -72,7 +72,7 @@ class Remote:
             self._process.join()
 
 
-def _serve(connection: Connection, engine_name: str, case: Case, placement: ModelSetup) -> None:
+def _serve(connection: Connection, engine_name: str, case: BenchCase, placement: ModelSetup) -> None:
     torch.set_num_threads(placement.threads)
     local: LocalRunner | None = None
     with torch.no_grad(), empty_caches():
@@ -95,7 +95,7 @@ def _serve(connection: Connection, engine_name: str, case: Case, placement: Mode
             connection.send(answer)
 
 
-def measure_memory(engine: BenchEngine, case: Case, placement: ModelSetup, batches: Sequence[Inputs]) -> AddedMemory:
+def measure_memory(engine: BenchEngine, case: BenchCase, placement: ModelSetup, batches: Sequence[Inputs]) -> AddedMemory:
     """Measures an engine's memory in a fresh process, without that of other engines. Raises: RemoteError if the engine fails."""
     remote = Remote(engine, case, placement)
     try:

@@ -72,7 +72,7 @@ def test_without_eager_nothing_is_right() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("never")
 
-    rows = measure(suites.Case("broken", Broken, tiny_inputs), [engines.ENGINES["eager"]], FAST).rows
+    rows = measure(suites.BenchCase("broken", Broken, tiny_inputs), [engines.ENGINES["eager"]], FAST).rows
     assert rows[0].failure == "eager itself fails: ValueError: never"
 
 

@@ -15,7 +15,7 @@ def test_an_interrupted_run_reports_what_it_has(monkeypatch: pytest.MonkeyPatch)
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    found = run([TINY, suites.Case("late", interrupt, tiny_inputs)], [engines.ENGINES["eager"]], FAST, "tiny")
+    found = run([TINY, suites.BenchCase("late", interrupt, tiny_inputs)], [engines.ENGINES["eager"]], FAST, "tiny")
     assert [model.model for model in found.models] == ["tiny"]
     assert any("1 of 2 models" in note for note in found.notes)
 

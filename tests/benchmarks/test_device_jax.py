@@ -42,7 +42,7 @@ class Double:
         assert threads == 1
         return type("Device", (), {"type": name.partition(":")[0]})()
 
-    def __call__(self, part: device_jax.Part, case: suites.Case, device: torch.device, seconds: float) -> dict[str, Any]:
+    def __call__(self, part: device_jax.Part, case: suites.BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
         self.asked.append((part.title, case.name))
         rows = {name: self._row(self.times.get(name, 2.0)) for name in part.engines}
         if case.name in self.failing:

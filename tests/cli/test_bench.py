@@ -143,7 +143,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], list[str], BenchSettings]] = []
 
     def run(
-        cases: list[suites.Case], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
+        cases: list[suites.BenchCase], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
     ) -> report.BenchReport:
         asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
         return report.BenchReport(suite, settings, [])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import typer
 
-from dynaxla.cli.export_command import TensorSpec, example_sizes, load_model, parse_inputs
+from dynaxla.cli.export_command import InputSpec, example_sizes, load_model, parse_inputs
 
 
 def test_inputs_and_their_dynamic_dimensions() -> None:
     inputs, largest = parse_inputs(["float32[batch, 3]", "int64[batch,length<=4]", "bool[]"])
-    assert inputs == [TensorSpec("float32", ("batch", 3)), TensorSpec("int64", ("batch", "length")), TensorSpec("bool", ())]
+    assert inputs == [InputSpec("float32", ("batch", 3)), InputSpec("int64", ("batch", "length")), InputSpec("bool", ())]
     assert largest == {"batch": None, "length": 4}
     assert example_sizes(inputs, largest) == {"batch": 5, "length": 4}
 

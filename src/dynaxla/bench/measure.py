@@ -28,7 +28,7 @@ from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
 from .runner import AddedMemory, BenchRunner, Inputs, LocalRunner, ModelSetup, empty_caches, first_line, release_memory
-from .suites import Case
+from .suites import BenchCase
 from .training import TrainingStep
 
 MINIMUM_ROUNDS = 3
@@ -60,7 +60,7 @@ class BenchSettings:
     baseline: str = "eager"
     rounds: int | None = None
     seconds: float = 3.0
-    memory: Callable[[BenchEngine, Case, ModelSetup, Sequence[Inputs]], AddedMemory] | None = None
+    memory: Callable[[BenchEngine, BenchCase, ModelSetup, Sequence[Inputs]], AddedMemory] | None = None
     traceback: bool = False
     amortized: int = 0
     before_rounds: Callable[[], None] = lambda: None
@@ -83,7 +83,7 @@ class Spread:
 
 
 @dataclass
-class Row:
+class EngineResult:
     """The results of one engine on one model. Values that could not be measured are None.
 
     Attributes:
@@ -143,7 +143,7 @@ class ModelResult:
     """
 
     model: str
-    rows: list[Row]
+    rows: list[EngineResult]
     captured: capture.Capture | None = None
     capture_failure: str = ""
 
@@ -168,7 +168,7 @@ class NoProgress:
 ROUND_STEPS = 5
 
 
-def measure(case: Case, engines: Sequence[BenchEngine], settings: BenchSettings, progress: BenchProgress | None = None) -> ModelResult:
+def measure(case: BenchCase, engines: Sequence[BenchEngine], settings: BenchSettings, progress: BenchProgress | None = None) -> ModelResult:
     """Measures one model in all engines. The row of a failing engine has its failure.
 
     Raises: exceptions of a model that cannot be built.
@@ -191,7 +191,7 @@ def measure(case: Case, engines: Sequence[BenchEngine], settings: BenchSettings,
 
 
 class _Measurement:
-    def __init__(self, case: Case, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
+    def __init__(self, case: BenchCase, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
         self.model = settings.placement.model(case)
@@ -208,7 +208,7 @@ class _Measurement:
         return self.settings.placement.inputs(self.case, self.generator)
 
     def run(self, engines: Sequence[BenchEngine]) -> ModelResult:
-        rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
+        rows = {engine.name: EngineResult(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
         eager_inputs = [tuple(tensor.to(self.settings.placement.eager_setup.device) for tensor in args) for args in self.inputs]
         try:
@@ -250,7 +250,7 @@ class _Measurement:
         return result
 
     @contextlib.contextmanager
-    def _record_failure(self, row: Row) -> Iterator[None]:
+    def _record_failure(self, row: EngineResult) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -261,7 +261,7 @@ class _Measurement:
             traceback.print_exception(error)
         return first_line(error)
 
-    def _first_call(self, engine: BenchEngine, row: Row, runners: dict[str, BenchRunner]) -> None:
+    def _first_call(self, engine: BenchEngine, row: EngineResult, runners: dict[str, BenchRunner]) -> None:
         capture.reset_dynamic_sizes()
         placement = self.settings.placement
         runner: BenchRunner | None = None
@@ -284,7 +284,7 @@ class _Measurement:
         elif runner is not None:
             runners[engine.name] = runner
 
-    def _rounds(self, rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
+    def _rounds(self, rows: dict[str, EngineResult], runners: dict[str, BenchRunner]) -> None:
         settings = self.settings
         names = list(runners)
         timings = {name: _PhaseCounts() for name in names}
@@ -324,7 +324,7 @@ class _Measurement:
                 counts = timings[name].counts
                 row.traces, row.compilations, row.recorded_ops = counts["trace"], counts["compile"], counts["lazy_ops"] / calls
 
-    def _check_second_input(self, engines: Sequence[BenchEngine], rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
+    def _check_second_input(self, engines: Sequence[BenchEngine], rows: dict[str, EngineResult], runners: dict[str, BenchRunner]) -> None:
         for engine in engines:
             row, runner = rows[engine.name], runners.get(engine.name)
             if runner is None or row.failure or row.agreement is None:
@@ -345,7 +345,7 @@ class _Measurement:
         training = bool(self.settings.placement.training)
         return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
 
-    def _compare(self, rows: dict[str, Row]) -> None:
+    def _compare(self, rows: dict[str, EngineResult]) -> None:
         baseline = rows.get(self.settings.baseline)
         if baseline is None or baseline.wall is None or baseline.failure:
             return

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .benchmark_error import BenchmarkError
-from .measure import BenchSettings, ModelResult, Row, Spread
+from .measure import BenchSettings, EngineResult, ModelResult, Spread
 
 MEBIBYTE = 1 << 20
 _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm", "transformers", "torchax", "torch_xla")
@@ -44,11 +44,11 @@ class BenchReport:
         return f"{self.suite}, training with {optimizer}" if optimizer else self.suite
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[EngineResult]:
         return [row for model in self.models for row in model.rows]
 
     @property
-    def bad_rows(self) -> list[Row]:
+    def bad_rows(self) -> list[EngineResult]:
         """Rows that failed or disagree with eager."""
         return [row for row in self.rows if not row.good]
 
@@ -94,7 +94,7 @@ def _cpu_model() -> str:
 
 
 # The columns of the table of measurements: a heading, and a function that formats a row's cell.
-_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("model", lambda row: row.model),
     ("engine", lambda row: row.engine),
     ("first call s", lambda row: _number(row.first_call_seconds, "{:.2f}")),
@@ -105,10 +105,10 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("agrees", lambda row: _agreement(row)),
     ("error", lambda row: f"{row.agreement.error:.1e}" if row.agreement else "-"),
 ]
-_AMORTIZED_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_AMORTIZED_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("median ms, amortized", lambda row: _median(row.amortized, "{:.4g}")),
 ]
-_MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_MEMORY_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("peak MiB", lambda row: f"{row.memory.peak_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("kept MiB", lambda row: f"{row.memory.kept_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("GPU peak MiB", lambda row: f"{row.memory.device_peak_bytes / MEBIBYTE:.0f}" if row.memory and row.memory.device_peak_bytes else "-"),
@@ -124,7 +124,7 @@ def _median(spread: Spread | None, template: str) -> str:
     return "-" if spread is None else template.format(spread.median)
 
 
-def _agreement(row: Row) -> str:
+def _agreement(row: EngineResult) -> str:
     if row.failure:
         return f"failed: {row.failure}"
     if row.agreement is None:

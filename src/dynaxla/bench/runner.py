@@ -17,7 +17,7 @@ from torch import nn
 
 from ..observe import metrics
 from .engines import BenchEngine
-from .suites import Case, make_inputs, make_model
+from .suites import BenchCase, make_inputs, make_model
 from .training import TrainingStep
 
 Inputs = tuple[torch.Tensor, ...]
@@ -43,11 +43,11 @@ class ModelSetup:
     threads: int = 1
     training: str = ""
 
-    def model(self, case: Case) -> nn.Module:
+    def model(self, case: BenchCase) -> nn.Module:
         model = make_model(case, self.seed, self.dtype, self.device)
         return TrainingStep(model, self.training) if self.training else model
 
-    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+    def inputs(self, case: BenchCase, generator: torch.Generator) -> Inputs:
         return make_inputs(case, self.batch, generator, self.dtype, self.device)
 
     @property

@@ -11,7 +11,11 @@ from .measure import BenchSettings, measure, process_settings, warm_up_engines
 
 
 def run(
-    cases: list[suites.Case], chosen: list[engine_table.BenchEngine], settings: BenchSettings, suite: str, notes: list[str] | None = None
+    cases: list[suites.BenchCase],
+    chosen: list[engine_table.BenchEngine],
+    settings: BenchSettings,
+    suite: str,
+    notes: list[str] | None = None,
 ) -> report.BenchReport:
     """Measures the cases, with a progress bar on stderr. After Ctrl-C, returns a report of the models measured so far."""
     result = report.BenchReport(suite, settings, [engine.name for engine in chosen], list(notes or []))

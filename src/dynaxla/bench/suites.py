@@ -22,7 +22,7 @@ Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """A model of the benchmark. Both functions must be picklable: isolated measurements build the model in a separate process.
 
     Attributes:
@@ -36,7 +36,7 @@ class Case:
     inputs: Inputs
 
 
-def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def make_model(case: BenchCase, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Returns a case's model, ready for inference. The same seed gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -45,7 +45,9 @@ def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) 
     return model.to(device=device, dtype=dtype).requires_grad_(False)
 
 
-def make_inputs(case: Case, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+def make_inputs(
+    case: BenchCase, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
     tensors = case.inputs(batch, generator)
     return tuple(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for tensor in tensors)
 
@@ -135,18 +137,18 @@ def tokens(batch: int, generator: torch.Generator, length: int = 128, vocabulary
 _VISION = ("resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16")
 
 MODELS = [
-    *[Case(name, partial(torchvision_model, name), images) for name in _VISION],
-    Case("bert_base", Bert, tokens),
-    Case("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
+    *[BenchCase(name, partial(torchvision_model, name), images) for name in _VISION],
+    BenchCase("bert_base", Bert, tokens),
+    BenchCase("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
 ]
 
-SUITES: Mapping[str, list[Case]] = {"models": MODELS}
+SUITES: Mapping[str, list[BenchCase]] = {"models": MODELS}
 
 # The cases of a quick run: two convolutional networks that Inductor compiles quickly (mobilenet_v2 takes a minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {"models": ["resnet18", "squeezenet1_1", "bert_base"]}
 
 
-def choose(suite: str, names: Iterable[str], suites: Mapping[str, list[Case]] | None = None) -> list[Case]:
+def choose(suite: str, names: Iterable[str], suites: Mapping[str, list[BenchCase]] | None = None) -> list[BenchCase]:
     """Returns cases of a suite, in its order.
 
     Args:

@@ -36,7 +36,7 @@ _INPUTS = typer.Option(
 )
 
 
-class TensorSpec(NamedTuple):
+class InputSpec(NamedTuple):
     """A tensor described on the command line.
 
     Attributes:
@@ -94,13 +94,13 @@ def export(
     console.print(f"  {len(exported_model.manifest.weights)} weights next to the program")
 
 
-def parse_inputs(inputs: list[str]) -> tuple[list[TensorSpec], dict[str, int | None]]:
+def parse_inputs(inputs: list[str]) -> tuple[list[InputSpec], dict[str, int | None]]:
     """Parses the descriptions of inputs.
 
     Returns: the inputs, and the largest size of each dynamic dimension, None for no limit.
     Raises: typer.BadParameter.
     """
-    found: list[TensorSpec] = []
+    found: list[InputSpec] = []
     largest: dict[str, int | None] = {}
     for text in inputs:
         match = _INPUT.fullmatch(text.replace(" ", ""))
@@ -114,17 +114,17 @@ def parse_inputs(inputs: list[str]) -> tuple[list[TensorSpec], dict[str, int | N
             sizes.append(int(size["number"]) if size["number"] else size["name"])
             if size["name"]:
                 largest[size["name"]] = int(size["largest"]) if size["largest"] else largest.get(size["name"])
-        found.append(TensorSpec(match["dtype"], tuple(sizes)))
+        found.append(InputSpec(match["dtype"], tuple(sizes)))
     return found, largest
 
 
-def example_sizes(inputs: list[TensorSpec], largest: dict[str, int | None]) -> dict[str, int]:
+def example_sizes(inputs: list[InputSpec], largest: dict[str, int | None]) -> dict[str, int]:
     """Returns the size of each dynamic dimension with which the model is captured."""
     names = list(dict.fromkeys(size for spec in inputs for size in spec.sizes if isinstance(size, str)))
     return {name: min(_EXAMPLE_SIZES[index % len(_EXAMPLE_SIZES)], largest[name] or _EXAMPLE_SIZES[-1]) for index, name in enumerate(names)}
 
 
-def _tensor(spec: TensorSpec, sizes: dict[str, int]) -> Any:
+def _tensor(spec: InputSpec, sizes: dict[str, int]) -> Any:
     """Returns an example tensor: random floats, or integer zeros, which are valid indices of any embedding."""
     import torch
 
@@ -135,7 +135,7 @@ def _tensor(spec: TensorSpec, sizes: dict[str, int]) -> Any:
     return torch.randn(shape).to(dtype) if dtype.is_floating_point or dtype.is_complex else torch.zeros(shape, dtype=dtype)
 
 
-def _dynamic_shapes(inputs: list[TensorSpec], largest: dict[str, int | None]) -> Any:
+def _dynamic_shapes(inputs: list[InputSpec], largest: dict[str, int | None]) -> Any:
     from torch.export import Dim
 
     dims = {name: Dim(name, max=high) if high else Dim(name) for name, high in largest.items()}

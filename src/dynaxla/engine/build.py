@@ -71,7 +71,7 @@ def is_for_torch(unit: CompilationUnit, specialised: Specialised) -> bool:
 
 @contextlib.contextmanager
 def _reported(unit: CompilationUnit, specialised: Specialised) -> Iterator[list[Runnable]]:
-    """Emits a `CompileStarted` event on entry, and on exit a `CompileEnded` event with the runnable that the caller has put into the list."""
+    """Emits `CompileStarted` on entry, and on exit `CompileEnded` with the runnable that the caller has put into the list."""
     made: list[Runnable] = []
     if not events.has_listeners():
         yield made

@@ -286,7 +286,7 @@ class _ParameterGroup:
 
 
 class _Unsharded(torch.autograd.Function):
-    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients into those of the sharded parameters."""
+    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients, for the sharded parameters."""
 
     @staticmethod
     def forward(ctx: Any, group: _ParameterGroup, needed: Sequence[bool], unsharded: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
@@ -315,7 +315,7 @@ def _register_hook(tensor: torch.Tensor, function: Callable[[torch.Tensor], torc
 
 # Code that is not the step's own: an observation ignores all code that runs inside it.
 IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.at_end_of_backward.__code__)
-# A differentiable input of `_Gathered`, so that autograd calls its backward pass. It gets no gradient.
+# A differentiable input of `_Unsharded`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
 

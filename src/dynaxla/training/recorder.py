@@ -1,4 +1,4 @@
-"""Records a function as a graph of all ATen ops below autograd, including those of its backward pass and its optimizer.
+"""Records a function as a graph of all ATen ops below autograd, with the ops of its backward pass and its optimizer.
 
 The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it reads (parameters, buffers,
 optimizer state) become inputs. Ops that write are recorded as they are; AOTAutograd functionalizes them later.

@@ -1,13 +1,13 @@
-"""`compile_step`: decides for each call of a step whether it replays a program, runs in eager mode, or is recorded.
+"""`compile_step`: for each call of a step, decides between the replay of a program, eager mode, and a recording.
 
 If the state and the arguments of a call have been recorded, the call runs a program and nothing else (replayed_steps.py). Any other call
 runs in eager mode and is observed. Only if the observed call does nothing that a program would not do (print, count, read values), the next
 call in the same state is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always
-runs in eager mode: it shows which state the step can read. A step that repeatedly does what no program can do backs off: it runs in eager
-mode without observation, for twice as many calls each time.
+runs in eager mode: it shows which state the step can read. A step that repeatedly has effects backs off: it runs in eager mode without
+observation, for twice as many calls each time.
 
 With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
-processes, each decides for itself: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
+processes, each process decides alone: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations

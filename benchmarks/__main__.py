@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dynaxla.bench.requests import split
-from dynaxla.cli.bench import Device, bad_requests_shown
+from dynaxla.bench.argument_checks import split
+from dynaxla.cli.bench import Device, exit_on_errors
 
 from . import choices, cpu, device_jax, gpu, overhead
 
@@ -33,7 +33,7 @@ def bench_cpu(
 
     The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
     """
-    with bad_requests_shown():
+    with exit_on_errors():
         good = cpu.write(split(parts), output, split(models), seconds)
     asked = set(split(parts) or choices.PARTS)
     for page in [*(["cpu.md"] if asked - {choices.OPS} else []), *(["ops.md"] if choices.OPS in asked else [])]:
@@ -62,7 +62,7 @@ def bench_gpu(
 
     The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
-    with bad_requests_shown():
+    with exit_on_errors():
         good = gpu.write(split(parts), output, split(models), seconds, minutes, device, jobs)
     Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
@@ -85,7 +85,7 @@ def bench_device(
 
     The exit code is 1 if a model fails, disagrees with eager or is not measured yet, 2 for a request that cannot be met.
     """
-    with bad_requests_shown():
+    with exit_on_errors():
         good = device_jax.write(split(parts), output, split(models), seconds, minutes, device)
     Console().print((output / "device.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:

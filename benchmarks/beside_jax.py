@@ -20,7 +20,7 @@ from jax import numpy as jnp
 from torch import nn
 
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.suites import _import
+from dynaxla.bench.suites import import_package
 from dynaxla.interop import to_jax
 
 from . import tables
@@ -120,7 +120,7 @@ def _perceptron() -> nn.Module:
 
 CASES = {
     "mlp": Case(_perceptron, mlp, (64, 512)),
-    "resnet18": Case(lambda: _import("torchvision").models.resnet18(), resnet18, (2, 3, 224, 224)),
+    "resnet18": Case(lambda: import_package("torchvision").models.resnet18(), resnet18, (2, 3, 224, 224)),
     "gpt_block": Case(Block, gpt_block, (4, 128, WIDTH)),
 }
 

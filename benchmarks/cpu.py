@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
+from dynaxla.bench.argument_checks import check_writable
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.measure import BenchSettings
-from dynaxla.bench.requests import check_writable
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.session import run
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime import machine
 
 from . import beside_jax, generation, layers, lengths, single_ops, suites, tables, two_processes
@@ -68,7 +68,7 @@ class Part:
     reads: bool = False
     cases: tuple[str, ...] = ("",)
 
-    def chosen(self, models: Sequence[str]) -> list[Case]:
+    def chosen(self, models: Sequence[str]) -> list[BenchCase]:
         """Returns the table's cases, or those that `models` names. Raises: BenchmarkError."""
         return [case for case in suites.choose(self.suite, models) if case.name.startswith(self.cases)]
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
+from dynaxla.bench.argument_checks import check_device, check_writable
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.measure import BenchSettings, ModelResult, measure, prepared_process, rehearse
-from dynaxla.bench.requests import check_device, check_writable
+from dynaxla.bench.measure import BenchSettings, ModelResult, measure, process_settings, warm_up_engines
 from dynaxla.bench.runner import ModelSetup
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 
 from . import engines as engine_table
 from . import suites, tables
@@ -92,14 +92,14 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     lacking = [(part, model) for part, model in wanted if model not in found.get(part, {})]
     end = time.monotonic() + 60 * minutes
     rehearsed = set()
-    with prepared_process(1):
+    with process_settings(1):
         for number, (part, model) in enumerate(lacking):
             if number and time.monotonic() > end:
                 print(f"{len(lacking) - number} of {len(wanted)} are still to be measured: the same command goes on there.")
                 return False
             print(f"{part}: {model}", flush=True)
             if part not in rehearsed:
-                rehearse(_engines(PARTS[part]), _placement(PARTS[part], where))
+                warm_up_engines(_engines(PARTS[part]), _placement(PARTS[part], where))
                 rehearsed.add(part)
             measured = measure_model(PARTS[part], cases[model], where, seconds)
             found.setdefault(part, {})[model] = measured
@@ -109,7 +109,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     return all(row["good"] for part, model in wanted for row in found[part][model]["engines"].values())
 
 
-def measure_model(part: Part, case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
+def measure_model(part: Part, case: BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
     """Measures one model.
 
     Returns: `environment`; `captured`, the fields of capture.Capture (None in training); `engines`, see `_as_entries`.

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from dynaxla.autoselect.candidates import no_cpp_compiler
 from dynaxla.backend import dynaxla
 from dynaxla.bench import engines
-from dynaxla.bench.engines import BenchEngine, Call, Inputs, as_training, compiled, compiled_step, no_device
+from dynaxla.bench.engines import BenchEngine, Call, Inputs, as_training, compiled, compiled_step, jax_device_obstacle
 from dynaxla.engine.options import COMMANDS, WITHOUT_CONVOLUTIONS
 from dynaxla.interop import to_jax
 
@@ -47,7 +47,7 @@ def _separate(model: nn.Module, _: Inputs) -> Call:
     def compile_function(function: Any) -> Any:
         return torch.compile(function, backend=dynaxla)
 
-    return as_training(model, "dynaxla_separate").compiled(compile_function, compile_function)
+    return as_training(model, "dynaxla_separate").with_compiled_model(compile_function, compile_function)
 
 
 def _as_jax_function(model: nn.Module, inputs: Inputs) -> Call:
@@ -152,9 +152,9 @@ _MORE = [
     BenchEngine("dynaxla_separate", _separate, on_jax=True, whole_step=True),
     BenchEngine("inductor_autotuned", _autotuned_inductor, no_cpp_compiler),
     BenchEngine("inductor_frozen", _frozen_inductor, no_cpp_compiler),
-    BenchEngine("eager_native", lambda model, _: model, no_device, native=True, on_jax=True),
-    BenchEngine("dynaxla_native", compiled(dynaxla), no_device, native=True, on_jax=True),
-    BenchEngine("dynaxla_step_native", compiled_step, no_device, native=True, on_jax=True, whole_step=True),
+    BenchEngine("eager_native", lambda model, _: model, jax_device_obstacle, native=True, on_jax=True),
+    BenchEngine("dynaxla_native", compiled(dynaxla), jax_device_obstacle, native=True, on_jax=True),
+    BenchEngine("dynaxla_step_native", compiled_step, jax_device_obstacle, native=True, on_jax=True, whole_step=True),
     BenchEngine("jax", _as_jax_function),
     *(BenchEngine(name, compiled(dynaxla, {"xla": options})) for name, options in (XLA_OPTIONS | XLA_GPU_OPTIONS).items()),
     BenchEngine("torchax", _torchax, _not_importable("torchax"), process=_in_another_process),
@@ -163,7 +163,7 @@ _MORE = [
 
 ENGINES: dict[str, BenchEngine] = {**engines.ENGINES, **{engine.name: engine for engine in _MORE}}
 
-usual_ones = engines.usual_ones
+default_engines = engines.default_engines
 
 
 def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[BenchEngine], list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dynaxla.bench.measure import rehearse
+from dynaxla.bench.measure import warm_up_engines
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.observe import metrics
 
@@ -35,7 +35,7 @@ def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     metrics.use_clock(time.process_time)
     placement = ModelSetup()
     found = {}
-    rehearse([engines.ENGINES[engine]], placement)
+    warm_up_engines([engines.ENGINES[engine]], placement)
     for case in suites.choose("models", models):
         model = placement.model(case)
         inputs = placement.inputs(case, torch.Generator().manual_seed(1))

@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from dynaxla.bench.argument_checks import check_device, check_writable
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.requests import check_device, check_writable
 
 from . import suites, tables
 from .gpu_model import INTERVAL, Turn, measure_memory, measure_times

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from dynaxla.bench import report
-from dynaxla.bench.measure import BenchSettings, measure, rehearse
+from dynaxla.bench.measure import BenchSettings, measure, warm_up_engines
 from dynaxla.bench.runner import ModelSetup
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 
 from . import ROOT, suites
 from . import engines as engine_table
@@ -157,10 +157,10 @@ def _output(process: subprocess.Popen[str]) -> tuple[str, str] | None:
         return None
 
 
-def _times(part: Part, case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
+def _times(part: Part, case: BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
     chosen, _ = engine_table.choose([], part.engines)
     placement = _placement(part, device)
-    rehearse(chosen, placement)
+    warm_up_engines(chosen, placement)
     rows: dict[str, Any] = {}
     settings = BenchSettings(placement, iterations_per_run=part.calls, seconds=seconds)
     if _TURN in os.environ:
@@ -175,7 +175,7 @@ def _times(part: Part, case: Case, device: torch.device, seconds: float) -> dict
     return {"environment": report.environment(), "engines": rows}
 
 
-def _memory(part: Part, case: Case, device: torch.device, engine: str) -> dict[str, int | None]:
+def _memory(part: Part, case: BenchCase, device: torch.device, engine: str) -> dict[str, int | None]:
     placement = _placement(part, device)
     inputs = placement.inputs(case, torch.Generator().manual_seed(1))
     with torch.no_grad():

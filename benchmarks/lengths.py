@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.autoselect import agreement
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.suites import Bert, _import
-from dynaxla.bench.training import Training
+from dynaxla.bench.suites import Bert, import_package
+from dynaxla.bench.training import TrainingStep
 
 from . import ROOT, tables
 from .cells import Cells
@@ -58,7 +58,7 @@ class Gpt(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers = _import("transformers")
+        transformers = import_package("transformers")
         settings = {"n_layer": 1, "vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "use_cache": False}
         self.gpt = transformers.GPT2Model(transformers.GPT2Config(**settings))
 
@@ -244,7 +244,7 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
     torch.manual_seed(0)
     case, settings = CASES[name], ENGINES[engine]
     model = case.build()
-    eager: Any = Training(model, case.optimizer) if case.optimizer else model.eval().requires_grad_(False)
+    eager: Any = TrainingStep(model, case.optimizer) if case.optimizer else model.eval().requires_grad_(False)
     inputs = [torch.randint(0, VOCABULARY, (1, length)) for length in lengths(case.count)]
     with torch.no_grad():
         expected = [_kept(eager(tokens)) for tokens in inputs]
@@ -252,7 +252,7 @@ def _measure(engine: str, name: str) -> dict[str, Any]:
         before = cpu_seconds()
         if settings is not None:
             compile = partial(torch.compile, **settings)
-            call = eager.compiled(compile) if case.optimizer else compile(model)
+            call = eager.with_compiled_model(compile) if case.optimizer else compile(model)
         first, found = _timed(call, inputs)
         finish = getattr(sys.modules.get("dynaxla"), "synchronize", lambda: None)
         finish()

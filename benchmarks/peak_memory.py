@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from dynaxla.bench.benchmark_error import BenchmarkError
-from dynaxla.bench.measure import rehearse
-from dynaxla.bench.runner import ModelSetup, release
-from dynaxla.bench.training import Training
+from dynaxla.bench.measure import warm_up_engines
+from dynaxla.bench.runner import ModelSetup, release_memory
+from dynaxla.bench.training import TrainingStep
 
 from . import ROOT, engines, suites
 
@@ -54,12 +54,12 @@ def _resident(which: str) -> int:
 def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, int]:
     torch.set_num_threads(1)
     placement = ModelSetup(batch, training=optimizer)
-    rehearse([engines.ENGINES[engine]], placement)
-    release()  # the step could reuse free memory of the heap, which would not be counted
+    warm_up_engines([engines.ENGINES[engine]], placement)
+    release_memory()  # the step could reuse free memory of the heap, which would not be counted
     before = _resident("RssAnon")
     (case,) = suites.choose("models", [model])
     training = placement.model(case)
-    assert isinstance(training, Training)
+    assert isinstance(training, TrainingStep)
     inputs = placement.inputs(case, torch.Generator().manual_seed(1))
     parameters = sum(parameter.nbytes for parameter in training.parameters())
     step = engines.ENGINES[engine].prepare_call(training, inputs)

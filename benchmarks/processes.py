@@ -16,8 +16,18 @@ import torch
 from torch import nn
 
 from dynaxla.bench.engines import BenchEngine
-from dynaxla.bench.runner import BenchTiming, Inputs, Local, Memory, ModelSetup, RemoteError, empty_caches, first_line, release
-from dynaxla.bench.suites import Case
+from dynaxla.bench.runner import (
+    AddedMemory,
+    BenchTiming,
+    Inputs,
+    LocalRunner,
+    ModelSetup,
+    RemoteError,
+    empty_caches,
+    first_line,
+    release_memory,
+)
+from dynaxla.bench.suites import BenchCase
 from dynaxla.runtime.devices import jax_device
 
 from . import engines
@@ -26,7 +36,7 @@ from . import engines
 class Remote:
     """A runner in a separate process, which builds the same model from the same seed. That process idles while others are timed."""
 
-    def __init__(self, engine: BenchEngine, case: Case, placement: ModelSetup) -> None:
+    def __init__(self, engine: BenchEngine, case: BenchCase, placement: ModelSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, engine.name, case, placement), daemon=True)
@@ -50,7 +60,7 @@ class Remote:
     def time(self, batches: Sequence[Inputs]) -> BenchTiming:
         return self._ask("time", list(batches))
 
-    def memory(self, batches: Sequence[Inputs]) -> Memory:
+    def memory(self, batches: Sequence[Inputs]) -> AddedMemory:
         return self._ask("memory", list(batches))
 
     def close(self) -> None:
@@ -62,9 +72,9 @@ class Remote:
             self._process.join()
 
 
-def _serve(connection: Connection, engine_name: str, case: Case, placement: ModelSetup) -> None:
+def _serve(connection: Connection, engine_name: str, case: BenchCase, placement: ModelSetup) -> None:
     torch.set_num_threads(placement.threads)
-    local: Local | None = None
+    local: LocalRunner | None = None
     with torch.no_grad(), empty_caches():
         model = placement.model(case)
         while True:
@@ -78,14 +88,14 @@ def _serve(connection: Connection, engine_name: str, case: Case, placement: Mode
                 else:
                     if local is None:
                         first = argument if request == "call" else argument[0]
-                        local = Local(engines.ENGINES[engine_name], model, first, placement)
+                        local = LocalRunner(engines.ENGINES[engine_name], model, first, placement)
                     answer = local.call(argument) if request == "call" else local.time(argument)
             except Exception as error:
                 answer = RemoteError(first_line(error))
             connection.send(answer)
 
 
-def measure_memory(engine: BenchEngine, case: Case, placement: ModelSetup, batches: Sequence[Inputs]) -> Memory:
+def measure_memory(engine: BenchEngine, case: BenchCase, placement: ModelSetup, batches: Sequence[Inputs]) -> AddedMemory:
     """Measures an engine's memory in a fresh process, without that of other engines. Raises: RemoteError if the engine fails."""
     remote = Remote(engine, case, placement)
     try:
@@ -94,16 +104,16 @@ def measure_memory(engine: BenchEngine, case: Case, placement: ModelSetup, batch
         remote.close()
 
 
-def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: ModelSetup) -> Memory:
-    release()
+def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: ModelSetup) -> AddedMemory:
+    release_memory()
     before = resident_bytes()
     resettable = _reset_peak()
-    local = Local(engines.ENGINES[engine_name], model, batches[0], placement)
+    local = LocalRunner(engines.ENGINES[engine_name], model, batches[0], placement)
     for inputs in batches:
         local.call(inputs)
     peak = _peak_bytes() if resettable else max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT)
     gc.collect()
-    return Memory(peak - before, resident_bytes() - before, device_peak_bytes(placement.device))
+    return AddedMemory(peak - before, resident_bytes() - before, device_peak_bytes(placement.device))
 
 
 def device_peak_bytes(device: torch.device) -> int | None:

@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from dynaxla.autoselect.agreement import compare
 from dynaxla.bench import report
-from dynaxla.bench.measure import prepared_process
-from dynaxla.bench.requests import check_writable
+from dynaxla.bench.argument_checks import check_writable
+from dynaxla.bench.measure import process_settings
 from dynaxla.bench.runner import first_line
 
 from . import tables
@@ -95,7 +95,7 @@ def write(output: Path, names: Sequence[str], seconds: float) -> bool:
     file = output / "ops.json"
     kept: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() and names else {}
     cells = Cells(output / "unfinished-ops.json", report.environment())
-    with prepared_process(1):
+    with process_settings(1):
         for case in chosen.values():
             for kind in (FORWARD, GRADIENT)[: 1 + case.differentiable]:
                 row = f"{case.name}, {kind}"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dynaxla.bench import suites
-from dynaxla.bench.suites import MODELS, Case, _import, images, timm_model, tokens
+from dynaxla.bench.suites import MODELS, BenchCase, images, import_package, timm_model, tokens
 
 from . import breaks, functions, generation, small
 
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__()
-        family = getattr(_import("transformers"), name)
+        family = getattr(import_package("transformers"), name)
         logging.getLogger("transformers").setLevel(logging.ERROR)
         self.body = family(family.config_class(**settings))
 
@@ -84,47 +84,50 @@ def activations(batch: int, generator: torch.Generator, length: int = 1024, widt
     return (torch.randn(batch, length, width, generator=generator),)
 
 
-GPU = [*MODELS, Case("gpt_block", GptBlock, activations)]
+GPU = [*MODELS, BenchCase("gpt_block", GptBlock, activations)]
 
 OTHERS = [
-    *[Case(name, partial(timm_model, name), images) for name in _TIMM],
-    *[Case(name, partial(Transformer, name, **settings), partial(tokens, vocabulary=8192)) for name, settings in _TRANSFORMERS.items()],
+    *[BenchCase(name, partial(timm_model, name), images) for name in _TIMM],
+    *[
+        BenchCase(name, partial(Transformer, name, **settings), partial(tokens, vocabulary=8192))
+        for name, settings in _TRANSFORMERS.items()
+    ],
 ]
 
 BREAKS = [
-    Case("branch", breaks.Branch, breaks.vectors),
-    Case("item", breaks.Item, breaks.vectors),
-    Case("side_effects", breaks.SideEffects, breaks.vectors),
-    Case("numpy_round_trip", breaks.NumpyRoundTrip, breaks.vectors),
-    Case("generate", breaks.Generate, breaks.prompts),
+    BenchCase("branch", breaks.Branch, breaks.vectors),
+    BenchCase("item", breaks.Item, breaks.vectors),
+    BenchCase("side_effects", breaks.SideEffects, breaks.vectors),
+    BenchCase("numpy_round_trip", breaks.NumpyRoundTrip, breaks.vectors),
+    BenchCase("generate", breaks.Generate, breaks.prompts),
 ]
 
 SMALL = [
-    Case("mlp_2", partial(small.mlp, 2), small.vectors),
-    Case("mlp_50", partial(small.mlp, 50), small.vectors),
-    Case("lstm_loop", small.LstmLoop, small.sequences),
-    Case("attention_16", small.Attention, small.sequences),
+    BenchCase("mlp_2", partial(small.mlp, 2), small.vectors),
+    BenchCase("mlp_50", partial(small.mlp, 50), small.vectors),
+    BenchCase("lstm_loop", small.LstmLoop, small.sequences),
+    BenchCase("attention_16", small.Attention, small.sequences),
 ]
 
-FUNCTIONS = [Case(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
+FUNCTIONS = [BenchCase(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
 
 _LENGTHS = (256, 1024, 4096, 16384)
 
 
-def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[Case]:
+def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[BenchCase]:
     """Yields cases for one and for eight sequences, with caches of each length."""
     for sequences, prefix in ((1, ""), (8, "8x")):
         for length in _LENGTHS:
-            yield Case(f"{name}_{prefix}{length}", partial(make, length, sequences), partial(generation.tokens, sequences=sequences))
+            yield BenchCase(f"{name}_{prefix}{length}", partial(make, length, sequences), partial(generation.tokens, sequences=sequences))
 
 
 GENERATION = [
-    *[Case(f"row_{length}", partial(generation.Row, length), generation.rows) for length in (256, 16384)],
+    *[BenchCase(f"row_{length}", partial(generation.Row, length), generation.rows) for length in (256, 16384)],
     *_generation("layer", generation.Attention),
     *_generation("decoder", generation.decoder),
 ]
 
-SUITES: Mapping[str, list[Case]] = {
+SUITES: Mapping[str, list[BenchCase]] = {
     **suites.SUITES,
     "gpu": GPU,
     "others": OTHERS,
@@ -145,6 +148,6 @@ QUICK: Mapping[str, list[str]] = {
 }
 
 
-def choose(suite: str, names: Iterable[str]) -> list[Case]:
+def choose(suite: str, names: Iterable[str]) -> list[BenchCase]:
     """Returns cases of one of SUITES, as `dynaxla.bench.suites.choose` does."""
     return suites.choose(suite, names, SUITES)

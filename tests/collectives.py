@@ -399,7 +399,7 @@ def agree_by_ranks(function: Callable[[torch.Tensor], Any], *, is_program: bool)
 
 
 @case
-def writing_collectives_in_eager_mode_and_in_a_program(rank: int) -> None:
+def inplace_collectives_in_eager_mode_and_in_a_program(rank: int) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         before = x * 2
         dist.all_reduce(x)

@@ -133,7 +133,7 @@ def test_presets_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
     assert Options.parse(None, "max-autotune").tune
     assert Options.parse({"freeze": True}, "max-autotune-no-cudagraphs") == Options(tune=True, freeze=True)
     assert not Options.parse({"tune": False}, "max-autotune").tune
-    config._say_what_reduces_overhead.cache_clear()
+    config._log_reduce_overhead.cache_clear()
     with caplog.at_level("INFO", logger="dynaxla"):
         assert Options.parse(None, "reduce-overhead") == Options.parse(None, "reduce-overhead") == Options()
     (message,) = caplog.messages

@@ -42,18 +42,18 @@ def test_this_environment_works() -> None:
     ],
 )
 def test_versions_of_torch(version: str | None, state: Status) -> None:
-    assert doctor.judge_version("torch", version).state is state
+    assert doctor.check_version("torch", version).state is state
 
 
 def test_other_versions() -> None:
-    assert doctor.judge_version("jax", "0.9.2").state is Status.BROKEN
-    assert doctor.judge_version("jax", "0.10.2").state is Status.GOOD
+    assert doctor.check_version("jax", "0.9.2").state is Status.BROKEN
+    assert doctor.check_version("jax", "0.10.2").state is Status.GOOD
     for release in onednn_support.KNOWN:
-        assert doctor.judge_version("jax", ".".join(map(str, release))).state is Status.GOOD
-    assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is Status.GOOD
-    assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is Status.DOUBT
-    assert doctor.judge_jaxlib("0.10.2", None).state is Status.BROKEN
-    assert doctor.judge_python((3, 9)).state is Status.BROKEN
+        assert doctor.check_version("jax", ".".join(map(str, release))).state is Status.GOOD
+    assert doctor.check_jaxlib("0.10.2", "0.10.1").state is Status.GOOD
+    assert doctor.check_jaxlib("0.10.2", "0.9.0").state is Status.DOUBT
+    assert doctor.check_jaxlib("0.10.2", None).state is Status.BROKEN
+    assert doctor.check_python((3, 9)).state is Status.BROKEN
 
 
 def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:

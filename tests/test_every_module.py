@@ -10,7 +10,7 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 # By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
 ELSEWHERE = {
     # A class without a body, and types alone, which mypy compares.
-    "bench/test_requests.py": "bench/benchmark_error",
+    "bench/test_argument_checks.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
     # The way of a graph from TorchDynamo to programs.
     "test_backend.py": "aot",
@@ -47,7 +47,7 @@ ELSEWHERE = {
     ),
     "device/test_models_on_the_device.py": "device/module_moves",
     # What processes do together is tested with several of them.
-    "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
+    "test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
     "test_among_processes.py": "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes",
     "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",

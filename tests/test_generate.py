@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaxla.bench.suites import _import
+from dynaxla.bench.suites import import_package
 from dynaxla.observe import metrics
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers, of the extra `bench`")
@@ -58,7 +58,7 @@ COMPILES_ITSELF = ("static", "sampled")
 
 
 def build(name: str) -> nn.Module:
-    transformers = _import("transformers")
+    transformers = import_package("transformers")
     model, configuration, settings = MODELS[name]
     torch.manual_seed(0)
     built: nn.Module = getattr(transformers, model)(getattr(transformers, configuration)(**settings)).eval()
@@ -86,7 +86,7 @@ def tokens_of(model: Any, inputs: dict[str, torch.Tensor], way: str, **settings:
 
 def compiles(**settings: Any) -> dict[str, Any]:
     """What has `generate` compile the model, also on the CPU."""
-    configuration = _import("transformers").CompileConfig(backend="dynaxla", **settings)
+    configuration = import_package("transformers").CompileConfig(backend="dynaxla", **settings)
     configuration._compile_all_devices = True
     return {"compile_config": configuration}
 

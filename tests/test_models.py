@@ -12,7 +12,7 @@ import zoo
 from compare import assert_equal
 from torch import nn
 
-from dynaxla.bench.suites import MODELS, _import, make_inputs, make_model, settle_batch_norm
+from dynaxla.bench.suites import MODELS, calibrate_batch_norms, import_package, make_inputs, make_model
 from dynaxla.observe import metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the model libraries, on import and construction
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the model libraries, on 
 
 def vision(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        model = getattr(_import("torchvision").models, name)(weights=None, **settings).eval()
+        model = getattr(import_package("torchvision").models, name)(weights=None, **settings).eval()
         inputs = (torch.randn(2, 3, size, size),)
-        settle_batch_norm(model, inputs)
+        calibrate_batch_norms(model, inputs)
         return model, inputs
 
     return make
@@ -30,9 +30,9 @@ def vision(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.
 
 def timm(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        model = _import("timm").create_model(name, **settings).eval()
+        model = import_package("timm").create_model(name, **settings).eval()
         inputs = (torch.randn(2, 3, size, size),)
-        settle_batch_norm(model, inputs)
+        calibrate_batch_norms(model, inputs)
         return model, inputs
 
     return make
@@ -40,7 +40,7 @@ def timm(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Mo
 
 def transformer(family: str, **settings: Any) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        transformers = _import("transformers")
+        transformers = import_package("transformers")
         configuration = getattr(transformers, f"{family}Config")(**settings)
         return getattr(transformers, f"{family}Model")(configuration).eval(), (torch.randint(3, 90, (2, 12)),)
 
@@ -168,7 +168,7 @@ def test_model_in_float32_channels_last() -> None:
 
 
 def test_generate_tokens() -> None:
-    transformers = _import("transformers")
+    transformers = import_package("transformers")
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, pad_token_id=0)).eval()
     prompt = torch.randint(3, 90, (2, 5))
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}

@@ -160,7 +160,7 @@ SAYS = {
 }
 # What stands before a page's program: transformers may find a torchvision of another build of torch, and a page's op has to be there.
 BEFORE = {
-    "generation": "from dynaxla.bench.suites import _import\n_import('transformers')",
+    "generation": "from dynaxla.bench.suites import import_package\nimport_package('transformers')",
     "architecture": "import torch",
     "add-an-op": """
 import torch

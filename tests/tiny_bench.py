@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dynaxla.bench import engines, suites
 from dynaxla.bench.engines import BenchEngine
-from dynaxla.bench.measure import BenchSettings, Row, measure
+from dynaxla.bench.measure import BenchSettings, EngineResult, measure
 from dynaxla.cli.bench import bench
 
 
@@ -29,7 +29,7 @@ def tiny_inputs(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, .
     return (torch.randn(batch, 16, generator=generator),)
 
 
-TINY = suites.Case("tiny", Tiny, tiny_inputs)
+TINY = suites.BenchCase("tiny", Tiny, tiny_inputs)
 FAST = BenchSettings(rounds=3)
 
 app = Typer()
@@ -60,11 +60,11 @@ def fail(_: torch.Tensor) -> torch.Tensor:
     raise ValueError("out of luck\nsecond line")
 
 
-def rows_of(*chosen: BenchEngine, settings: BenchSettings = FAST) -> dict[str, Row]:
+def rows_of(*chosen: BenchEngine, settings: BenchSettings = FAST) -> dict[str, EngineResult]:
     return {row.engine: row for row in measure(TINY, [engines.ENGINES["eager"], *chosen], settings).rows}
 
 
-def check_case(case: suites.Case) -> None:
+def check_case(case: suites.BenchCase) -> None:
     """Inputs follow the generator alone and grow with the batch; the result is finite and depends on them."""
 
     def inputs(batch: int, seed: int) -> tuple[torch.Tensor, ...]:

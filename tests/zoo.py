@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynaxla.bench.suites import _import, settle_batch_norm
+from dynaxla.bench.suites import calibrate_batch_norms, import_package
 
 Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 
@@ -15,18 +15,18 @@ Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     settings = dict(TIMM[name])
     size = settings.pop("picture", settings.get("img_size", 64))
-    model = _import("timm").create_model(name, **settings).eval()
+    model = import_package("timm").create_model(name, **settings).eval()
     for parameter in model.parameters():  # a layer of zeros would hide all that is in front of it
         if parameter.dim() > 1 and not parameter.any():
             nn.init.trunc_normal_(parameter, std=0.02)
     inputs = (torch.randn(2, 3, size, size),)
-    settle_batch_norm(model, inputs)
+    calibrate_batch_norms(model, inputs)
     return model, (inputs, {})
 
 
 def transformers_model(name: str) -> tuple[nn.Module, Inputs]:
     kind, settings = TRANSFORMERS[name]
-    family = getattr(_import("transformers"), name)
+    family = getattr(import_package("transformers"), name)
     model = family(family.config_class(**settings)).eval()
     tokens = torch.randint(3, 90, (2, 12))
     size = getattr(model.config, "image_size", 64)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from dynaxla.config import Documentation, documentation
+from dynaxla.config import OptionDocumentation, documentation
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 # A table stands between two such lines of the page, the first of which names it.
@@ -25,12 +25,12 @@ def page(text: str) -> str:
     return _PLACE.sub(lambda place: f"{place[1]}\n{tables[place[2]]}\n{place[3]}", text)
 
 
-def _options(options: Iterable[tuple[str, Documentation]]) -> str:
+def _options(options: Iterable[tuple[str, OptionDocumentation]]) -> str:
     rows = [f"| `{name}` | `{_code(about.default)}` | {_values(about)} | {about.text} |" for name, about in options]
     return "\n".join(["| option | default | values | meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 
-def _variables(known: dict[str, Documentation]) -> str:
+def _variables(known: dict[str, OptionDocumentation]) -> str:
     rows = []
     for name, about in known.items():
         if about.variable:
@@ -39,8 +39,8 @@ def _variables(known: dict[str, Documentation]) -> str:
     return "\n".join(["| variable | meaning | example |", "| --- | --- | --- |", *rows, ""])
 
 
-def _values(about: Documentation) -> str:
-    return ", ".join(f"`{_code(word)}`" for word in about.values.words) or about.values.text
+def _values(about: OptionDocumentation) -> str:
+    return ", ".join(f"`{_code(word)}`" for word in about.values.choices) or about.values.text
 
 
 def _code(value: object) -> str:

@@ -12,24 +12,24 @@ import sys
 
 __version__ = "0.1.0"
 
-# Imported at once, since it must see every fork; it needs neither torch nor JAX.
+# Imported immediately, since it must see every fork; it needs neither torch nor JAX.
 importlib.import_module(".forks", __name__)
 
 
-def _listed() -> dict[str, str]:
+def _read_stub() -> dict[str, str]:
     """Returns the module of each public name. A line of the stub is "from MODULE import NAME as NAME"."""
     stub = __spec__.loader.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
-    words = [line.split() for line in stub.splitlines() if line.startswith("from ")]
-    return {name: module for _, module, _, name, *_ in words}
+    imports = [line.split() for line in stub.splitlines() if line.startswith("from ")]
+    return {name: module for _, module, _, name, *_ in imports}
 
 
-_PUBLIC = _listed()
+_PUBLIC = _read_stub()
 __all__ = list(_PUBLIC)
-# Public names that need no torch. They are imported without the others.
-_ALONE = ("errors", "load")
-# Modules that are attributes of dynaxla without an import of their own, e.g. dynaxla.observe.metrics. They are not public.
-_REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
-# By old name: the new name. dynaxla 0.2 has the new names only.
+# Public names that do not need torch. They are imported without the other names.
+_WITHOUT_TORCH = ("errors", "load")
+# Modules that become attributes of dynaxla at their first use, e.g. dynaxla.observe.metrics. They are not public.
+_LAZY_MODULES = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
+# New names by old name. dynaxla 0.2 has only the new names.
 _RENAMED = {
     "dynaxla": "backend.dynaxla",
     "dynaxla_auto": "backend.dynaxla_auto",
@@ -66,14 +66,14 @@ _RENAMED = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name at its first use, after which it is an ordinary attribute; or warns of an old name, and returns the new one."""
+    """Imports a public name at its first use, and makes it an attribute. An old name issues a warning, and returns the object."""
     if name in _PUBLIC:
-        if name not in _ALONE:
+        if name not in _WITHOUT_TORCH:
             importlib.import_module(".runtime.quiet_jax", __name__)  # before anything else imports JAX
-        for each in (name,) if name in _ALONE else _PUBLIC:
-            globals()[each] = _imported(_PUBLIC[each], each)
+        for public_name in (name,) if name in _WITHOUT_TORCH else _PUBLIC:
+            globals()[public_name] = _import_name(_PUBLIC[public_name], public_name)
         return globals()[name]
-    if name in _REACHED:
+    if name in _LAZY_MODULES:
         __getattr__("metrics")  # imports the modules inside, too
         return importlib.import_module(f".{name}", __name__)
     if name in _RENAMED:
@@ -81,13 +81,13 @@ def __getattr__(name: str) -> object:
 
         text = f"dynaxla.{name} is now dynaxla.{_RENAMED[name]}; dynaxla 0.2 removes the old name"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
-        module, _, new = _RENAMED[name].rpartition(".")
-        return _imported(f".{module}", new) if module else getattr(sys.modules[__name__], new)
+        module, _, new_name = _RENAMED[name].rpartition(".")
+        return _import_name(f".{module}", new_name) if module else getattr(sys.modules[__name__], new_name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _imported(module: str, name: str) -> object:
-    """Returns a name of a module, or, of the module ".", a module of this package."""
+def _import_name(module: str, name: str) -> object:
+    """Imports a name from a module. From the module ".", it imports a module of this package."""
     if module == ".":
         return importlib.import_module(f".{name}", __name__)
     return getattr(importlib.import_module(module, __name__), name)

@@ -1,4 +1,4 @@
-"""Captures a TorchDynamo graph with AOTAutograd, and compiles each ATen graph that results."""
+"""Captures a TorchDynamo graph with AOTAutograd, and compiles the resulting ATen graphs."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class AotCapture:
 
     Attributes:
         module: TorchDynamo's graph.
-        example_inputs: its inputs.
+        example_inputs: the graph's inputs.
         options: the options of the compilation.
         number: the graph's number.
         platform: the platform of the programs.
         build: returns the runner of an ATen graph.
-        facts: filled in.
+        facts: receives the facts about the graph.
         overlapping: the positions of inputs that share memory in a way that AOTAutograd does not detect.
-        cache: where the graph is kept for later processes, and its key there; None if it is not kept.
-        is_pickled: torch pickles the result: it must stay as AOTAutograd returns it, and must not call functions from outside of torch.
+        cache: the store that keeps the graph for later processes, and the graph's key there; None if it is not kept.
+        is_pickled: True if torch pickles the result: then it must be AOTAutograd's own, and must not call functions from outside of torch.
     """
 
     module: GraphModule
@@ -69,17 +69,17 @@ class AotCapture:
         """
         name, nodes = f"dynaxla_{self.number}", len(self.module.graph.nodes)
         try:
-            with capture_lock.capturing(), metrics.timed("capture", name, nodes), rewrites.dumped(self.options.dump_directory, name):
-                compiled = self._by_aot_autograd()
+            with capture_lock.capturing(), metrics.timed("capture", name, nodes), rewrites.dumping_to(self.options.dump_directory, name):
+                compiled = self._run_aot_autograd()
         finally:
             # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.
             self.example_inputs = ()
-        # TorchDynamo disables itself around a backend's function; the wrapper with which AOTAutograd's helper does so too costs every call.
+        # TorchDynamo disables itself around a backend's function. AOTAutograd's helper adds a wrapper that does so again, at every call.
         if self._unwrapped is not None:
             return self._unwrapped
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
 
-    def _by_aot_autograd(self) -> Callable[..., Any]:
+    def _run_aot_autograd(self) -> Callable[..., Any]:
         with LostWrites(), contextlib.nullcontext() if self.is_pickled else pipeline.COMPOSITES(self.module):
             return aot_autograd(
                 fw_compiler=self._compiler("forward"),
@@ -109,7 +109,7 @@ class AotCapture:
             raise OptionError("option freeze is for inference, and this call needs gradients", hint=hint)
         metadata = _metadata()
         static = tuple(metadata.static_input_indices) if phase == "forward" and metadata is not None else ()
-        runner = self.build(self._aten_graph(AtenGraph(self._name(phase), module, static, phase)))
+        runner = self.build(self._report_graph(AtenGraph(self._name(phase), module, static, phase)))
         if phase == "forward":  # the backward graph is compiled after example_inputs are released
             self._find_overlaps(metadata, module)
         return runner
@@ -118,17 +118,19 @@ class AotCapture:
         self.facts.check_aten(module)
         metadata = _metadata()
         static = tuple(metadata.static_input_indices) if metadata is not None else ()
-        graph = self._aten_graph(AtenGraph(self._name("inference"), module, static, rederived_outputs=rederived_outputs(metadata, module)))
+        graph = self._report_graph(
+            AtenGraph(self._name("inference"), module, static, rederived_outputs=rederived_outputs(metadata, module))
+        )
         written = None
         if metadata is not None and not self.is_pickled:
             written = leading_writes(metadata, module, self.module, self.example_inputs)
         # Before `build`, which may change the graph.
-        kept = KeptGraph.of(graph, written) if self.cache is not None and written is not None else None
+        cached = KeptGraph.of(graph, written) if self.cache is not None and written is not None else None
         runner = self.build(graph)
         self._find_overlaps(metadata, module)
-        if self.cache is not None and kept is not None:
+        if self.cache is not None and cached is not None:
             store, key = self.cache
-            store.put(key, kept.text())
+            store.put(key, cached.text())
         if written is not None:
             self._unwrapped = around(runner, written)
         return runner
@@ -136,16 +138,16 @@ class AotCapture:
     def _name(self, phase: Phase) -> str:
         return f"dynaxla_{self.number}_{phase}"
 
-    def _aten_graph(self, graph: AtenGraph) -> AtenGraph:
+    def _report_graph(self, graph: AtenGraph) -> AtenGraph:
         """Reports a graph to listeners, and returns it."""
         if events.has_listeners():
             ops = [str(node.target) for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            events.emit(events.Functional(self.number, graph, ops))
+            events.emit(events.GraphFunctionalized(self.number, graph, ops))
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:
-        """Finds the inputs that the graph writes to, and whether inputs of later calls may overlap. Raises: LostWrite."""
-        written, parameters = _written(metadata, self.example_inputs)
+        """Finds the inputs that the graph writes to, and inputs that may overlap in later calls. Raises: LostWrite."""
+        written, parameters = _written_inputs(metadata, self.example_inputs)
         self.facts.written = written
         if written and written & {*self.overlapping, *folded(self.example_inputs)}:
             raise LostWrite(OVERLAP)
@@ -154,12 +156,12 @@ class AotCapture:
             self.facts.overlaps = overlaps
 
 
-def place_in_cache(module: GraphModule, example_inputs: Sequence[Any], options: Options, facts: Sequence[Any]) -> tuple[Store, str] | None:
-    """Returns the store of graphs and a graph's key there; None if a graph of this kind is not kept.
+def cache_location(module: GraphModule, example_inputs: Sequence[Any], options: Options, facts: Sequence[Any]) -> tuple[Store, str] | None:
+    """Returns the store of graphs and a graph's key there; None if such a graph cannot be cached.
 
     Args:
         module: TorchDynamo's graph, on the CPU.
-        example_inputs: its inputs.
+        example_inputs: the graph's inputs.
         options: the options of the compilation.
         facts: see `graph_cache.key_of`.
     """
@@ -169,34 +171,34 @@ def place_in_cache(module: GraphModule, example_inputs: Sequence[Any], options: 
     return (store, key) if store is not None and key is not None else None
 
 
-def from_cache(
-    place: tuple[Store, str], example_inputs: Sequence[Any], number: int, build: Callable[[AtenGraph], Any], facts: GraphFacts
+def load_from_cache(
+    location: tuple[Store, str], example_inputs: Sequence[Any], number: int, build: Callable[[AtenGraph], Any], facts: GraphFacts
 ) -> Callable[..., Any] | None:
     """Returns the compiled function of a graph that an earlier process has captured; None if there is none.
 
     Args:
-        place: from `place_in_cache`.
+        location: the result of `cache_location`.
         example_inputs: TorchDynamo's inputs.
         number: the graph's number.
         build: returns the runner of an ATen graph.
-        facts: filled in.
+        facts: receives the facts about the graph.
     """
-    kept = KeptGraph.find(*place)
-    if kept is None:
+    cached = KeptGraph.find(*location)
+    if cached is None:
         return None
     with capture_lock.capturing():
-        graph = kept.graph(f"dynaxla_{number}_inference")
+        graph = cached.graph(f"dynaxla_{number}_inference")
         facts.check_aten(graph.module)
-        facts.written = kept.written
+        facts.written = cached.written
         runner = build(graph)
     metrics.add("kept_graphs")
-    overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
+    overlaps = Overlaps(example_inputs, cached.written, cached.static, static=True)
     if overlaps.may_change:
         facts.overlaps = overlaps
-    return kept.around(runner)
+    return cached.around(runner)
 
 
-def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
+def _written_inputs(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
     """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
 
     If AOTAutograd has other inputs than TorchDynamo, a graph with any write counts as writing to all inputs. Both sets are empty for a

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .aot import OVERLAP, AotCapture, from_cache, place_in_cache
+from .aot import OVERLAP, AotCapture, cache_location, load_from_cache
 from .autoselect.competing_engines import GraphFacts, compete
 from .buffers.lost_writes import LostWrite
 from .buffers.overlaps import guarded, overlooked
@@ -30,7 +30,7 @@ from .errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.implementations import check_forced
 from .observe import coverage, dump, events, metrics, rewrites
-from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
+from .partitioning import NotPartitioned, compile_partitioned, has_distributed, report_not_partitioned
 from .passes import pipeline
 from .runtime import devices, guards, machine, private
 
@@ -40,7 +40,7 @@ _graph_numbers = itertools.count()
 def dynaxla(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that is traced once: it is lowered and compiled for each combination of input sizes, and then only run.
+    """Compiles a graph. It is traced once, lowered and compiled for each combination of input sizes, and from then on only run.
 
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
@@ -56,16 +56,16 @@ def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], pa
         hint = "use the backend dynaxla: aot_compile saves one program, and does not measure engines"
         raise OptionError("several engines do not compete with aot_compile or force_autograd_cache", hint=hint)
     facts = GraphFacts()
-    capture = functools.partial(_compile_unguarded, facts=facts, competes=True)
+    capture = functools.partial(_compile_unguarded, facts=facts, has_competitors=True)
     return _guarded(compete(module, example_inputs, parsed, capture, facts), module, parsed, facts)
 
 
 def dynaxla_auto(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph with several engines, the fastest correct one of which serves it.
+    """Compiles a graph with several engines, and runs it with the fastest engine whose results are correct.
 
-    The options are those of `dynaxla`, and `engines`, which is ["dynaxla", "inductor", "eager"] by default.
+    The options are the options of `dynaxla`, and `engines`, which is ["dynaxla", "inductor", "eager"] by default.
     """
     return _compile_with_engines(module, example_inputs, Options.parse(options, mode, "dynaxla_auto"))
 
@@ -73,9 +73,9 @@ def dynaxla_auto(
 def dynaxla_retrace(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that is traced again at every call, as with lazy tensors; the program's hash finds the executable.
+    """Compiles a graph. It is traced at every call, as with lazy tensors; the program's hash finds the executable.
 
-    This is a baseline to measure against.
+    This is a baseline for measurements.
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
@@ -112,18 +112,21 @@ def _compile(
     """Compiles a graph.
 
     Args:
-        retrace: the engine traces at every call.
-        collectives: the graph may have collectives.
+        module: the graph.
+        example_inputs: the graph's inputs.
+        options: the options.
+        retrace: True if the engine traces at every call.
+        collectives: True if the graph may have collectives.
     """
     facts = GraphFacts()
     return _guarded(_compile_unguarded(module, example_inputs, options, facts, retrace, collectives), module, options, facts)
 
 
 def _guarded(compiled: Callable[..., Any], module: GraphModule, options: Options, facts: GraphFacts) -> Callable[..., Any]:
-    """Returns the compiled function, or torch's kernels for calls whose inputs overlap in a way that it does not support."""
+    """Returns the compiled function, with torch's kernels for calls whose inputs overlap in a way that it does not support."""
     if facts.overlaps is None:
         return compiled
-    return guarded(compiled, functools.partial(_by_torch, module, options, OVERLAP), facts.overlaps)
+    return guarded(compiled, functools.partial(_run_with_torch, module, options, OVERLAP), facts.overlaps)
 
 
 def _compile_unguarded(
@@ -133,16 +136,21 @@ def _compile_unguarded(
     facts: GraphFacts,
     retrace: bool = False,
     collectives: bool = True,
-    competes: bool = False,
+    has_competitors: bool = False,
 ) -> Callable[..., Any]:
     """Compiles a graph. The caller must guard `facts.overlaps`.
 
     Args:
-        facts: filled in with facts about the graph, also if an error is raised.
-        competes: other engines may run the graph.
+        module: the graph.
+        example_inputs: the graph's inputs.
+        options: the options.
+        facts: receives the facts about the graph, also if an error is raised.
+        retrace: see `_compile`.
+        collectives: see `_compile`.
+        has_competitors: True if other engines may run the graph.
     """
     private.warn_of_newer_releases()
-    is_pickled = _is_pickled(module, options, retrace)
+    is_pickled = _will_be_pickled(module, options, retrace)
     check_forced(options.implementations)
     options.store("programs")  # raises now if the directory cannot be used
     if options.dump is not None:
@@ -150,8 +158,8 @@ def _compile_unguarded(
     number = next(_graph_numbers)
     facts.name = f"dynaxla_{number}"
     if events.has_listeners():
-        events.emit(events.Captured(number, module, options, is_step=not collectives, competes=competes))
-    with rewrites.dumped(options.dump_directory, facts.name):
+        events.emit(events.GraphCaptured(number, module, options, is_step=not collectives, has_competitors=has_competitors))
+    with rewrites.dumping_to(options.dump_directory, facts.name):
         pipeline.NESTED_REGIONS(module)
     device = facts.device = _accepted_device(module, example_inputs, options, is_pickled)
     if devices.is_in_xla(device):
@@ -160,23 +168,23 @@ def _compile_unguarded(
         return partitioned
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     platform = devices.platform_of(device)
-    place, overlapping = None, overlooked(example_inputs)
+    location, overlapping = None, overlooked(example_inputs)
     if device.type == "cpu" and not is_pickled and not overlapping:
-        place = place_in_cache(module, example_inputs, options, (options.facts, platform, retrace, collectives))
+        location = cache_location(module, example_inputs, options, (options.facts, platform, retrace, collectives))
         with metrics.timed("capture", facts.name):
-            if place is not None and (cached := from_cache(place, example_inputs, number, engine.runner, facts)) is not None:
+            if location is not None and (cached := load_from_cache(location, example_inputs, number, engine.runner, facts)) is not None:
                 return cached
     with metrics.timed("capture", facts.name):
         registry.fill()  # before AOTAutograd sets its dispatch modes
     build = functools.partial(artifact.Artifact.of, options=options) if is_pickled else engine.runner
     try:
-        return AotCapture(module, example_inputs, options, number, platform, build, facts, overlapping, place, is_pickled).run()
+        return AotCapture(module, example_inputs, options, number, platform, build, facts, overlapping, location, is_pickled).run()
     except LostWrite as lost:
         if is_pickled:
             message = f"aot_compile does not support this graph: {lost.what}"
             raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
         facts.overlaps, facts.obstacle = None, f"torch runs it, since {lost.what}"
-        return functools.partial(_by_torch, module, options, lost.what)
+        return functools.partial(_run_with_torch, module, options, lost.what)
 
 
 def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options: Options, is_pickled: bool) -> torch.device:
@@ -192,7 +200,7 @@ def _accepted_device(module: GraphModule, example_inputs: Sequence[Any], options
     if device.type == "cuda" and _names_current_gpu(module):
         guards.guard_current_gpu()
     if devices.is_in_xla(device):
-        _refuse(options, is_pickled)
+        _check_device_jax_options(options, is_pickled)
     return device
 
 
@@ -209,19 +217,19 @@ def _partitioned(
         with metrics.timed("capture", facts.name):
             return compile_partitioned(module, example_inputs, options, number)
     except NotPartitioned as reason:
-        leave(f"dynaxla_{number}", reason, options)
+        report_not_partitioned(f"dynaxla_{number}", reason, options)
         return None
 
 
-def _is_pickled(module: GraphModule, options: Options, retrace: bool) -> bool:
+def _will_be_pickled(module: GraphModule, options: Options, retrace: bool) -> bool:
     """True if torch pickles the compiled function, as for aot_compile. Raises: UnsupportedVersion, OptionError."""
     if not getattr(torch._functorch.config, "force_autograd_cache", False):
         return False
-    _check_may_be_pickled(module, options, retrace)
-    return bool(torch._functorch.config.bundled_autograd_cache)  # without it torch looks up results, but keeps only Inductor's
+    _check_picklable(module, options, retrace)
+    return bool(torch._functorch.config.bundled_autograd_cache)  # without it torch looks up results, but stores only Inductor's
 
 
-def _refuse(options: Options, pickled: bool) -> None:
+def _check_device_jax_options(options: Options, is_pickled: bool) -> None:
     """Raises OptionError for options that need tensors in torch's own memory."""
     if options.freeze:
         raise OptionError(
@@ -234,17 +242,17 @@ def _refuse(options: Options, pickled: bool) -> None:
     if options.distributed != "torch":
         hint = "leave it out: it supports only CPU tensors in torch's own memory"
         raise OptionError(f"the option distributed={options.distributed!r} does not support tensors on the device jax", hint=hint)
-    if pickled:
+    if is_pickled:
         raise OptionError(
             "aot_compile does not support tensors on the device jax",
             hint="call the function that torch.compile returns: it compiles at the first call",
         )
 
 
-def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) -> None:
+def _check_picklable(module: GraphModule, options: Options, retrace: bool) -> None:
     """Checks that torch can pickle AOTAutograd's result, which it does under aot_compile and with force_autograd_cache.
 
-    Stores the facts on which the result depends besides the graph in an attribute of the module, so that torch's cache key has them.
+    Stores the other facts on which the result depends in an attribute of the module, so that torch's cache key has them.
 
     Raises: UnsupportedVersion for a torch that pickles only Inductor's results; OptionError.
     """
@@ -263,14 +271,14 @@ def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) 
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
-def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> Any:
-    """Runs TorchDynamo's graph in eager mode. `what` is the reason. Raises: UnsupportedTensor if options.fallback is "error"."""
+def _run_with_torch(module: GraphModule, options: Options, reason: str, *args: Any) -> Any:
+    """Runs TorchDynamo's graph in eager mode, for a reason. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
         raise UnsupportedTensor(
-            f"dynaxla cannot compile a graph, and the fallback to torch is off: {what}",
+            f"dynaxla cannot compile a graph, and the fallback to torch is off: {reason}",
             hint="write to a clone of that tensor, or leave out fallback='error'",
         )
-    coverage.fell_back("a graph", what, "")
+    coverage.count_fallback("a graph", reason, "")
     return module(*args)
 
 

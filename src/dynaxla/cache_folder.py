@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 
 
-def cache_folder(name: str, chosen: str | os.PathLike[str] | None) -> Path | None:
+def cache_folder(name: str, directory: str | os.PathLike[str] | None) -> Path | None:
     """Returns the folder with this name in the cache directory; None if the cache is off.
 
     Args:
         name: the folder's name, such as "tuning".
-        chosen: the directory that the user chose; "" for none, and None for the default directory.
+        directory: the cache directory; "" if the cache is off, None for the default directory.
 
-    Raises: RuntimeError if there is no default directory, because the user has no home.
+    Raises: RuntimeError if there is no default directory, because the user has no home directory.
     """
-    if chosen is not None:
-        return Path(chosen).expanduser().absolute() / name if str(chosen) else None
+    if directory is not None:
+        return Path(directory).expanduser().absolute() / name if str(directory) else None
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dynaxla" / name
 
 

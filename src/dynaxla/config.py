@@ -26,31 +26,31 @@ class AllowedValues:
     """The allowed values of an option.
 
     Attributes:
-        text: the values in words, as an error and the page of options name them. "" for `words`.
-        takes: True for a value among them.
-        words: the values if they can be listed.
+        text: a description of the values, for errors and docs/options.md; "" if `choices` lists the values.
+        accepts: returns True for an allowed value.
+        choices: the values if they can be listed.
     """
 
     text: str
-    takes: Callable[[Any], bool]
-    words: tuple[str | bool, ...] = ()
+    accepts: Callable[[Any], bool]
+    choices: tuple[str | bool, ...] = ()
 
     def __str__(self) -> str:
-        *others, last = [self.text] if self.text else [repr(word) for word in self.words]
+        *others, last = [self.text] if self.text else [repr(choice) for choice in self.choices]
         return f"{', '.join(others)} or {last}" if others else last
 
 
 @dataclass(frozen=True)
-class Documentation:
-    """The documentation of an option, in the metadata of its field. Its check and its line in docs/options.md follow from it.
+class OptionDocumentation:
+    """The documentation of an option, in the metadata of its field. It determines the check of values and the row in docs/options.md.
 
     Attributes:
-        default: the default, without the environment variable, with the backend whose option it is.
+        default: the default of the option's backend, without the environment variable.
         values: the allowed values.
         text: the meaning, in Markdown, with links from the folder docs.
         variable: the environment variable that sets the default, or "".
         example: a line that sets the variable.
-        backend: the backend whose option it is; "" for a setting of the environment alone.
+        backend: the backend that has the option; "" for a setting that only the environment can change.
     """
 
     default: Any
@@ -61,26 +61,26 @@ class Documentation:
     backend: str = "dynaxla"
 
 
-def _words(*words: str | bool) -> AllowedValues:
-    return AllowedValues("", lambda value: isinstance(value, (str, bool)) and value in words, words)
+def _one_of(*choices: str | bool) -> AllowedValues:
+    return AllowedValues("", lambda value: isinstance(value, (str, bool)) and value in choices, choices)
 
 
-def _is_dict(value: Any, *kinds: type) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) and isinstance(item, kinds) for key, item in value.items())
+def _is_dict(value: Any, *types: type) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) and isinstance(item, types) for key, item in value.items())
 
 
 def _are_engines(value: Any) -> bool:
-    good = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-    return good and "dynaxla" in value and len(set(value)) == len(value)
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    return is_list and "dynaxla" in value and len(set(value)) == len(value)
 
 
-_FLAG = _words(True, False)
+_FLAG = _one_of(True, False)
 _DIRECTORY = AllowedValues("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
 _COUNT = AllowedValues("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 _XLA = AllowedValues("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
-_IMPLEMENTATIONS = AllowedValues("a dict of op names and names of their implementations", lambda value: _is_dict(value, str))
-# The engines of the backend dynaxla_auto, unless its option says otherwise.
-_USUAL_ENGINES = ("dynaxla", "inductor", "eager")
+_IMPLEMENTATIONS = AllowedValues("a dict of op names and names of implementations", lambda value: _is_dict(value, str))
+# The engines of the backend dynaxla_auto without the option `engines`.
+_DEFAULT_ENGINES = ("dynaxla", "inductor", "eager")
 _ENGINES = AllowedValues(
     'a list of different names of backends of torch.compile, with "dynaxla", which runs graphs that must not run twice', _are_engines
 )
@@ -94,36 +94,36 @@ def _field(
     variable: str = "",
     example: str = "",
     backend: str = "dynaxla",
-    backends_default: Any = None,
+    backend_default: Any = None,
     read: Callable[[str], Any] = str,
 ) -> Any:
     """Returns a field of `Options`.
 
     Args:
-        default: its value unless a variable or an option sets it.
-        values: see `Documentation`; so are text, variable, example and backend.
-        backends_default: the default with that backend, if it is another one.
+        default: the value unless a variable or an option sets it.
+        values: see `OptionDocumentation`, also for text, variable, example and backend.
+        backend_default: the default with that backend, if it differs from `default`.
         read: parses the environment variable.
     """
 
-    def initial() -> Any:
+    def default_factory() -> Any:
         if not variable or (given := os.environ.get(variable)) is None:
             return copy.copy(default)
         value = read(given)
-        if not values.takes(value):
+        if not values.accepts(value):
             raise OptionError(
                 f"the environment variable {variable}={given!r} is not valid", hint=f"{variable} is {values}; for example {example}"
             )
         return value
 
-    shown = default if backends_default is None else backends_default
-    about = Documentation(shown, values, " ".join(text.split()), variable, example, backend)
-    return field(default_factory=initial, metadata={"documentation": about})
+    documented_default = default if backend_default is None else backend_default
+    documented = OptionDocumentation(documented_default, values, " ".join(text.split()), variable, example, backend)
+    return field(default_factory=default_factory, metadata={"documentation": documented})
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `torch.compile(..., backend="dynaxla", options={...})`, by docs/options.md, which is made of these fields."""
+    """Options of `torch.compile(..., backend="dynaxla", options={...})`. docs/options.md is generated from these fields."""
 
     dump: str | None = _field(
         None,
@@ -135,7 +135,7 @@ class Options:
     )
     compile: str = _field(
         "auto",
-        _words("auto", "now", "background"),
+        _one_of("auto", "now", "background"),
         """When XLA compiles a graph for new sizes: before the call continues, or in another thread, while torch's own kernels run the
         graph. `"auto"`: the first two programs of a graph with dynamic sizes before the call continues, further ones in the background; on
         a GPU, and for all other graphs, as with `"now"`. [Sizes that change](sizes.md#when-xla-compiles)""",
@@ -144,7 +144,7 @@ class Options:
     )
     fallback: str = _field(
         "kernel",
-        _words("kernel", "error"),
+        _one_of("kernel", "error"),
         """For an op without a lowering: the program calls torch's own kernel, which is counted and logged, or the graph raises
         `UnsupportedOp`""",
     )
@@ -168,7 +168,7 @@ class Options:
     )
     cache: str | None = _field(
         None,
-        AllowedValues('a directory\'s path, or "" for none', _DIRECTORY.takes),
+        AllowedValues('a directory\'s path, or "" for none', _DIRECTORY.accepts),
         """The directory of traced graphs, compiled programs and measurements that later processes reuse. `None`: `dynaxla` in the user's
         cache directory. [Deployment](deployment.md)""",
         variable="DYNAXLA_CACHE",
@@ -176,7 +176,7 @@ class Options:
     )
     sizes: str = _field(
         "auto",
-        _words("auto", "exact", "buckets"),
+        _one_of("auto", "exact", "buckets"),
         """The sizes that share an executable. `"exact"`: none do. `"buckets"`: sizes that change are rounded up, and inputs are padded.
         `"auto"`: the first two combinations of sizes have exact executables, and all others use buckets. [Sizes that change](sizes.md)""",
     )
@@ -194,7 +194,7 @@ class Options:
     )
     distributed: str = _field(
         "torch",
-        _words("torch", "xla", "spmd"),
+        _one_of("torch", "xla", "spmd"),
         """The component that runs the collectives of several processes. `"torch"`: the program calls those of `torch.distributed`. `"xla"`:
         it uses [XLA's own](many-processes.md#collectives-of-xlas-own), on the CPU. `"spmd"`: the same, and for a graph with DTensors
         [XLA's partitioner chooses](many-processes.md#collectives-that-xla-chooses) the collectives, instead of DTensor""",
@@ -211,7 +211,7 @@ class Options:
         """Backends of `torch.compile` that compete: each graph is run by the fastest one whose results agree with eager mode.
         [Several engines](engines.md)""",
         backend="dynaxla_auto",
-        backends_default=_USUAL_ENGINES,
+        backend_default=_DEFAULT_ENGINES,
     )
     implementations: Mapping[str, str] = _field(
         {},
@@ -221,11 +221,11 @@ class Options:
         variable="DYNAXLA_IMPLEMENTATIONS",
         example='DYNAXLA_IMPLEMENTATIONS="convolution=xla,contraction=onednn"',
         backend="",
-        read=lambda text: _pairs(text),
+        read=lambda text: _parse_pairs(text),
     )
     heap: str = _field(
         "keep",
-        _words("keep", "leave"),
+        _one_of("keep", "leave"),
         """`keep`, the default: once a program needs much memory, glibc keeps freed memory, in the whole process. `leave`: glibc's settings
         are not changed. [Deployment](deployment.md#memory)""",
         variable="DYNAXLA_HEAP",
@@ -239,40 +239,43 @@ class Options:
 
         Args:
             options: the values by name, or None.
-            mode: one of torch.compile's presets, or None. The presets with autotuning set `tune`, unless options say otherwise;
-                "reduce-overhead" is the default, and the log says so once.
-            backend: the backend's name. Each takes the options of "dynaxla".
+            mode: one of torch.compile's presets, or None. The presets with autotuning set `tune`, unless `options` sets it;
+                "reduce-overhead" changes nothing, and the log says so once.
+            backend: the backend's name. Each backend accepts the options of "dynaxla".
 
         Raises: OptionError for an unknown option or mode, or for a wrong value.
         """
-        given = _renamed({**_preset(mode), **(options or {})})
-        known = {_OPTION_OF_FIELD.get(name, name): about for name, about in documentation().items()}
+        given = _with_new_names({**_preset(mode), **(options or {})})
+        known = documentation()
         for name, value in given.items():
             if name not in known:
-                names = [name for name, about in known.items() if about.backend in ("dynaxla", backend)]
-                close = difflib.get_close_matches(name, names, n=1)
-                meant = f"did you mean {close[0]!r}? " if close else ""
-                raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(names)}")
-            about = known[name]
-            if not about.values.takes(value):
-                raise OptionError(f"option {name}={value!r} is not valid", hint=f"{name} is {about.values}")
-            if about.backend not in ("dynaxla", backend):
-                new = f'an option of backend="{about.backend}"' if about.backend else f"the environment variable {about.variable}"
-                _warn(f"the option {name} is now {new}; dynaxla 0.2 refuses it here")
-        for (option, value), others in _EXCLUSIVE.items():
+                names = [name for name, documented in known.items() if documented.backend in ("dynaxla", backend)]
+                matches = difflib.get_close_matches(name, names, n=1)
+                suggestion = f"did you mean {matches[0]!r}? " if matches else ""
+                raise OptionError(f"unknown option {name!r}", hint=f"{suggestion}the options are: {', '.join(names)}")
+            documented = known[name]
+            if not documented.values.accepts(value):
+                raise OptionError(f"option {name}={value!r} is not valid", hint=f"{name} is {documented.values}")
+            if documented.backend not in ("dynaxla", backend):
+                replacement = (
+                    f'an option of backend="{documented.backend}"'
+                    if documented.backend
+                    else f"the environment variable {documented.variable}"
+                )
+                _warn_deprecated(f"the option {name} is now {replacement}; dynaxla 0.2 refuses it here")
+        for (option, value), others in _EXCLUSIVE_OPTIONS.items():
             for name, reason in others.items():
                 if given.get(option) == value and given.get(name) in (True, "background"):
                     raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r} is not supported", hint=reason)
         if "engines" in given or backend == "dynaxla_auto":
-            given["engines"] = tuple(given.get("engines", _USUAL_ENGINES))
-        fields_of_options = {option: name for name, option in _OPTION_OF_FIELD.items()}
-        return Options(**{fields_of_options.get(name, name): value for name, value in given.items()})
+            given["engines"] = tuple(given.get("engines", _DEFAULT_ENGINES))
+        return Options(**given)
 
     def store(self, folder: str) -> Store | None:
         """Returns the store in the folder of the cache directory with this name.
 
-        None if the cache is off, or if the user has no cache directory. While there are event listeners, None also for all folders but
-        "tuning" and "self_tests", since cached programs have no line numbers of the user's code.
+        Returns None if the cache is off, or if the user has no cache directory. With event listeners, also for all folders but "tuning"
+        and "self_tests", since cached programs have no line numbers of the user's code.
 
         Raises: OptionError for a directory that the user chose but that cannot be used.
         """
@@ -280,14 +283,14 @@ class Options:
             return None
         if self.cache is None:
             return _default_store(folder)
-        place = cache_folder(folder, self.cache)
-        return open_store(place) if place is not None else None
+        path = cache_folder(folder, self.cache)
+        return open_store(path) if path is not None else None
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """The values of the options that a compiled program depends on.
 
-        Left out are the time of compilation, the directories, the number of executables, glibc's settings, and the other engines.
+        These are all options except the time of compilation, directories, the number of executables, glibc's settings, and engines.
         """
         return tuple(
             sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
@@ -303,31 +306,28 @@ class Options:
 
 @functools.cache
 def open_store(folder: Path) -> Store:
-    """Returns the store in a folder: one object for each folder."""
+    """Returns the store in a folder. Calls with the same folder return the same object."""
     return Store(folder)
 
 
 @functools.cache
 def _default_store(folder: str) -> Store | None:
-    """Returns a store in the user's cache directory, or None where there is no such directory, as in some containers."""
+    """Returns a store in the user's cache directory; None without such a directory, as in some containers."""
     try:
-        place = cache_folder(folder, None)
-        return open_store(place) if place is not None else None
+        path = cache_folder(folder, None)
+        return open_store(path) if path is not None else None
     except (OptionError, RuntimeError) as error:  # RuntimeError: the user has no home
         log.warning("compiled programs are not kept for later processes: %s", error)
         return None
 
 
-def documentation() -> dict[str, Documentation]:
+def documentation() -> dict[str, OptionDocumentation]:
     """Returns the documentation of each field of `Options`, by name."""
     return {item.name: item.metadata["documentation"] for item in fields(Options)}
 
 
-# The fields of `Options` whose option has another name.
-_OPTION_OF_FIELD = {"implementations": "forms"}
-
-# By setting: the options that it excludes when they are on, and the reason.
-_EXCLUSIVE = {
+# The options that each setting excludes when they are on, with the reasons.
+_EXCLUSIVE_OPTIONS = {
     ("compile", "background"): {
         "freeze": "freeze computes values at the first call that later calls read: leave one of the two options out",
         "tune": "tune measures, and calls that run at the same time would distort the times: leave one of the two options out",
@@ -336,10 +336,10 @@ _EXCLUSIVE = {
 }
 
 
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
+def _with_new_names(given: dict[str, Any]) -> dict[str, Any]:
     """Returns options with `distributed` in place of its old names `collectives` and `partition`. Raises: OptionError."""
-    old = {name: given.pop(name) for name in ("collectives", "partition") if name in given}
-    for name, value in old.items():
+    old_values = {name: given.pop(name) for name in ("collectives", "partition") if name in given}
+    for name, value in old_values.items():
         if value not in ("torch", "xla"):
             raise OptionError(
                 f"option {name}={value!r} is not valid", hint="its new name is distributed, which is 'torch', 'xla' or 'spmd'"
@@ -348,17 +348,17 @@ def _renamed(given: dict[str, Any]) -> dict[str, Any]:
             raise OptionError(
                 f"option {name} together with distributed is not supported", hint=f"leave {name} out, the old name of distributed"
             )
-    if old == {"collectives": "torch", "partition": "xla"}:
+    if old_values == {"collectives": "torch", "partition": "xla"}:
         raise OptionError("option partition='xla' together with collectives='torch'", hint="give distributed='spmd' instead of both")
-    new = "spmd" if old.get("partition") == "xla" else old.get("collectives", "torch")
-    for name, value in old.items():
-        _warn(f"the option {name}={value!r} is now distributed={new!r}; dynaxla 0.2 removes the old name")
-    return {**given, "distributed": new} if old else given
+    new_value = "spmd" if old_values.get("partition") == "xla" else old_values.get("collectives", "torch")
+    for name, value in old_values.items():
+        _warn_deprecated(f"the option {name}={value!r} is now distributed={new_value!r}; dynaxla 0.2 removes the old name")
+    return {**given, "distributed": new_value} if old_values else given
 
 
-def _warn(text: str) -> None:
+def _warn_deprecated(text: str) -> None:
     """Issues a DeprecationWarning at the user's line: the call of a compiled function, or of `compile_step`."""
-    user_frames.deprecated(text)
+    user_frames.warn_deprecated(text)
 
 
 # The presets of torch.compile, as dynaxla's options.
@@ -377,16 +377,16 @@ def _preset(mode: str | None) -> dict[str, Any]:
     if mode not in _PRESETS:
         raise OptionError(f"unknown mode {mode!r}", hint=f"the modes are: {', '.join(_PRESETS)}")
     if mode == "reduce-overhead":
-        _say_what_reduces_overhead()
+        _log_reduce_overhead()
     return _PRESETS[mode]
 
 
 @functools.cache
-def _say_what_reduces_overhead() -> None:
+def _log_reduce_overhead() -> None:
     log.info("mode='reduce-overhead' changes nothing: by default, each call of a graph runs one program, and dynaxla adds no CUDA graphs")
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _parse_pairs(text: str) -> dict[str, str]:
     """Parses "a=b,c=d". Raises: OptionError."""
     pairs = [item.partition("=") for item in text.split(",") if item.strip()]
     if not all(equals for _, equals, _ in pairs):

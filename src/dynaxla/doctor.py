@@ -1,4 +1,4 @@
-"""Checks of the environment for `dynaxla doctor`: each returns findings, which say what is wrong and how to fix it."""
+"""Checks of the environment for `dynaxla doctor`. Each check returns findings: facts, problems, and their fixes."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Finding:
 
     Attributes:
         topic: versions, devices, backends, fast paths, kernels, caches, environment, allocator or check.
-        what: the object of the check, e.g. a package or a variable.
+        what: the checked object, e.g. a package or a variable.
         value: the result. For a feature: "live", "gated: REASON" (available but not used), "missing", or "off" (by a setting).
         state: the meaning of the value.
-        fix: how to fix it, or "".
+        fix: a fix, or "".
     """
 
     topic: str
@@ -81,7 +81,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     """Returns the findings of all checks, in the order of display. Compiles and runs a tiny function on each kind of device.
 
     Args:
-        gpu: require an NVIDIA GPU that torch and JAX see.
+        gpu: True if torch and JAX must see an NVIDIA GPU.
     """
     examinations: list[Callable[[], Iterable[Finding]]] = [
         examine_versions, examine_devices, *([examine_gpu] if gpu else []), examine_backends, examine_fast_paths, examine_kernels,
@@ -100,11 +100,11 @@ def examine(gpu: bool = False) -> list[Finding]:
 
 
 def examine_versions() -> list[Finding]:
-    findings = [judge_python(sys.version_info[:2])]
+    findings = [check_python(sys.version_info[:2])]
     found = {name: _version(name) for name in ("torch", "jax", "jaxlib", "numpy", "dynaxla", *_OPTIONAL)}
     for name in ("torch", "jax"):
-        findings.append(judge_version(name, found[name]))
-    findings.append(judge_jaxlib(found["jax"], found["jaxlib"]))
+        findings.append(check_version(name, found[name]))
+    findings.append(check_jaxlib(found["jax"], found["jaxlib"]))
     for name in ("numpy", "dynaxla"):
         findings.append(Finding("versions", name, found[name] or "not installed as a package"))
     for name in _OPTIONAL:
@@ -113,14 +113,14 @@ def examine_versions() -> list[Finding]:
     return findings
 
 
-def judge_python(version: tuple[int, ...]) -> Finding:
+def check_python(version: tuple[int, ...]) -> Finding:
     if version < OLDEST_PYTHON:
         fix = f"too old: create an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
         return Finding("versions", "python", ".".join(map(str, version)), Status.BROKEN, fix)
     return Finding("versions", "python", platform.python_version(), Status.GOOD)
 
 
-def judge_version(name: str, version: str | None) -> Finding:
+def check_version(name: str, version: str | None) -> Finding:
     if version is None:
         return Finding("versions", name, "not installed", Status.BROKEN, f"pip install '{name}>={OLDEST[name]}'")
     if private.release(version) < private.release(OLDEST[name]):
@@ -131,7 +131,7 @@ def judge_version(name: str, version: str | None) -> Finding:
     return Finding("versions", name, version, Status.GOOD)
 
 
-def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding:
+def check_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding:
     if jaxlib_version is None:
         return Finding("versions", "jaxlib", "not installed", Status.BROKEN, "pip install --upgrade jax jaxlib")
     if jax_version is not None and private.release(jaxlib_version) != private.release(jax_version):
@@ -151,8 +151,8 @@ def _version(package: str) -> str | None:
 def examine_devices() -> list[Finding]:
     cuda = torch.cuda.is_available()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
-    seen = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
-    findings = [Finding("devices", "torch sees", f"cpu{', ' + seen if seen else ''} (build: {build})", Status.GOOD)]
+    gpus = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
+    findings = [Finding("devices", "torch sees", f"cpu{', ' + gpus if gpus else ''} (build: {build})", Status.GOOD)]
     if torch.version.cuda and not cuda:
         findings.append(
             Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", Status.NOTE, "nothing to do if this machine has no GPU")
@@ -176,7 +176,10 @@ def _libtpu() -> list[Finding]:
 
 
 def examine_gpu() -> list[Finding]:
-    """Finds what is missing to run on an NVIDIA GPU. Empty if torch finds one: `examine_devices` reports then if JAX sees it too."""
+    """Returns the obstacles to the use of an NVIDIA GPU.
+
+    Returns no findings if torch finds a GPU: then `examine_devices` checks if JAX sees it too.
+    """
     if torch.cuda.is_available():
         return []
     if not torch.version.cuda:
@@ -208,8 +211,8 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
     """Checks that torch.compile finds dynaxla's backends.
 
     Args:
-        listed: the backends that torch lists. Default: those of this process.
-        entry_points: the names of the installed entry points. Default: those of this environment.
+        listed: the backends that torch lists. Default: the backends in this process.
+        entry_points: the names of the installed entry points. Default: the entry points of this environment.
     """
     if listed is None:
         listed = torch._dynamo.list_backends()
@@ -234,26 +237,28 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
 
     Args:
         paths: as returned by `private.fast_paths`, the default after their self-tests.
-        missing: the names of private APIs. Default: those that this environment lacks.
+        missing: the names of private APIs. Default: the private APIs that this environment lacks.
     """
     if paths is None:
         clients.cpu_device()  # runs the self-tests
         paths = private.fast_paths()
-    slower = (
+    slow_hint = (
         f"a slower public API is used: calls work but take longer; the tested releases are jax {TESTED['jax']} and torch {TESTED['torch']}"
     )
-    broken = f"features that need it fail: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
+    broken_hint = (
+        f"features that need it fail: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
+    )
     return [
-        Finding("fast paths", name, "missing, without a replacement", Status.BROKEN, broken)
+        Finding("fast paths", name, "missing, without a replacement", Status.BROKEN, broken_hint)
         for name in (private.missing if missing is None else missing)
     ] + [
-        Finding("fast paths", name, state, *((Status.GOOD,) if state == "live" else (Status.DOUBT, slower)))
+        Finding("fast paths", name, state, *((Status.GOOD,) if state == "live" else (Status.DOUBT, slow_hint)))
         for name, state in paths.items()
     ]
 
 
 def examine_caches() -> list[Finding]:
-    """Checks the cache directory, and if traced graphs are kept there too."""
+    """Checks the cache directory, and if it also keeps traced graphs."""
     if os.environ.get("DYNAXLA_CACHE") == "":
         return [Finding("caches", "programs and traced graphs", "off: DYNAXLA_CACHE is empty")]
     try:
@@ -284,11 +289,11 @@ def examine_kernels() -> list[Finding]:
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:
-    """Checks the environment variables that matter.
+    """Checks the environment variables that affect dynaxla.
 
     Args:
         variables: the environment. Default: `os.environ`.
-        cuda: torch has a GPU. Default: `torch.cuda.is_available()`.
+        cuda: True if torch has a GPU. Default: `torch.cuda.is_available()`.
     """
     variables = os.environ if variables is None else variables
     cuda = torch.cuda.is_available() if cuda is None else cuda
@@ -357,26 +362,26 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
     findings = []
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         try:
-            right, copies = _run_program(torch.device(name), backend or dynaxla)
+            is_correct, copies = _run_program(torch.device(name), backend or dynaxla)
         except Exception as error:
             fix = "fix the devices above and the steps below that do not work; if all of them work, report this"
             findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", Status.BROKEN, fix))
             findings += examine_steps(torch.device(name))
             continue
-        value = "compiled, and the result is right" if right else "compiled, and the result is wrong"
-        fix = "" if right else "do not use this installation; report it with the versions above"
-        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, Status.GOOD if right else Status.BROKEN, fix))
-        shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
+        value = "compiled, and the result is right" if is_correct else "compiled, and the result is wrong"
+        fix = "" if is_correct else "do not use this installation; report it with the versions above"
+        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, Status.GOOD if is_correct else Status.BROKEN, fix))
+        value_text = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
         fix = "" if not copies else "calls work but take longer: see the fast paths and the allocator above"
-        findings.append(Finding("check", f"zero-copy on {name}", shared, Status.DOUBT if copies else Status.GOOD, fix))
+        findings.append(Finding("check", f"zero-copy on {name}", value_text, Status.DOUBT if copies else Status.GOOD, fix))
     return findings
 
 
 def examine_steps(device: torch.device) -> list[Finding]:
-    """Runs each step of a call on a device by itself, to find the step that makes a call fail."""
+    """Runs each step of a call on a device separately, to find the step that fails."""
     numbers = np.arange(8, dtype=np.float32)
 
-    def on_xla() -> jax.Array:
+    def array_on_xla() -> jax.Array:
         return jax.device_put(numbers, devices.jax_device(device))
 
     def import_tensor(with_stream: bool = False) -> jax.Array:
@@ -385,10 +390,10 @@ def examine_steps(device: torch.device) -> list[Finding]:
         return transfer.import_tensor(torch.from_numpy(numbers).to(device), xla_device, stream)
 
     steps: dict[str, Callable[[], Any]] = {
-        "JAX alone": lambda: jax.jit(lambda x: x + 0)(on_xla()),
+        "JAX alone": lambda: jax.jit(lambda x: x + 0)(array_on_xla()),
         "torch's memory handed to XLA": import_tensor,
         **({"the same, ordered by a stream": lambda: import_tensor(with_stream=True)} if device.type == "cuda" else {}),
-        "XLA's memory handed to torch": lambda: transfer.export_array(on_xla(), 1 if device.type == "cuda" else None),
+        "XLA's memory handed to torch": lambda: transfer.export_array(array_on_xla(), 1 if device.type == "cuda" else None),
     }
     findings = []
     for name, step in steps.items():
@@ -405,7 +410,10 @@ def examine_steps(device: torch.device) -> list[Finding]:
 
 
 def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[bool, int]:
-    """Returns True if the results are right, also after the input is changed in place, and the number of copied inputs."""
+    """Compiles and runs a function three times, with in-place changes of its input.
+
+    Returns: True if all results are correct; the number of copied inputs.
+    """
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
@@ -413,33 +421,33 @@ def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[boo
     compiled = torch.compile(function, backend=backend)
     before = metrics.snapshot().get("input_copies", 0)
     x = torch.arange(1024, dtype=torch.float32, device=device)
-    right = True
+    is_correct = True
     for _ in range(3):
-        right = right and torch.equal(compiled(x), function(x))
+        is_correct = is_correct and torch.equal(compiled(x), function(x))
         x.add_(1)
-    return right, metrics.snapshot().get("input_copies", 0) - before
+    return is_correct, metrics.snapshot().get("input_copies", 0) - before
 
 
 _STYLES = {Status.NOTE: "dim", Status.GOOD: "green", Status.DOUBT: "yellow", Status.BROKEN: "bold red"}
 
 
 def as_dict(finding: Finding) -> dict[str, str]:
-    """Returns the finding for JSON; `state` is one of note, good, doubt and broken."""
+    """Returns the finding for JSON; `state` is "note", "good", "doubt" or "broken"."""
     return {**asdict(finding), "state": finding.state.name.lower()}
 
 
-# The width in columns from which findings are shown in a table. In a narrower one, names of variables and of packages would be split.
+# The minimum width of a console, in columns, for a table with one column per fact. A narrower table would split names.
 _TABLE_WIDTH = 100
 
 
 def show(findings: Iterable[Finding], console: Console) -> None:
-    """Prints all findings, and then how to fix those in doubt or broken."""
+    """Prints all findings, and then the fixes of findings that are in doubt or broken."""
     findings = list(findings)
     console.print(_table(findings) if console.width >= _TABLE_WIDTH else _narrow_table(findings))
-    mendable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
-    if not mendable:
+    fixable = [finding for finding in findings if finding.state in (Status.DOUBT, Status.BROKEN)]
+    if not fixable:
         console.print("Nothing is wrong.", style="bold green")
-    for finding in mendable:
+    for finding in fixable:
         console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
         console.print(Text(f"        {finding.fix}"))
 
@@ -459,7 +467,7 @@ def _table(findings: Iterable[Finding]) -> Table:
 
 
 def _narrow_table(findings: Iterable[Finding]) -> Table:
-    """Returns a table with the columns state and text. A topic has a row of its own."""
+    """Returns a table with the columns state and text, and a separate row for each topic."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""The exceptions that dynaxla raises. Each one carries its facts as fields and a hint that says what to do.
+"""The exceptions that dynaxla raises. Each exception has its facts as fields, and a hint with a remedy.
 
 They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on, instead of wrapping them in
 `BackendCompilerFailed`. Their tracebacks have the user's frames and the innermost frame. With TORCHDYNAMO_VERBOSE=1 (torch's own switch for
@@ -28,11 +28,11 @@ class DynaxlaError(ShortenTraceback):
     """Base class of every error that dynaxla raises.
 
     Attributes:
-        message: what happened.
+        message: a description of the problem.
         op: the ATen overload, or "".
         inputs: the dtypes and shapes of the inputs, or "".
         where: the line of the user's code, or "".
-        hint: what to do, or "".
+        hint: a remedy, or "".
     """
 
     def __init__(self, message: str, *, op: str = "", inputs: str = "", where: str = "", hint: str = "") -> None:
@@ -50,7 +50,7 @@ class DynaxlaError(ShortenTraceback):
             if cause := self.__cause__ or self.__context__:
                 self.add_note(f"The cause:\n{''.join(traceback.format_exception(cause)).rstrip()}")
             return self
-        return user_frames.shortened(self)
+        return user_frames.with_user_frames_only(self)
 
 
 class OptionError(DynaxlaError):
@@ -58,7 +58,7 @@ class OptionError(DynaxlaError):
 
 
 class ArgumentError(DynaxlaError):
-    """A function of dynaxla, or one that `dynaxla.to_jax` has made, got an argument that it cannot take."""
+    """A function of dynaxla, or a function that `dynaxla.to_jax` returned, got an argument that it does not support."""
 
 
 class CaptureError(DynaxlaError):
@@ -70,7 +70,7 @@ class UnsupportedOp(DynaxlaError):
 
 
 class UnsupportedTensor(DynaxlaError):
-    """XLA cannot take a tensor, for example because it is sparse, quantized, or on a device that JAX does not drive."""
+    """XLA does not support a tensor, for example because it is sparse, quantized, or on a device that JAX does not support."""
 
 
 class DeviceMismatch(DynaxlaError):

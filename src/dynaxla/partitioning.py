@@ -30,46 +30,49 @@ from .runtime import capture_lock
 if torch.distributed.is_available():
     from torch.distributed.tensor import DTensor, Replicate
 
-__all__ = ["NotPartitioned", "compile_partitioned", "has_distributed", "leave"]
+__all__ = ["NotPartitioned", "compile_partitioned", "has_distributed", "report_not_partitioned"]
 
 
 def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], options: Options, number: int) -> Callable[..., Any]:
     """Compiles TorchDynamo's graph with DTensors to programs whose collectives XLA's partitioner chooses.
 
     Args:
+        captured: the graph.
+        example_inputs: the graph's inputs.
+        options: the options.
         number: the number of the graph, which becomes part of its name.
 
-    Raises: NotPartitioned for a graph that has to be compiled as with distributed="xla".
+    Raises: NotPartitioned for a graph that must be compiled as with distributed="xla".
     """
     view = GlobalView(captured, example_inputs)
-    borders = list(view.inputs.values())
+    input_boundaries = list(view.inputs.values())
     saved: dict[str, Any] = {}
     registry.fill()
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Any]:
         def compile_graph(module: GraphModule, _: Sequence[Any]) -> PartitionedProgram:
             interpreter = _interpreter(module)
-            outputs = [border for border in view.outputs if border is not None]
+            outputs = [boundary for boundary in view.outputs if boundary is not None]
             if phase != "backward":
-                _check(TracingContext.get().fw_metadata, len(borders), len(interpreter.placeholders))
+                _check_wrapper(TracingContext.get().fw_metadata, len(input_boundaries), len(interpreter.placeholders))
             inputs, results = range(len(interpreter.placeholders)), range(len(interpreter.output_node.args[0]))
             if phase == "backward":
-                kept = len(inputs) - sum(_is_tangent(node) for node in interpreter.placeholders)
-                tangents = [outputs[_output_of(node)] for node in interpreter.placeholders[kept:]]
-                given = {kept + index: border.spec for index, border in enumerate(tangents)}
-                returned = {index: borders[index].spec for index in results if index < len(borders)}
+                saved_count = len(inputs) - sum(_is_tangent(node) for node in interpreter.placeholders)
+                tangents = [outputs[_output_of(node)] for node in interpreter.placeholders[saved_count:]]
+                input_specs = {saved_count + index: boundary.spec for index, boundary in enumerate(tangents)}
+                output_specs = {index: input_boundaries[index].spec for index in results if index < len(input_boundaries)}
             else:
-                given = {index: borders[index].spec for index in inputs}
-                returned = {index: outputs[index].spec for index in results if index < len(outputs)}
+                input_specs = {index: input_boundaries[index].spec for index in inputs}
+                output_specs = {index: outputs[index].spec for index in results if index < len(outputs)}
             graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
             if events.has_listeners():
                 ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-                events.emit(events.Functional(number, graph, ops))
-            return PartitionedProgram(graph, interpreter, options, view.mesh, given, returned, saved)
+                events.emit(events.GraphFunctionalized(number, graph, ops))
+            return PartitionedProgram(graph, interpreter, options, view.mesh, input_specs, output_specs, saved)
 
         return compile_graph
 
-    def parted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+    def partition_joint(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
         _interpreter(joint)
         return partition(joint, inputs, platform="cpu", **settings)
 
@@ -77,15 +80,15 @@ def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], op
     with capture_lock.capturing(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
         compiled = aot_autograd(
             fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-            partition_fn=parted, decompositions=decompositions("cpu"),
+            partition_fn=partition_joint, decompositions=decompositions("cpu"),
         )(view.module, view.examples)  # fmt: skip
     return _LocalShards(view, compiled)
 
 
-_said: set[str] = set()
+_logged_reasons: set[str] = set()
 
 
-def leave(name: str, reason: NotPartitioned, options: Options) -> None:
+def report_not_partitioned(name: str, reason: NotPartitioned, options: Options) -> None:
     """Records that a graph is compiled as with distributed="xla": counts it, emits a `StepFellBack` event, and logs each reason once.
 
     Raises: CaptureError if options.fallback is "error".
@@ -99,8 +102,8 @@ def leave(name: str, reason: NotPartitioned, options: Options) -> None:
     metrics.add("not_partitioned")
     if events.has_listeners():
         events.emit(events.StepFellBack(name, "as with distributed='xla'", reason.message))
-    if reason.message not in _said:
-        _said.add(reason.message)
+    if reason.message not in _logged_reasons:
+        _logged_reasons.add(reason.message)
         place = f" (first at {reason.where})" if reason.where else ""
         dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s", name, reason.message, place)
 
@@ -119,8 +122,8 @@ def _interpreter(module: GraphModule) -> Interpreter:
     return interpreter
 
 
-def _check(metadata: Any, count: int, placeholders: int) -> None:
-    """Raises NotPartitioned for a graph for which AOTAutograd's wrapper does more than call the program.
+def _check_wrapper(metadata: Any, count: int, placeholders: int) -> None:
+    """Raises NotPartitioned for a graph whose AOTAutograd wrapper does more than call the program.
 
     Args:
         metadata: AOTAutograd's `ViewAndMutationMeta`.
@@ -153,34 +156,34 @@ class _LocalShards:
         self._outputs, self._constants = tuple(view.outputs), tuple(view.constants)
 
     def __call__(self, *args: Any) -> list[Any]:
-        parts = [args[position].unsqueeze(0) if border.is_own else args[position].to_local() for position, border in self._inputs]
-        found = iter(self._compiled(*parts))
+        shards = [args[position].unsqueeze(0) if boundary.is_own else args[position].to_local() for position, boundary in self._inputs]
+        results = iter(self._compiled(*shards))
         return [
-            constant if border is None else self._given(next(found), border)
-            for border, constant in zip(self._outputs, self._constants, strict=True)
+            constant if boundary is None else self._to_output(next(results), boundary)
+            for boundary, constant in zip(self._outputs, self._constants, strict=True)
         ]
 
-    def _given(self, part: torch.Tensor, border: BoundaryTensor) -> torch.Tensor:
-        if border.placements is not None:
-            return _Distributed.apply(part, self._mesh.mesh, border.placements)
-        return part.squeeze(0) if border.is_own else part
+    def _to_output(self, shard: torch.Tensor, boundary: BoundaryTensor) -> torch.Tensor:
+        if boundary.placements is not None:
+            return _ToDTensor.apply(shard, self._mesh.mesh, boundary.placements)
+        return shard.squeeze(0) if boundary.is_own else shard
 
 
-class _Distributed(torch.autograd.Function):
+class _ToDTensor(torch.autograd.Function):
     """Wraps this process's local shard of a global tensor as a DTensor.
 
-    For a partial sum the first process along a mesh axis gets the whole value and the other processes get zeros, so that the sum does not
+    For a partial sum the first process along a mesh axis gets the full value and the other processes get zeros, so that the sum does not
     round in any dtype.
     """
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Any:
+    def forward(ctx: Any, shard: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Any:
         ctx.mesh = mesh
         ctx.placements = tuple(Replicate() if placement.is_partial() else placement for placement in placements)
         for index, placement in enumerate(placements):
             if placement.is_partial() and placement.reduce_op == "sum" and mesh.get_local_rank(index):
-                part = torch.zeros_like(part)
-        return DTensor.from_local(part.view_as(part), mesh, placements, run_check=False)
+                shard = torch.zeros_like(shard)
+        return DTensor.from_local(shard.view_as(shard), mesh, placements, run_check=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:

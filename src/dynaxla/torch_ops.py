@@ -45,11 +45,11 @@ class _Overloads:
             found = getattr(getattr(getattr(torch.ops, self._namespace), self._name), overload)
         except AttributeError:
             found = MissingOp(f"{self._namespace}.{self._name}.{overload}")
-        setattr(self, overload, found)  # later accesses do not come to __getattr__
+        setattr(self, overload, found)  # later accesses do not call __getattr__
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the op, whose overload torch chooses by the arguments."""
+        """Calls the op. torch chooses the overload by the arguments."""
         return getattr(getattr(torch.ops, self._namespace), self._name)(*args, **kwargs)
 
 
@@ -67,7 +67,7 @@ class _Namespace:
         return found
 
 
-def present(table: Mapping[Any, Any]) -> dict[Any, Any]:
+def without_missing_ops(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Returns a copy of a table keyed by op, without the ops that the installed torch does not have."""
     return {op: value for op, value in table.items() if not isinstance(op, MissingOp)}
 

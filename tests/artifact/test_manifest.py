@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.artifact.manifest import ArraySpec, CheckSpec, Damaged, Manifest, read, written
+from dynaxla.artifact.manifest import ArraySpec, CheckSpec, DamagedModelError, Manifest, decode, encode
 from dynaxla.artifact.structures import ARRAY, sequence
 
 MANIFEST = Manifest(
@@ -31,12 +31,12 @@ FILES = {"program": b"abc", "weights": b""}
 
 
 def test_there_and_back() -> None:
-    assert read(written(MANIFEST, FILES), FILES) == MANIFEST
+    assert decode(encode(MANIFEST, FILES), FILES) == MANIFEST
 
 
 def test_the_order_of_what_a_program_takes_and_gives() -> None:
-    assert [spec.name for spec in MANIFEST.taken()] == ["weight", "mean", "key", "x"]
-    assert [spec.name for spec in MANIFEST.given()] == ["out", "mean", "failed_check"]
+    assert [spec.name for spec in MANIFEST.program_inputs()] == ["weight", "mean", "key", "x"]
+    assert [spec.name for spec in MANIFEST.program_outputs()] == ["out", "mean", "failed_check"]
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_the_order_of_what_a_program_takes_and_gives() -> None:
     ],
 )
 def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[str, Any], message: str) -> None:
-    facts = json.loads(written(MANIFEST, FILES)) | changes
+    facts = json.loads(encode(MANIFEST, FILES)) | changes
     del facts["sha256"]
     facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    with pytest.raises(Damaged, match=message):
-        read(json.dumps(facts).encode(), FILES)
+    with pytest.raises(DamagedModelError, match=message):
+        decode(json.dumps(facts).encode(), FILES)
 
 
 def test_files_are_the_manifests() -> None:
-    data = written(MANIFEST, FILES)
+    data = encode(MANIFEST, FILES)
     for files, message in (
         ({"program": b"abc"}, "weights is missing"),
         ({**FILES, "more": b""}, "more is not in the manifest"),
         ({**FILES, "program": b"abd"}, "its hash differs"),
     ):
-        with pytest.raises(Damaged, match=message):
-            read(data, files)
+        with pytest.raises(DamagedModelError, match=message):
+            decode(data, files)

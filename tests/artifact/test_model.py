@@ -193,7 +193,7 @@ def test_files_of_another_model_are_refused(tokens: tuple[nn.Module, ExportedMod
     tokens[1].save(tmp_path / "model")
     path = tmp_path / "model" / "weights.safetensors"
     path.write_bytes(bytes(reversed(path.read_bytes())))
-    with pytest.raises(ArtifactError, match="its hash differs from that in the manifest"):
+    with pytest.raises(ArtifactError, match="its hash differs from the hash in the manifest"):
         dynaxla.load(tmp_path / "model")
     data = tokens[1].serialize()
     for spoilt, message in ((data[:-1], r"bytes, and \d+ were passed"), (b"PK" + data, "not an exported model")):

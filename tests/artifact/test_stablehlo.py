@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from dynaxla.artifact.manifest import ArraySpec, Damaged, Manifest
-from dynaxla.artifact.stablehlo import _KEPT, calls, exported, is_stable
+from dynaxla.artifact.manifest import ArraySpec, DamagedModelError, Manifest
+from dynaxla.artifact.stablehlo import _STABLE_CUSTOM_CALLS, as_jax_exported, called_functions, is_allowed
 
 
 def _program(function: object, checked: bool = True) -> tuple[Manifest, bytes]:
@@ -28,27 +28,27 @@ def _program(function: object, checked: bool = True) -> tuple[Manifest, bytes]:
 def test_other_calls_are_refused() -> None:
     call = jax.ffi.ffi_call("__onednn$matmul", jax.ShapeDtypeStruct((2, 2), np.float32))
     manifest, program = _program(lambda x: call(x), checked=False)
-    assert calls(program) == {"__onednn$matmul"}
-    with pytest.raises(Damaged, match=r"calls __onednn\$matmul"):
-        exported(manifest, program)
+    assert called_functions(program) == {"__onednn$matmul"}
+    with pytest.raises(DamagedModelError, match=r"calls __onednn\$matmul"):
+        as_jax_exported(manifest, program)
 
 
 def test_listed_calls_are_made() -> None:
     manifest, program = _program(lambda x: jax.numpy.linalg.cholesky(x))
-    assert calls(program) == {"lapack_spotrf_ffi"}
-    found = exported(manifest, program).call(np.array([[4, 0], [0, 9]], np.float32))
+    assert called_functions(program) == {"lapack_spotrf_ffi"}
+    found = as_jax_exported(manifest, program).call(np.array([[4, 0], [0, 9]], np.float32))
     assert np.array_equal(found[0], [[2, 0], [0, 3]])
 
 
 def test_what_is_no_program_is_refused() -> None:
-    with pytest.raises(Damaged, match="this version of JAX cannot read the program"):
-        calls(b"nothing of the kind")
+    with pytest.raises(DamagedModelError, match="this version of JAX cannot read the program"):
+        called_functions(b"nothing of the kind")
 
 
 def test_only_what_jax_keeps_is_listed() -> None:
     listed = importlib.import_module("jax._src.export._export")._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
-    assert listed >= _KEPT
+    assert listed >= _STABLE_CUSTOM_CALLS
     for target in ("lapack_spotrf_ffi", "lapack_zgesdd_ffi", "cusolver_getrf_ffi", "shape_assertion", "Qr", "cu_threefry2x32_ffi"):
-        assert is_stable(target)
+        assert is_allowed(target)
     for target in ("__onednn$matmul", "xla_ffi_python_gpu_callback", "lapack_spotrf", "dynaxla_in_memory", "__gpu$xla.gpu.triton", ""):
-        assert not is_stable(target)
+        assert not is_allowed(target)

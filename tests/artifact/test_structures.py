@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.artifact.structures import ARRAY, Mismatch, constant, count, flatten, mapping, sequence, unflatten
+from dynaxla.artifact.structures import ARRAY, StructureMismatch, constant, count, flatten, mapping, sequence, unflatten
 
 DESCRIBED = sequence("tuple", [ARRAY, mapping({"a": sequence("list", [ARRAY, constant(3)]), 1: constant(None)})])
 
@@ -31,7 +31,7 @@ def test_there_and_back() -> None:
     ],
 )
 def test_a_mismatch_says_where(value: Any, message: str) -> None:
-    with pytest.raises(Mismatch, match=message):
+    with pytest.raises(StructureMismatch, match=message):
         list(flatten(DESCRIBED, value, "args"))
 
 

@@ -11,9 +11,9 @@ from dynaxla.bench import capture
 
 def test_capture_counts_graphs_and_ops() -> None:
     with torch.no_grad():
-        whole = capture.examine(Tiny().eval(), tiny_inputs(2, torch.Generator()))
+        whole = capture.count_captures(Tiny().eval(), tiny_inputs(2, torch.Generator()))
         case = suites.choose("breaks", ["item"])[0]
-        broken = capture.examine(case.build(), case.inputs(1, torch.Generator()))
+        broken = capture.count_captures(case.build(), case.inputs(1, torch.Generator()))
     assert (whole.graphs, whole.graph_calls, whole.captured_share, whole.breaks) == (1, 1, 1.0, {})
     assert whole.ops_per_graph == whole.largest_graph == whole.eager_ops == 5, "two products, their transposed weights, and the maximum"
     assert broken.graph_calls == 2

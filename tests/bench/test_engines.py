@@ -15,7 +15,7 @@ from dynaxla.bench.engines import BenchEngine
 
 def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(engines.ENGINES, "inductor", BenchEngine("inductor", lambda model, _: model, lambda: "no compiler"))
-    chosen, notes = engines.choose([], engines.QUICK)
+    chosen, notes = engines.choose([], engines.QUICK_ENGINES)
     assert [engine.name for engine in chosen] == ["eager", "dynaxla", "dynaxla_retrace"]
     assert notes == ["inductor left out: no compiler"]
     with pytest.raises(BenchmarkError, match="no compiler"):

@@ -12,7 +12,7 @@ from torch import nn
 
 from dynaxla.bench import engines, suites
 from dynaxla.bench.engines import BenchEngine
-from dynaxla.bench.measure import BenchSettings, measure, prepared_process
+from dynaxla.bench.measure import BenchSettings, measure, process_settings
 
 
 def test_engines_take_turns() -> None:
@@ -72,7 +72,7 @@ def test_without_eager_nothing_is_right() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("never")
 
-    rows = measure(suites.Case("broken", Broken, tiny_inputs), [engines.ENGINES["eager"]], FAST).rows
+    rows = measure(suites.BenchCase("broken", Broken, tiny_inputs), [engines.ENGINES["eager"]], FAST).rows
     assert rows[0].failure == "eager itself fails: ValueError: never"
 
 
@@ -119,7 +119,7 @@ def test_random_inputs_are_fresh() -> None:
 
 def test_the_process_is_left_as_it_was() -> None:
     threads = torch.get_num_threads()
-    with prepared_process(2) as notes:
+    with process_settings(2) as notes:
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == threads
     assert not notes, "nothing to say unless the environment sizes XLA's pools"

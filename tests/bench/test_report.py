@@ -9,14 +9,14 @@ import pytest
 
 from dynaxla.autoselect import agreement
 from dynaxla.bench import report
-from dynaxla.bench.measure import BenchSettings, ModelResult, Row, Spread
+from dynaxla.bench.measure import BenchSettings, EngineResult, ModelResult, Spread
 from dynaxla.bench.runner import ModelSetup
 
 
 def test_means_are_of_good_rows_only() -> None:
-    def row(model: str, engine: str, milliseconds: float, agrees: bool = True) -> Row:
+    def row(model: str, engine: str, milliseconds: float, agrees: bool = True) -> EngineResult:
         spread = Spread(milliseconds, milliseconds, milliseconds)
-        return Row(model, engine, wall=spread, agreement=agreement.NumericalAgreement(agrees))
+        return EngineResult(model, engine, wall=spread, agreement=agreement.NumericalAgreement(agrees))
 
     found = report.BenchReport("tiny", BenchSettings(), ["eager", "dynaxla"])
     found.models = [
@@ -36,9 +36,9 @@ def test_what_went_wrong_is_written_too() -> None:
     phases = {"capture": 0.5, "compile": 1.0}
     found = report.BenchReport("tiny", BenchSettings(ModelSetup(training="sgd")), ["eager", "dynaxla", "dynaxla_retrace"])
     rows = [
-        Row("a", "eager", wall=spread, speedup=1.0, agreement=agreement.NumericalAgreement(True)),
-        Row("a", "dynaxla", wall=spread, speedup=4.0, agreement=off, first_call_seconds=2.0, first_phases=phases),
-        Row("a", "dynaxla_retrace", failure="a | b"),
+        EngineResult("a", "eager", wall=spread, speedup=1.0, agreement=agreement.NumericalAgreement(True)),
+        EngineResult("a", "dynaxla", wall=spread, speedup=4.0, agreement=off, first_call_seconds=2.0, first_phases=phases),
+        EngineResult("a", "dynaxla_retrace", failure="a | b"),
     ]
     found.models = [ModelResult("a", rows, capture_failure="no luck")]
     data = json.loads(json.dumps(report.as_json(found), allow_nan=False))

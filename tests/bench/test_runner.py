@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynaxla.bench.engines import BenchEngine
-from dynaxla.bench.runner import Local, ModelSetup, empty_caches, first_line
+from dynaxla.bench.runner import LocalRunner, ModelSetup, empty_caches, first_line
 
 
 def test_the_first_line_is_of_the_real_error() -> None:
@@ -26,7 +26,7 @@ def test_the_first_line_is_of_the_real_error() -> None:
 def test_time_calls_each_input_once_and_holds_garbage_collection() -> None:
     seen: list[tuple[float, bool]] = []
     engine = BenchEngine("seeing", lambda model, _: lambda x: seen.append((float(x), gc.isenabled())))
-    local = Local(engine, torch.nn.Identity(), (), ModelSetup())
+    local = LocalRunner(engine, torch.nn.Identity(), (), ModelSetup())
     assert gc.isenabled()
     timing = local.time([(torch.tensor(1.0),), (torch.tensor(2.0),)])
     assert seen == [(1.0, False), (2.0, False)]

@@ -8,20 +8,20 @@ import pytest
 from tiny_bench import FAST, TINY, tiny_inputs
 
 from dynaxla.bench import engines, suites
-from dynaxla.bench.session import Bar, run
+from dynaxla.bench.session import ProgressBar, run
 
 
 def test_an_interrupted_run_reports_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    found = run([TINY, suites.Case("late", interrupt, tiny_inputs)], [engines.ENGINES["eager"]], FAST, "tiny")
+    found = run([TINY, suites.BenchCase("late", interrupt, tiny_inputs)], [engines.ENGINES["eager"]], FAST, "tiny")
     assert [model.model for model in found.models] == ["tiny"]
     assert any("1 of 2 models" in note for note in found.notes)
 
 
 def test_each_model_counts_the_same_in_the_bar() -> None:
-    bar = Bar(3)
+    bar = ProgressBar(3)
     (task,) = bar._progress.tasks
     seen = []
     for model, steps in (("a", 4), ("b", 2), ("c", 1)):

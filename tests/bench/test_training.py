@@ -9,7 +9,7 @@ from tiny_bench import FAST, TINY, invoke, wrapped
 from benchmarks import engines
 from dynaxla.bench.measure import BenchSettings, measure
 from dynaxla.bench.runner import ModelSetup
-from dynaxla.bench.training import Training
+from dynaxla.bench.training import TrainingStep
 
 
 @pytest.mark.sample(usual=1)
@@ -27,7 +27,7 @@ def test_training(optimizer: str) -> None:
 
 def test_each_call_is_a_step_of_its_own() -> None:
     """Without dropout, and gradients of earlier calls."""
-    training = Training(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval(), "adamw")
+    training = TrainingStep(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval(), "adamw")
     results = [[loss, *(grad.clone() for grad in grads)] for loss, grads in (training(torch.ones(8, 3)) for _ in range(2))]
     assert all(map(torch.equal, *results))
     assert training.model.training
@@ -35,7 +35,7 @@ def test_each_call_is_a_step_of_its_own() -> None:
 
 
 def test_without_an_optimizer_no_parameter_changes() -> None:
-    training = Training(torch.nn.Linear(3, 3), "none")
+    training = TrainingStep(torch.nn.Linear(3, 3), "none")
     before = [parameter.clone() for parameter in training.parameters()]
     results = [[loss, *(grad.clone() for grad in grads)] for loss, grads in (training(torch.ones(8, 3)) for _ in range(2))]
     assert all(map(torch.equal, *results)), "gradients of an earlier call are in it"

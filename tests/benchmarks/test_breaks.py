@@ -30,5 +30,5 @@ def test_generation_stops_at_the_end_token() -> None:
 
 
 @pytest.mark.parametrize("case", suites.BREAKS, ids=lambda case: case.name)
-def test_models_that_break_graphs_can_be_compared(case: suites.Case) -> None:
+def test_models_that_break_graphs_can_be_compared(case: suites.BenchCase) -> None:
     check_case(case)

@@ -68,7 +68,7 @@ def test_a_long_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_part_is_measured_as_it_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def run(cases: list[suites.Case], engines: list[BenchEngine], settings: BenchSettings, suite: str) -> str:
+    def run(cases: list[suites.BenchCase], engines: list[BenchEngine], settings: BenchSettings, suite: str) -> str:
         seen.update(cases=[case.name for case in cases], engines=[engine.name for engine in engines], settings=settings, suite=suite)
         return "a report"
 

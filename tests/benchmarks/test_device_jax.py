@@ -34,7 +34,7 @@ class Double:
         self.failing: set[str] = set()
         self.times: dict[str, float] = {}
         monkeypatch.setattr(device_jax, "measure_model", self)
-        monkeypatch.setattr(device_jax, "rehearse", lambda *_: None)
+        monkeypatch.setattr(device_jax, "warm_up_engines", lambda *_: None)
         monkeypatch.setattr(device_jax, "_engines", lambda part: [])
         monkeypatch.setattr(device_jax, "check_device", self.device)
 
@@ -42,7 +42,7 @@ class Double:
         assert threads == 1
         return type("Device", (), {"type": name.partition(":")[0]})()
 
-    def __call__(self, part: device_jax.Part, case: suites.Case, device: torch.device, seconds: float) -> dict[str, Any]:
+    def __call__(self, part: device_jax.Part, case: suites.BenchCase, device: torch.device, seconds: float) -> dict[str, Any]:
         self.asked.append((part.title, case.name))
         rows = {name: self._row(self.times.get(name, 2.0)) for name in part.engines}
         if case.name in self.failing:

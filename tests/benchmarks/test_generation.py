@@ -9,19 +9,19 @@ import torch
 from tiny_bench import check_case
 
 from benchmarks import generation, suites
-from dynaxla.bench.suites import Case
+from dynaxla.bench.suites import BenchCase
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case("row", partial(generation.Row, 6), generation.rows),
-        Case("layer", partial(generation.Attention, 6), generation.tokens),
-        Case("decoder", partial(generation.decoder, 6, 2, layers=1), partial(generation.tokens, sequences=2)),
+        BenchCase("row", partial(generation.Row, 6), generation.rows),
+        BenchCase("layer", partial(generation.Attention, 6), generation.tokens),
+        BenchCase("decoder", partial(generation.decoder, 6, 2, layers=1), partial(generation.tokens, sequences=2)),
     ],
     ids=lambda case: case.name,
 )
-def test_calls_can_be_compared(case: Case) -> None:
+def test_calls_can_be_compared(case: BenchCase) -> None:
     check_case(case)
 
 

@@ -10,7 +10,7 @@ from benchmarks import small, suites
 
 
 @pytest.mark.parametrize("case", suites.SMALL, ids=lambda case: case.name)
-def test_small_models_can_be_compared(case: suites.Case) -> None:
+def test_small_models_can_be_compared(case: suites.BenchCase) -> None:
     check_case(case)
 
 

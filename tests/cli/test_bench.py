@@ -119,8 +119,8 @@ for name, change in (("dynamo", lambda y: y.cpu()), ("dynaxla_native", lambda y:
         (("--models", "resnet19"), "resnet18, resnet50"),
         (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
         (("--suite", "every"), "models, gpu, others, small, functions, generation, breaks"),
-        (("--engines", "lazy"), "the engine 'lazy' cannot be used here: it is one for --device jax"),
-        (("--engines", "dynaxla_native"), "it is one for --device jax"),
+        (("--engines", "lazy"), "the engine 'lazy' cannot be used here: it needs --device jax"),
+        (("--engines", "dynaxla_native"), "it needs --device jax"),
         (("--engines", "tensorrt"), "eager, lazy, inductor, torchscript"),
         (("--engines", "torch_xla"), "torch_xla is not installed"),
         (("--baseline", "speed"), "eager, lazy, inductor"),
@@ -143,7 +143,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], list[str], BenchSettings]] = []
 
     def run(
-        cases: list[suites.Case], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
+        cases: list[suites.BenchCase], chosen: list[engines.BenchEngine], settings: BenchSettings, suite: str, _: object
     ) -> report.BenchReport:
         asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
         return report.BenchReport(suite, settings, [])

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dynaxla import cli
-from dynaxla.cli.explain_command import divided
+from dynaxla.cli.explain_command import split_arguments
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from dynaxla.cli.explain_command import divided
     ],
 )
 def test_where_the_scripts_arguments_begin(given: list[str], mine: list[str], scripts: list[str]) -> None:
-    assert divided(given) == (mine, scripts)
+    assert split_arguments(given) == (mine, scripts)
 
 
 def test_the_page_is_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

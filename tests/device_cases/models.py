@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.autoselect.agreement import compare, in_float64, moved
-from dynaxla.bench.suites import MODELS, _import, images, make_inputs, make_model, tokens
-from dynaxla.bench.training import Training
+from dynaxla.bench.suites import MODELS, images, import_package, make_inputs, make_model, tokens
+from dynaxla.bench.training import TrainingStep
 
 from . import compile_quickly
 from .running import compile_anew
@@ -126,12 +126,12 @@ def benchmarked(name: str) -> None:
     model = make_model(case, 0, torch.float32, torch.device("cpu"))
     inputs = make_inputs(case, 1, torch.Generator().manual_seed(1), torch.float32, torch.device("cpu"))
     for training in (False, True):
-        network: nn.Module = Training(copy.deepcopy(model), "sgd") if training else model
+        network: nn.Module = TrainingStep(copy.deepcopy(model), "sgd") if training else model
         with torch.no_grad():
             expected = network(*inputs)
             variants = moved(network, inputs) if training else []
             reference = in_float64(network, [inputs])
-            there: nn.Module = Training(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
+            there: nn.Module = TrainingStep(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
             mine = _there(there(*_there(inputs)), "cpu")
         found = compare(mine, expected, reference[0] if reference else None, gradients=training, moved=variants)
         assert found.agrees, (name, training, found)
@@ -152,7 +152,7 @@ def learns(name: str) -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     (case,) = [case for case in MODELS if case.name == name]
-    model = _import("timm").create_model(name, img_size=64) if name.startswith("vit") else case.build()
+    model = import_package("timm").create_model(name, img_size=64) if name.startswith("vit") else case.build()
     inputs = tokens(2, generator, 16) if name.startswith("bert") else images(2, generator, 64)
     model, inputs = model.double().train(), _double(inputs)
     for module in model.modules():
@@ -194,7 +194,7 @@ GPT2 = {
 
 def generates(family: str, settings: dict[str, Any], ways: list[dict[str, Any]]) -> None:
     """transformers' `generate` gives the CPU's tokens."""
-    kind = getattr(_import("transformers"), family)
+    kind = getattr(import_package("transformers"), family)
     torch.manual_seed(0)
     model = kind(kind.config_class(**settings)).double().eval()
     prompt = torch.randint(3, 90, (2, 5))

@@ -519,7 +519,7 @@ def test_who_looks_on_sees_the_long_way(again: list[bool]) -> None:
     with events.listening(heard.append):
         run(x)
     assert again[-1] is False
-    assert [type(event) for event in heard] == [events.Ran]
+    assert [type(event) for event in heard] == [events.ProgramRan]
 
 
 def test_a_kernel_that_fails_leaves_the_short_way_open(again: list[bool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaxla.explained.line_costs import Text
+from dynaxla.explained.line_costs import HloText
 
 TEXT = """jit_program, is_scheduled=true
 
@@ -40,23 +40,23 @@ ENTRY %main (a: f32[8,4]) -> f32[4,8] {
 
 
 def test_time_of_a_fusion_is_divided_by_what_its_lines_compute() -> None:
-    text = Text(TEXT)
-    assert text.shares("fusion.1") == {3: pytest.approx(2 / 3), 5: pytest.approx(1 / 3)}
-    assert text.shares("product") == {6: 1}
+    text = HloText(TEXT)
+    assert text.line_shares("fusion.1") == {3: pytest.approx(2 / 3), 5: pytest.approx(1 / 3)}
+    assert text.line_shares("product") == {6: 1}
 
 
 def test_what_moves_numbers_is_of_the_line_that_made_them_and_other_helpers_of_none() -> None:
-    text = Text(TEXT)
-    assert text.shares("copy_fusion") == {5: 1}
-    assert text.shares("helper") == {-1: 1}
+    text = HloText(TEXT)
+    assert text.line_shares("copy_fusion") == {5: 1}
+    assert text.line_shares("helper") == {-1: 1}
 
 
 def test_events_are_instructions() -> None:
-    text = Text(TEXT)
+    text = HloText(TEXT)
     assert text.name_of("product__onednn$matmul") == "product"
     assert text.name_of("fusion.1") == "fusion.1"
     assert text.name_of("fusion.2") is None
     assert text.kind("product") == "oneDNN matmul"
-    assert [name for name in ("loop", "product", "fusion.1") if text.runs_others(name)] == ["loop"]
+    assert [name for name in ("loop", "product", "fusion.1") if text.is_control_flow(name)] == ["loop"]
     own = ["fusion.1", "copy_fusion", "product__onednn$matmul", "helper", "loop"]
-    assert text.likeness(own) > text.likeness(own[:2]) > text.likeness(["fusion.2"]) == 0
+    assert text.match_score(own) > text.match_score(own[:2]) > text.match_score(["fusion.2"]) == 0

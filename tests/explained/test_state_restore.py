@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.explained.state_restore import restored
+from dynaxla.explained.state_restore import restored_afterwards
 
 
 class Held:
@@ -86,7 +86,7 @@ def test_a_change_is_undone(change: Callable[[], None]) -> None:
     global held
     held = Held()
     before = repr(state())
-    with restored(change, (), {}):
+    with restored_afterwards(change, (), {}):
         change()
         assert repr(state()) != before
     assert repr(state()) == before
@@ -100,7 +100,7 @@ def test_so_are_arguments_and_after_an_exception() -> None:
         names.clear()
         raise KeyError("its own")
 
-    with pytest.raises(KeyError, match="its own"), restored(fails, (x,), {"names": names}):
+    with pytest.raises(KeyError, match="its own"), restored_afterwards(fails, (x,), {"names": names}):
         fails(x, names)
     assert x.tolist() == [1, 1, 1]
     assert names == [1]
@@ -108,6 +108,6 @@ def test_so_are_arguments_and_after_an_exception() -> None:
 
 def test_what_was_not_written_to_keeps_its_version() -> None:
     x, y = torch.ones(3), torch.ones(3)
-    with restored(lambda: None, (x, y), {}):
+    with restored_afterwards(lambda: None, (x, y), {}):
         y.add_(1)
     assert (x._version, y.tolist()) == (0, [1, 1, 1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.suites import GptBlock, activations
-from dynaxla.bench.suites import MODELS, Bert, Case, tokens
+from dynaxla.bench.suites import MODELS, BenchCase, Bert, tokens
 
 BATCH = 8
 DTYPES = ("float32", "bfloat16")
@@ -26,9 +26,9 @@ class LongBert(Bert):
 
 CASES = [
     *MODELS,
-    Case("bert_base_1024", LongBert, functools.partial(tokens, length=1024)),
-    Case("bert_base_1024_dropout", functools.partial(LongBert, 0.1), functools.partial(tokens, length=1024)),
-    Case("gpt_block_1024", GptBlock, activations),
+    BenchCase("bert_base_1024", LongBert, functools.partial(tokens, length=1024)),
+    BenchCase("bert_base_1024_dropout", functools.partial(LongBert, 0.1), functools.partial(tokens, length=1024)),
+    BenchCase("gpt_block_1024", GptBlock, activations),
 ]
 
 
@@ -53,7 +53,7 @@ class Cell:
 
 
 @functools.cache
-def case(name: str) -> Case:
+def case(name: str) -> BenchCase:
     return next(case for case in CASES if case.name == name)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from without_torch import compare_without_torch
 
 import dynaxla
-from dynaxla.bench.suites import Bert, _import, torchvision_model
+from dynaxla.bench.suites import Bert, import_package, torchvision_model
 from dynaxla.errors import CaptureError, LoweringError, OptionError, UnsupportedOp
 
 
@@ -240,7 +240,7 @@ def test_wrong_settings_are_told() -> None:
 def test_models_without_torch(tmp_path: Path) -> None:
     """resnet18, BERT and GPT-2, each in three sizes."""
     torch.manual_seed(0)
-    transformers = _import("transformers")
+    transformers = import_package("transformers")
     sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
     gpt = _Logits(transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))).eval()
     bert = Bert(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64).eval()

@@ -12,10 +12,10 @@ from dynaxla.observe import coverage
 def test_uses_are_counted_and_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     coverage.reset()
     with caplog.at_level(logging.WARNING, "dynaxla"):
-        coverage.lowered("coverage_test.both")
+        coverage.count_lowered("coverage_test.both")
         for _ in range(2):
-            coverage.fell_back("coverage_test.both", "for a test", "model.py:3, in forward")
-        coverage.fell_back("coverage_test.nowhere", "for a test", "")
+            coverage.count_fallback("coverage_test.both", "for a test", "model.py:3, in forward")
+        coverage.count_fallback("coverage_test.nowhere", "for a test", "")
     assert coverage.snapshot() == {
         "coverage_test.both": {"lowered": 1, "fallback": 2},
         "coverage_test.nowhere": {"lowered": 0, "fallback": 1},

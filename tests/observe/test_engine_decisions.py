@@ -13,7 +13,7 @@ from dynaxla.observe import engine_decisions
 def test_a_verdict_is_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     engine_decisions.reset()
     with caplog.at_level(logging.INFO, "dynaxla"):
-        engine_decisions.note(
+        engine_decisions.record_verdict(
             engine_decisions.Verdict("dynaxla_0", "inference", (16,), "eager", "the fastest", {"eager": 2e-6}, {"inductor": "it failed"})
         )
     line = "dynaxla_0 (inference) for sizes up to [16] is run by eager: the fastest; eager 2.0 us; inductor: it failed"

@@ -10,11 +10,11 @@ def test_listeners_hear_what_happens_while_they_listen() -> None:
     assert not events.has_listeners()
     with events.listening(heard.append), events.listening(lambda _: None), metrics.timed("test"):
         assert events.has_listeners()
-        coverage.fell_back("test.op", "a reason", "model.py:3")
+        coverage.count_fallback("test.op", "a reason", "model.py:3")
     assert not events.has_listeners()
-    coverage.fell_back("test.op", "a reason", "")
+    coverage.count_fallback("test.op", "a reason", "")
     fell, spent = heard
-    assert fell == events.FellBack("test.op", "a reason", "model.py:3")
+    assert fell == events.OpFellBack("test.op", "a reason", "model.py:3")
     assert isinstance(spent, events.PhaseEnded)
     assert spent.phase == "test"
 

@@ -75,11 +75,11 @@ def test_what_users_of_pytorch_xla_know(clock: Clock) -> None:
             clock.goes(seconds)
     start = metrics.now()
     clock.goes(0.5)
-    metrics.ran(start, is_first=True)
-    metrics.ran(metrics.now(), is_first=False)
+    metrics.count_run(start, is_first=True)
+    metrics.count_run(metrics.now(), is_first=False)
     metrics.add("graphs")
     for op in ("aten.nonzero.default", "aten.max.dim", "aten.max.default"):
-        coverage.fell_back(op, "for a test", "")
+        coverage.count_fallback(op, "for a test", "")
     assert metrics.counter_names() == [
         "CachedCompile",
         "UncachedCompile",

@@ -85,7 +85,7 @@ def test_a_short_one_starts_no_thread(terminal: Terminal, monkeypatch: pytest.Mo
 def test_lines_go_where_they_are_wanted(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("DYNAXLA_PROGRESS", "0")
     compile_for(0.2)
-    assert not progress.is_wanted()
+    assert not progress.is_enabled()
     monkeypatch.delenv("DYNAXLA_PROGRESS")
     with caplog.at_level(logging.INFO, logger="dynaxla"):
         compile_for(0.2)
@@ -94,7 +94,7 @@ def test_lines_go_where_they_are_wanted(terminal: Terminal, monkeypatch: pytest.
     assert terminal.getvalue() == ""
     for stream in (io.StringIO(), None):
         monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=stream))
-        assert not progress.is_wanted()
+        assert not progress.is_enabled()
 
 
 def test_a_loop_that_compiles_now_and_then_is_no_compilation(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ _SCRIPT = """
 import os, sys, threading, torch
 from dynaxla.observe import progress
 sys.stderr.isatty = lambda: True
-progress.FIRST, progress.EVERY, progress._SHORT = 0.01, 0.05, -1.0
+progress.FIRST_LINE, progress.LINE_INTERVAL, progress._THREAD_AFTER = 0.01, 0.05, -1.0
 net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)], torch.nn.Softmax(-1))
 torch.compile(net, backend="dynaxla", options={"cache": ""})(torch.randn(2, 64))
 token = progress.begin("compile", "dynaxla_0_forward")

@@ -27,7 +27,7 @@ def test_a_dump_has_a_line_for_each_pass(tmp_path: Path) -> None:
 
 def test_reports_are_of_one_thread(tmp_path: Path) -> None:
     found: list[bool] = []
-    with rewrites.dumped(tmp_path, "graph"):
+    with rewrites.dumping_to(tmp_path, "graph"):
         thread = threading.Thread(target=lambda: found.append(rewrites.are_reported()))
         thread.start()
         thread.join()
@@ -37,12 +37,12 @@ def test_reports_are_of_one_thread(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_reported_with_the_equations_that_result() -> None:
-    heard: list[events.Rewritten] = []
-    rewrites.evaluating("outside of a trace", 3)
+    heard: list[events.GraphRewritten] = []
+    rewrites.note_evaluation("outside of a trace", 3)
     with events.listening(heard.append), rewrites.tracing() as report:
-        rewrites.evaluating("first", 10)
+        rewrites.note_evaluation("first", 10)
         with rewrites.tracing():  # of another program
-            rewrites.evaluating("inner", 1)
-        rewrites.evaluating("second", 8)
+            rewrites.note_evaluation("inner", 1)
+        rewrites.note_evaluation("second", 8)
         report(9)
-    assert heard == [events.Rewritten("first", "jaxpr", 10, (8,)), events.Rewritten("second", "jaxpr", 8, (9,))]
+    assert heard == [events.GraphRewritten("first", "jaxpr", 10, (8,)), events.GraphRewritten("second", "jaxpr", 8, (9,))]

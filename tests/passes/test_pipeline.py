@@ -41,9 +41,9 @@ def test_rewrites_are_called_through_the_list() -> None:
                     assert not home or not (node.module or "").endswith(home), f"{path.name} imports {alias.name} past passes/pipeline.py"
 
 
-def rewritten(function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> list[events.Rewritten]:
-    found: list[events.Rewritten] = []
-    with events.listening(lambda event: found.append(event) if isinstance(event, events.Rewritten) else None):
+def rewritten(function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> list[events.GraphRewritten]:
+    found: list[events.GraphRewritten] = []
+    with events.listening(lambda event: found.append(event) if isinstance(event, events.GraphRewritten) else None):
         result = torch.compile(function, backend="dynaxla", dynamic=options.pop("dynamic", False), options=options)(*inputs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             result.sum().backward()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from dynaxla.training.draws import Draws, _generator, depends_on_values, draws, is_same, kept_generators
+from dynaxla.training.draws import Draws, _generator, depends_on_values, is_random_draw, is_same, preserve_rng_state
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -17,14 +17,14 @@ X = torch.full((3,), 0.5)
 
 def test_the_same_state_is_the_same_place() -> None:
     found, graph = Draws(), Graph()
-    with kept_generators():
+    with preserve_rng_state():
         state = torch.get_rng_state()
-        first = found.place(aten.rand_like.default, (X,), {}, CPU)
-        second = found.place(aten.rand_like.default, (X,), {}, CPU)
+        first = found.key_of(aten.rand_like.default, (X,), {}, CPU)
+        second = found.key_of(aten.rand_like.default, (X,), {}, CPU)
         assert first != second
-        found.keep(first, graph.placeholder("drawn"), X)
+        found.add(first, graph.placeholder("drawn"), X)
         torch.set_rng_state(state)
-        again = found.place(aten.rand_like.default, (X,), {}, CPU)
+        again = found.key_of(aten.rand_like.default, (X,), {}, CPU)
         assert found.first(again) is not None
         assert found.first(second) is None
         for other in (
@@ -33,16 +33,16 @@ def test_the_same_state_is_the_same_place() -> None:
             (aten.rand_like.default, (X.double(),), {}),
         ):
             torch.set_rng_state(state)
-            assert found.first(found.place(*other, CPU)) is None
+            assert found.first(found.key_of(*other, CPU)) is None
         torch.set_rng_state(state)
-        uniform = found.place(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
+        uniform = found.key_of(aten.uniform_.default, (X, 0.0, 1.0), {}, CPU)
         torch.set_rng_state(state)
-        assert found.place(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
+        assert found.key_of(aten.uniform_.default, (X, 0.0, 2.0), {}, CPU) != uniform
 
 
 def test_generators_are_as_before() -> None:
     state = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="invalid shape"), kept_generators():
+    with pytest.raises(RuntimeError, match="invalid shape"), preserve_rng_state():
         torch.rand(3).view(-3)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -59,7 +59,7 @@ def test_generators_are_as_before() -> None:
     ids=str,
 )
 def test_what_draws(op: Any, args: Any, wanted: bool) -> None:
-    assert draws(op, args, {}) == wanted
+    assert is_random_draw(op, args, {}) == wanted
 
 
 def test_what_depends_on_values() -> None:

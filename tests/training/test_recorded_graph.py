@@ -13,7 +13,7 @@ from dynaxla.config import Options
 from dynaxla.observe import metrics
 from dynaxla.runtime import late_checks
 from dynaxla.training.recorded_graph import RecordedGraph
-from dynaxla.training.scalars import mark_number, rule
+from dynaxla.training.scalars import mark_number, op_with_traced_floats
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def graph_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) ->
 
 
 def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
-    product = graph.call_function(rule(aten.mul.Tensor), (x, number))
+    product = graph.call_function(op_with_traced_floats(aten.mul.Tensor), (x, number))
     graph.call_function(aten.add_.Tensor, (x, 1))
     return [product, product]
 
@@ -43,7 +43,7 @@ def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
 def test_a_graph_that_writes() -> None:
     x, unread = torch.ones(3), torch.ones(4)
     graph = graph_of(doubled, x, unread, 2.0)
-    assert graph.read == [0, 2]
+    assert graph.used_positions == [0, 2]
     graph.compile(Options(), [x, unread, 2.0])
     for number in (2.0, 5.0):
         before = x.clone()
@@ -59,14 +59,14 @@ def test_graphs_of_one_program() -> None:
     first.compile(Options(), [x, x.clone()])
     first.run([x, x.clone()])
     before = metrics.snapshot().get("compile", 0)
-    same.describe([x + 1, x])
-    assert same.share(first)
+    same.store_input_layouts([x + 1, x])
+    assert same.reuse_executable(first)
     assert same.run([x, x * 3])[0].tolist() == [3, 3, 3]
-    aliased.describe([x, x])
-    assert not aliased.share(first), "two inputs in one memory are another program"
+    aliased.store_input_layouts([x, x])
+    assert not aliased.reuse_executable(first), "two inputs in one memory are another program"
     other = graph_of(lambda graph, x, y: [graph.call_function(aten.add.Tensor, (x, y))], x, x.clone())
-    other.describe([x, x.clone()])
-    assert not other.share(first)
+    other.store_input_layouts([x, x.clone()])
+    assert not other.reuse_executable(first)
     assert metrics.snapshot().get("compile", 0) == before
 
 
@@ -83,10 +83,10 @@ def test_constants_are_compared() -> None:
 
     one, same, other = with_constant(1.0), with_constant(1.0), with_constant(2.0)
     for graph in (one, same, other):
-        graph.describe([torch.ones(2)])
+        graph.store_input_layouts([torch.ones(2)])
     one.compile(Options(), [torch.ones(2)])
-    assert same.share(one)
-    assert not other.share(one)
+    assert same.reuse_executable(one)
+    assert not other.reuse_executable(one)
 
 
 def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list[Node]:

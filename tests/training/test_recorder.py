@@ -37,7 +37,7 @@ def test_ops_below_autograd() -> None:
     gradient = made.run(step, (), {})
     assert isinstance(gradient, FakeTensor)
     assert made.original(gradient) is None
-    assert set(made.leaves) == {"weight", "x"}
+    assert set(made.tensor_placeholders) == {"weight", "x"}
     assert {aten.mul.Tensor, aten.sum.default, aten.sub_.Tensor} <= set(targets(made))
     assert made.node(gradient).meta["val"].shape == (3,)
     assert torch.equal(weight, torch.ones(3))
@@ -48,7 +48,7 @@ def test_parts_of_a_known_tensor() -> None:
     weight = torch.nn.Parameter(torch.ones(4, 3))
     made = recorder(weight=weight)
     made.run(lambda: weight.data[1:].mul_(2), (), {})
-    assert list(made.leaves) == ["weight"]
+    assert list(made.tensor_placeholders) == ["weight"]
     made.graph.lint()
 
 
@@ -65,10 +65,10 @@ def test_numbers_are_inputs() -> None:
     made = recorder(x=x)
     lr = made.table.at(("group", "lr"))
     made.run(lambda: (x * -lr, x + torch.tensor(lr)), (), {})
-    keys = [made.key_of(node) for node in made.numbers]
+    keys = [made.key_of(node) for node in made.number_placeholders]
     assert keys == [("neg", lr.key), lr.key]
-    assert all(map(is_number, made.numbers))
-    assert made.key_of(made.leaves["x"]) is None
+    assert all(map(is_number, made.number_placeholders))
+    assert made.key_of(made.tensor_placeholders["x"]) is None
 
 
 X = torch.ones(3)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dynaxla.runtime import private
-from dynaxla.training.recording_settings import as_written, compiling, other_groups
+from dynaxla.training.recording_settings import compiling, replaced_param_groups, without_torch_compile
 
 OTHER = [{"params": [], "lr": 7.0}]
 
@@ -35,11 +35,11 @@ def test_groups_of_this_thread() -> None:
     def rates() -> list[float]:
         return [one.param_groups[0]["lr"], two.param_groups[0]["lr"]]
 
-    with other_groups([(one, OTHER)]):
+    with replaced_param_groups([(one, OTHER)]):
         assert isinstance(one, torch.optim.SGD)
         assert (type(one).__name__, type(one).__module__) == ("SGD", torch.optim.SGD.__module__)
         assert (rates(), elsewhere(rates)) == ([7.0, 0.25], [0.5, 0.25])
-        with other_groups([(two, OTHER)]):
+        with replaced_param_groups([(two, OTHER)]):
             assert rates() == [7.0, 7.0]
         one.param_groups[0]["lr"] = 8.0
         elsewhere(lambda: one.param_groups[0].update(lr=0.75))
@@ -56,12 +56,12 @@ def test_groups_in_two_threads_at_once() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def records() -> None:
-        with other_groups([(one, [{"params": [], "lr": 9.0}])]):
+        with replaced_param_groups([(one, [{"params": [], "lr": 9.0}])]):
             entered.set()
             leave.wait()
 
     thread = threading.Thread(target=records)
-    with other_groups([(one, OTHER)]):
+    with replaced_param_groups([(one, OTHER)]):
         thread.start()
         entered.wait()
         assert one.param_groups[0]["lr"] == 7.0
@@ -95,7 +95,7 @@ def test_compiled_functions_run_as_they_were_written() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    with as_written():
+    with without_torch_compile():
         assert function(torch.ones(1)).item() == 2
     assert not runs
     assert function(torch.ones(1)).item() == 2

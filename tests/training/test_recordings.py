@@ -16,7 +16,7 @@ from dynaxla.guards.object_walker import walk
 from dynaxla.guards.slots import ABSENT
 from dynaxla.guards.snapshot import KnownObject, Snapshot
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_of, outputs_of
+from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_paths_of, outputs_of
 
 X = torch.ones(3)
 
@@ -56,7 +56,7 @@ def test_changes_in_python() -> None:
     template = recording.changes["state", "new"]
     assert outputs_of(template) == [Output(0)]
     assert recording.changes["state", "gone"] is ABSENT
-    assert known_of(recording.changes["state", "old"]) == ["x"]
+    assert known_paths_of(recording.changes["state", "old"]) == ["x"]
     assert recording.changes["state", "old"] == KnownObject("x")
     made = torch.zeros(3)
     first, second = (build(template, lambda _: made, state(x=X)) for _ in range(2))
@@ -116,12 +116,12 @@ OTHER: list[Callable[[], Any]] = [lambda: X * 3 + 1, lambda: (X * 2, torch.tenso
 @pytest.mark.parametrize("index", range(3))
 def test_which_recordings_are_one_program(index: int) -> None:
     one, again, other = recorded(SAME[index]), recorded(SAME[index], 1), recorded(OTHER[index])
-    assert one.is_like(again, {})
-    assert not one.is_like(other, {})
+    assert one.has_same_program(again, {})
+    assert not one.has_same_program(other, {})
 
 
 def test_results_in_another_order_are_another_program() -> None:
-    assert not recorded(lambda: [X * 2, X * 3]).is_like(recorded(lambda: [X * 2, X * 3][::-1]), {})
+    assert not recorded(lambda: [X * 2, X * 3]).has_same_program(recorded(lambda: [X * 2, X * 3][::-1]), {})
 
 
 def test_a_batch_around_the_step_changes_running_statistics_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.scalars import Numbers, TracedFloat, TracedNumberInspected, rule
+from dynaxla.training.scalars import TracedFloat, TracedFloatInspected, TracedFloats, op_with_traced_floats
 
 aten = torch.ops.aten
 LR, DECAY = ("group", "lr"), ("group", "decay")
@@ -27,7 +27,7 @@ FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
 def test_formulas(name: str) -> None:
     """Whatever the stand-ins were."""
     for seed in (0, 1):
-        numbers = Numbers(seed)
+        numbers = TracedFloats(seed)
         made = FORMULAS[name](numbers.at(LR), numbers.at(DECAY))
         assert isinstance(made, TracedFloat)
         for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
@@ -36,7 +36,7 @@ def test_formulas(name: str) -> None:
 
 def test_a_number_is_known_by_its_value() -> None:
     """As C++ hands it on, a plain float; the same formula is the same number."""
-    numbers = Numbers(0)
+    numbers = TracedFloats(0)
     lr = numbers.at(LR)
     assert numbers.at(LR) is lr
     assert (lr * 2 is lr * 2, lr * 2 is lr * 3) == (True, False)
@@ -45,13 +45,13 @@ def test_a_number_is_known_by_its_value() -> None:
     assert numbers.find(plain) is lr * 2
     assert numbers.find(0.5) is None
     assert numbers.find(1) is None
-    assert float.__float__(Numbers(1).at(LR)) != float.__float__(lr), "what comes through unseen differs between two recordings"
+    assert float.__float__(TracedFloats(1).at(LR)) != float.__float__(lr), "what comes through unseen differs between two recordings"
 
 
 @pytest.mark.parametrize("look", [bool, int, round, math.floor, math.ceil, lambda x: x > 0, lambda x: x == 1, lambda x: x in (1, 2)])
 def test_looking(look: Callable[[Any], Any]) -> None:
-    with pytest.raises(TracedNumberInspected):
-        look(Numbers(0).at(LR))
+    with pytest.raises(TracedFloatInspected):
+        look(TracedFloats(0).at(LR))
 
 
 def number(value: float) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_rules_are_the_ops(op: Any) -> None:
     for args in CALLS[op]:
         copies = [tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args) for _ in range(2)]
         expected = op(*copies[0])
-        traced = rule(op)
+        traced = op_with_traced_floats(op)
         assert traced is not None
         found = traced(*(number(arg) if isinstance(arg, float) else arg for arg in copies[1]))
         torch.testing.assert_close(found, expected)
@@ -87,7 +87,11 @@ def test_rules_are_the_ops(op: Any) -> None:
 
 
 def test_keywords_and_lists() -> None:
-    add, addcdiv, each = rule(aten.add.Tensor), rule(aten.addcdiv.default), rule(aten._foreach_mul_.Scalar)
+    add, addcdiv, each = (
+        op_with_traced_floats(aten.add.Tensor),
+        op_with_traced_floats(aten.addcdiv.default),
+        op_with_traced_floats(aten._foreach_mul_.Scalar),
+    )
     assert add is not None
     assert addcdiv is not None
     assert each is not None
@@ -96,11 +100,11 @@ def test_keywords_and_lists() -> None:
     tensors = [X.clone(), Y.clone()]
     each(tensors, number(0.3))
     torch.testing.assert_close(tensors, [X * 0.3, Y * 0.3])
-    one_each = rule(aten._foreach_mul.ScalarList)
+    one_each = op_with_traced_floats(aten._foreach_mul.ScalarList)
     assert one_each is not None
     torch.testing.assert_close(one_each([X, Y], [number(0.3), 2.0]), [X * 0.3, Y * 2])
 
 
 @pytest.mark.parametrize("op", [aten.mul.out, aten.div.Tensor_mode, aten.pow.Tensor_Scalar, torch.ops.prims.add.default], ids=str)
 def test_ops_without_a_rule(op: Any) -> None:
-    assert rule(op) is None
+    assert op_with_traced_floats(op) is None

@@ -11,7 +11,7 @@ import torch
 
 import dynaxla
 from dynaxla.errors import CaptureError
-from dynaxla.training.value_reads import Looks
+from dynaxla.training.value_reads import ValueReadDetector
 
 LOOKS: dict[str, Callable[[torch.Tensor], float]] = {
     "item": lambda x: x.max().item(),
@@ -72,9 +72,9 @@ def test_a_swallowed_look_at_a_learning_rate() -> None:
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_seen_in_eager_mode(name: str) -> None:
-    with Looks() as looks:
+    with ValueReadDetector() as reads:
         LOOKS[name](torch.full((2,), 8.0))
-    assert "test_value_reads.py" in looks.first
+    assert "test_value_reads.py" in reads.first
 
 
 def test_an_optimizer_of_ones_own_looks() -> None:
@@ -83,17 +83,17 @@ def test_an_optimizer_of_ones_own_looks() -> None:
             self.param_groups[0]["params"][0].sum().item()
             return super().step(closure)
 
-    with Looks() as looks:
+    with ValueReadDetector() as reads:
         Own([torch.ones(3)], lr=0.1).step()
-    assert "test_value_reads.py" in looks.first
+    assert "test_value_reads.py" in reads.first
 
 
 def test_not_seen() -> None:
     """Computing takes no look; an optimizer of torch's takes one at its step count, which a recording keeps in a tensor."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer: Any = torch.optim.Adam([parameter])
-    with Looks() as looks:
+    with ValueReadDetector() as reads:
         for _ in range(2):
             (parameter * parameter[torch.tensor([0, 1, 2])]).sum().backward()
             optimizer.step()
-    assert not looks.first
+    assert not reads.first

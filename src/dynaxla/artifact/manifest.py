@@ -16,7 +16,7 @@ from .structures import Structure, count
 
 FORMAT = "dynaxla.exported"
 VERSION = 1
-# The dtypes by their name in a manifest. Those that NumPy lacks come from ml_dtypes, as in JAX.
+# Dtypes by their names in a manifest. Dtypes that NumPy lacks come from ml_dtypes, as in JAX.
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(getattr(ml_dtypes, name, None) or name)
     for name in (
@@ -26,8 +26,8 @@ DTYPES: dict[str, np.dtype] = {
 }  # fmt: skip
 
 
-class Damaged(Exception):
-    """Raised for a manifest, program or weights that differ from those that were written. The message is the reason."""
+class DamagedModelError(Exception):
+    """Raised for a manifest, program or weights with other content than `ExportedModel.save` wrote. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class ArraySpec:
     """An array that a program takes or returns.
 
     Attributes:
-        name: its name.
+        name: the array's name.
         shape: numbers, and expressions of dynamic dimensions as text, such as "batch" or "2*length".
-        dtype: NumPy's name.
+        dtype: NumPy's name of the dtype.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Manifest:
     """All facts of an exported model.
 
     The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It returns the outputs, then the
-    new values of `updates`, then, if there are checks, the index of the first failed one (int32[], -1 if none failed).
+    new values of `updates`, then, if there are checks, the index of the first check that failed (int32[], -1 if none failed).
 
     Attributes:
-        name: of the model.
-        platforms: JAX's names.
-        dimensions: for each dynamic dimension its smallest and its largest size; None for no limit.
+        name: the model's name.
+        platforms: JAX's names of the platforms that the program supports.
+        dimensions: the smallest and the largest size of each dynamic dimension; None for no limit.
         weights: the weights that the program takes.
         inputs: the arrays in the call's arguments.
         outputs: the arrays in the call's results.
@@ -74,10 +74,10 @@ class Manifest:
         results: the structure of the call's results.
         updates: the names of the weights whose new values the program returns.
         checks: the checks at run time.
-        draws_random: the program draws random numbers.
+        draws_random: True if the program draws random numbers.
         calling_convention: the version of JAX's calling convention.
-        is_polymorphic: the call decides about sizes or the platform, for which XLA then compiles.
-        made_with: versions, for information only.
+        is_polymorphic: True if sizes or the platform are known only at a call, for which XLA then compiles.
+        made_with: versions of the packages that exported the model, for information only.
     """
 
     name: str
@@ -95,57 +95,57 @@ class Manifest:
     is_polymorphic: bool
     made_with: Mapping[str, str]
 
-    def taken(self) -> tuple[ArraySpec, ...]:
+    def program_inputs(self) -> tuple[ArraySpec, ...]:
         """Returns the arrays that the program takes, in order."""
         key = (ArraySpec("key", (2,), "uint32"),) if self.draws_random else ()
         return self.weights + key + self.inputs
 
-    def given(self) -> tuple[ArraySpec, ...]:
+    def program_outputs(self) -> tuple[ArraySpec, ...]:
         """Returns the arrays that the program returns, in order."""
         by_name = {spec.name: spec for spec in self.weights}
         failure = (ArraySpec("failed_check", (), "int32"),) if self.checks else ()
         return self.outputs + tuple(by_name[name] for name in self.updates) + failure
 
 
-def written(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
-    """Encodes a manifest as JSON, with a hash of each file that belongs to it and a hash of its own."""
+def encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+    """Encodes a manifest as JSON, with the hashes of the files that belong to it, and with its own hash."""
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
     facts["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    return json.dumps({**facts, "sha256": _digest(facts)}, indent=1).encode()
+    return json.dumps({**facts, "sha256": _sha256(facts)}, indent=1).encode()
 
 
-def read(data: bytes, files: Mapping[str, bytes]) -> Manifest:
-    """Decodes the output of `written`, and checks the files next to it.
+def decode(data: bytes, files: Mapping[str, bytes]) -> Manifest:
+    """Decodes the output of `encode`, and checks the files next to it.
 
-    Raises: Damaged for another format or version, and for a manifest or files that have changed.
+    Raises: DamagedModelError for another format or version, and for a manifest or files that have changed.
     """
     try:
         facts = json.loads(data)
     except ValueError as error:
-        raise Damaged(f"the manifest is not JSON: {error}") from None
+        raise DamagedModelError(f"the manifest is not JSON: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise Damaged(f"the manifest is not one of format {FORMAT!r}")
+        raise DamagedModelError(f"the manifest does not have the format {FORMAT!r}")
     if facts.get("version") != VERSION:
-        raise Damaged(f"the format's version is {facts.get('version')!r}, and this dynaxla reads version {VERSION}")
-    told = facts.pop("sha256", None)
-    if told != _digest(facts):
-        raise Damaged("the manifest was changed: its hash does not match its content")
-    described = facts["files"]
-    for name in described.keys() | files.keys():
-        if name not in files or name not in described:
-            raise Damaged(f"the file {name} is {'missing' if name not in files else 'not in the manifest'}")
-        size, content = described[name]["size"], files[name]
+        raise DamagedModelError(f"the format's version is {facts.get('version')!r}, and this dynaxla reads version {VERSION}")
+    stored_digest = facts.pop("sha256", None)
+    if stored_digest != _sha256(facts):
+        raise DamagedModelError("the manifest was changed: its hash does not match its content")
+    expected_files = facts["files"]
+    for name in expected_files.keys() | files.keys():
+        if name not in files or name not in expected_files:
+            raise DamagedModelError(f"the file {name} is {'missing' if name not in files else 'not in the manifest'}")
+        size, content = expected_files[name]["size"], files[name]
         if len(content) != size:
-            raise Damaged(f"the file {name} has {len(content)} bytes, and the manifest says {size}")
-        if hashlib.sha256(content).hexdigest() != described[name]["sha256"]:
-            raise Damaged(f"the file {name} was changed: its hash differs from that in the manifest")
+            raise DamagedModelError(f"the file {name} has {len(content)} bytes, and the manifest says {size}")
+        if hashlib.sha256(content).hexdigest() != expected_files[name]["sha256"]:
+            raise DamagedModelError(f"the file {name} was changed: its hash differs from the hash in the manifest")
     try:
         return _manifest(facts)
     except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"the manifest is incomplete: {type(error).__name__}: {error}") from None
+        raise DamagedModelError(f"the manifest is incomplete: {type(error).__name__}: {error}") from None
 
 
-def _digest(facts: Mapping[str, Any]) -> str:
+def _sha256(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -157,12 +157,12 @@ def _manifest(facts: Mapping[str, Any]) -> Manifest:
     fields["checks"] = tuple(CheckSpec(**check) for check in fields["checks"])
     fields["dimensions"] = {name: (int(low), None if high is None else int(high)) for name, (low, high) in fields["dimensions"].items()}
     fields["platforms"], fields["updates"] = tuple(fields["platforms"]), tuple(fields["updates"])
-    made = Manifest(**fields)
-    if count(made.arguments) != len(made.inputs) or count(made.results) != len(made.outputs):
+    manifest = Manifest(**fields)
+    if count(manifest.arguments) != len(manifest.inputs) or count(manifest.results) != len(manifest.outputs):
         raise ValueError("the numbers of arrays in its structures differ from the numbers of inputs and outputs")
-    if unknown := set(made.updates) - {spec.name for spec in made.weights}:
+    if unknown := set(manifest.updates) - {spec.name for spec in manifest.weights}:
         raise ValueError(f"it updates {sorted(unknown)}, which are not weights")
-    return made
+    return manifest
 
 
 def _array_spec(facts: Mapping[str, Any]) -> ArraySpec:

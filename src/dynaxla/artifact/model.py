@@ -1,4 +1,4 @@
-"""Exported models, which are a program with its weights: saved, loaded and called without torch."""
+"""Exported models: a program with its weights. They are saved, loaded and called without torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import safetensors
 import safetensors.numpy
 
 from . import manifest as manifests
-from .manifest import DTYPES, ArraySpec, Damaged, Manifest
-from .stablehlo import exported
-from .structures import Mismatch, flatten, unflatten
+from .manifest import DTYPES, ArraySpec, DamagedModelError, Manifest
+from .stablehlo import as_jax_exported
+from .structures import StructureMismatch, flatten, unflatten
 
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
 _MAGIC = b"dynaxla.exported\n"
-_ANEW = "export the model again, or copy the whole directory again"
-# By 64-bit dtype of an input: the 32-bit dtype that a caller may pass for it, as JAX has no 64-bit arrays unless they are enabled.
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+_EXPORT_AGAIN = "export the model again, or copy the whole directory again"
+# The 32-bit dtype that a caller may pass for an input of each 64-bit dtype. JAX has no 64-bit arrays unless they are enabled.
+_NARROW_DTYPES = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 class ExportedModel:
     """A model as StableHLO, with its weights. `dynaxla.export` makes it from a PyTorch model, `dynaxla.load` from files.
 
     Attributes:
-        manifest: the names, shapes and dtypes of everything that it takes and returns.
+        manifest: the names, shapes and dtypes of all inputs, outputs and weights.
         weights: NumPy arrays by name. The caller must not write to them.
     """
 
@@ -47,12 +47,12 @@ class ExportedModel:
         for spec in manifest.weights:
             _check_weight(spec, self.weights.get(spec.name))
         try:
-            self._exported = exported(manifest, program)
-        except Damaged as error:
-            raise _refused(str(error), _ANEW) from None
-        self._run = jax.jit(_without_derivative(self._exported.call, manifest.name))
-        self._placed: list[jax.Array] | None = None
-        self._placing = threading.Lock()
+            self._exported = as_jax_exported(manifest, program)
+        except DamagedModelError as error:
+            raise _artifact_error(str(error), _EXPORT_AGAIN) from None
+        self._run = jax.jit(_refuse_derivatives(self._exported.call, manifest.name))
+        self._device_weights: list[jax.Array] | None = None
+        self._device_weights_lock = threading.Lock()
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -68,12 +68,12 @@ class ExportedModel:
         """Calls the model, also under `jax.jit`.
 
         The program computes with the dtypes of its manifest, even if 64-bit numbers are not enabled in this process, and its results have
-        these dtypes. In such a process a caller cannot pass 64-bit arrays: a 32-bit array of the same kind is widened.
+        these dtypes. In such a process a caller cannot pass 64-bit arrays: a 32-bit array of the same kind (int32 for int64) is widened.
 
         Args:
             args: the positional arguments as at export, with NumPy or JAX arrays for tensors.
-            key: of `jax.random`, for a model that draws random numbers.
-            weights: other values for some of the weights, by name, e.g. the updates of an earlier call.
+            key: a key of `jax.random`, for a model that draws random numbers.
+            weights: new values for some of the weights, by name, e.g. the updates of an earlier call.
             kwargs: the keyword arguments as at export.
 
         Returns: the results, with arrays for tensors, in tuples, lists and dicts. If the model writes to its buffers, as batch norms do in
@@ -86,25 +86,25 @@ class ExportedModel:
         arguments = self._arguments(args, kwargs)
         self._check_sizes(arguments)
         with jax.enable_x64(True):
-            taken = [*self._weights(weights or {}), *([_key_data(key)] if self._needs(key) else []), *arguments]
-            given = iter(self._run(*taken))
-        results = unflatten(manifest.results, given)
-        updates = {name: next(given) for name in manifest.updates}
+            program_inputs = [*self._weights(weights or {}), *([_key_data(key)] if self._takes_key(key) else []), *arguments]
+            outputs = iter(self._run(*program_inputs))
+        results = unflatten(manifest.results, outputs)
+        updates = {name: next(outputs) for name in manifest.updates}
         if manifest.checks:
-            self._raise_failed(next(given))
+            self._raise_failed(next(outputs))
         return (results, updates) if manifest.updates else results
 
     def serialize(self) -> bytes:
         """Returns the whole model as bytes, for `dynaxla.load`."""
         parts = self._files()
-        parts[MANIFEST] = manifests.written(self.manifest, parts)
+        parts[MANIFEST] = manifests.encode(self.manifest, parts)
         sizes = b"".join(len(parts[name]).to_bytes(8, "little") for name in (MANIFEST, PROGRAM, WEIGHTS))
         return _MAGIC + sizes + parts[MANIFEST] + parts[PROGRAM] + parts[WEIGHTS]
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a directory that is new or empty.
 
-        A new directory appears only when all files are complete. An empty one gets complete files, the manifest last.
+        A new directory appears only when all files are complete. An empty directory gets complete files, the manifest last.
 
         Args:
             overwrite: replaces the directory if it holds an exported model.
@@ -113,22 +113,22 @@ class ExportedModel:
         """
         target = Path(directory)
         try:
-            is_there, is_empty = os.path.lexists(target), target.is_dir() and not any(target.iterdir())
-            if is_there and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
+            exists, is_empty = os.path.lexists(target), target.is_dir() and not any(target.iterdir())
+            if exists and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
                 if overwrite:
-                    raise _refused(f"{target} is neither empty nor an exported model", "choose another directory")
+                    raise _artifact_error(f"{target} is neither empty nor an exported model", "choose another directory")
                 found = "is not empty" if target.is_dir() else "is not a directory"
-                raise _refused(f"{target} {found}", "choose another directory, or give overwrite=True to replace an exported model")
+                raise _artifact_error(f"{target} {found}", "choose another directory, or give overwrite=True to replace an exported model")
             files = self._files()
-            _write(target, {**files, MANIFEST: manifests.written(self.manifest, files)}, is_there, is_empty)
+            _write(target, {**files, MANIFEST: manifests.encode(self.manifest, files)}, exists, is_empty)
         except OSError as error:
-            raise _refused(f"{target} cannot be written: {error}", "choose another directory") from error
+            raise _artifact_error(f"{target} cannot be written: {error}", "choose another directory") from error
 
     def _files(self) -> dict[str, bytes]:
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
-            raise _refused(
+            raise _artifact_error(
                 f"the weights cannot be written as safetensors: {error}", "cast them to a dtype that safetensors supports"
             ) from None
         return {PROGRAM: self._program, WEIGHTS: weights}
@@ -139,24 +139,24 @@ class ExportedModel:
         try:
             positional, named = structure["items"]
             found = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
-        except Mismatch as error:
-            raise _refused(f"{self.manifest.name}: {error}", f"it takes {self._signature()}") from None
+        except StructureMismatch as error:
+            raise _artifact_error(f"{self.manifest.name}: {error}", f"it takes {self._signature()}") from None
         return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, found, strict=True)]
 
     def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
-        wanted = DTYPES[spec.dtype]
+        dtype = DTYPES[spec.dtype]
         with jax.enable_x64(True):
             if isinstance(value, (bool, int, float, complex)):
                 value = np.asarray(value)
-                value = value.astype(wanted) if np.can_cast(value.dtype, wanted, "same_kind") else value
+                value = value.astype(dtype) if np.can_cast(value.dtype, dtype, "same_kind") else value
             elif not isinstance(value, jax.Array):
                 value = np.asarray(value)
-            if value.dtype == wanted:
+            if value.dtype == dtype:
                 return value
-            if value.dtype.name == _NARROW.get(spec.dtype):
-                return value.astype(wanted)
+            if value.dtype.name == _NARROW_DTYPES.get(spec.dtype):
+                return value.astype(dtype)
         name = value.dtype.name
-        raise _refused(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")
+        raise _artifact_error(f"{path} ({spec}) was passed as {name}", f"use {path}.astype({spec.dtype!r}): only 32-bit arrays are widened")
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
         """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
@@ -165,7 +165,7 @@ class ExportedModel:
             fits = len(value.shape) == len(spec.shape)
             fits = fits and all(size == found for size, found in zip(spec.shape, value.shape, strict=True) if isinstance(size, int))
             if not fits:
-                raise _refused(f"{spec} was passed with shape {list(value.shape)}", f"it takes {self._signature()}")
+                raise _artifact_error(f"{spec} was passed with shape {list(value.shape)}", f"it takes {self._signature()}")
             for dim, (name, found) in enumerate(zip(spec.shape, value.shape, strict=True)):
                 if name not in self.manifest.dimensions or not isinstance(found, int):
                     continue
@@ -173,49 +173,55 @@ class ExportedModel:
                 low, high = self.manifest.dimensions[str(name)]
                 known, where = sizes.setdefault(str(name), (found, place))
                 if known != found:
-                    raise _refused(f"{name} is {known} in {where}, and {found} in {place}", f"it takes {self._signature()}")
+                    raise _artifact_error(f"{name} is {known} in {where}, and {found} in {place}", f"it takes {self._signature()}")
                 if found < low or (high is not None and found > high):
                     limits = f"{low} or more" if high is None else f"{low} to {high}"
-                    raise _refused(
+                    raise _artifact_error(
                         f"{name} is {found} in {place}, and the program supports {limits}", "export it with other dynamic_shapes"
                     )
 
     def _signature(self) -> str:
         return ", ".join(map(str, self.manifest.inputs)) or "no arrays"
 
-    def _needs(self, key: Any) -> bool:
+    def _takes_key(self, key: Any) -> bool:
         if self.manifest.draws_random and key is None:
-            raise _refused(
+            raise _artifact_error(
                 f"{self.manifest.name} draws random numbers, and needs a key",
                 "use call(..., key=jax.random.key(0)), with another key for each call",
             )
         if key is not None and not self.manifest.draws_random:
-            raise _refused(f"{self.manifest.name} draws no random numbers", "call it without a key")
+            raise _artifact_error(f"{self.manifest.name} draws no random numbers", "call it without a key")
         return self.manifest.draws_random
 
-    def _weights(self, given: Mapping[str, Any]) -> list[Any]:
-        """Returns the weights that the program takes. The model's own are copied to JAX's device at the first call, and stay there."""
+    def _weights(self, replacements: Mapping[str, Any]) -> list[Any]:
+        """Returns the weights that the program takes: `replacements` by name, else the model's own weights.
+
+        The model's own weights are copied to JAX's device at the first call, and stay there.
+        """
         specs = self.manifest.weights
-        if unknown := given.keys() - {spec.name for spec in specs}:
+        if unknown := replacements.keys() - {spec.name for spec in specs}:
             known = ", ".join(spec.name for spec in specs) or "none: they are constants of the program"
-            raise _refused(f"{self.manifest.name} takes no weights {', '.join(sorted(unknown))}", f"it takes {known}")
-        with self._placing:
-            if self._placed is None:
+            raise _artifact_error(f"{self.manifest.name} takes no weights {', '.join(sorted(unknown))}", f"it takes {known}")
+        with self._device_weights_lock:
+            if self._device_weights is None:
                 with jax.ensure_compile_time_eval():
-                    self._placed = [jax.device_put(self.weights[spec.name]) for spec in specs]
-        return [_weight(spec, given[spec.name]) if spec.name in given else own for spec, own in zip(specs, self._placed, strict=True)]
+                    self._device_weights = [jax.device_put(self.weights[spec.name]) for spec in specs]
+        return [
+            _weight(spec, replacements[spec.name]) if spec.name in replacements else stored
+            for spec, stored in zip(specs, self._device_weights, strict=True)
+        ]
 
     def _raise_failed(self, failed: Any) -> None:
         if isinstance(failed, jax.core.Tracer) or (index := int(failed)) < 0:
             return
         check = self.manifest.checks[index]
-        kind = getattr(builtins, check.error, None)
-        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(check.message)
+        error = getattr(builtins, check.error, None)
+        raise (error if isinstance(error, type) and issubclass(error, Exception) else RuntimeError)(check.message)
 
 
-def _write(target: Path, files: Mapping[str, bytes], is_there: bool, is_empty: bool) -> None:
-    """Writes complete files to a directory: a new one, an empty one, or one that is replaced. Raises: OSError."""
-    # A rename within one directory cannot fail for want of space or of another disk.
+def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: bool) -> None:
+    """Writes complete files to a directory, which is new, empty, or replaced. Raises: OSError."""
+    # A rename within one directory cannot fail because a disk is full, or because the files are on two disks.
     unfinished = (target if is_empty else target.parent) / f".{target.name}.{uuid.uuid4().hex}"
     try:
         unfinished.mkdir(parents=True)
@@ -226,11 +232,11 @@ def _write(target: Path, files: Mapping[str, bytes], is_there: bool, is_empty: b
                 os.fsync(file.fileno())
         if is_empty:
             _move_into(target, unfinished, files)
-        elif is_there:
-            aside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-            target.rename(aside)
+        elif exists:
+            previous = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+            target.rename(previous)
             unfinished.rename(target)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(previous, ignore_errors=True)
         else:
             unfinished.rename(target)
     finally:
@@ -238,7 +244,7 @@ def _write(target: Path, files: Mapping[str, bytes], is_there: bool, is_empty: b
 
 
 def _move_into(target: Path, unfinished: Path, names: Iterable[str]) -> None:
-    """Moves files, in order, from a directory in `target` to `target`: all of them or, if another process also writes there, none."""
+    """Moves files, in order, from a directory in `target` to `target`. If another process also writes there, moves none."""
     if len(list(target.iterdir())) > 1:
         raise FileExistsError(f"another process writes to {target}")
     moved = []
@@ -261,11 +267,11 @@ def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:
     """
     files = _split(source) if isinstance(source, bytes) else _files_of(Path(source))
     try:
-        manifest = manifests.read(files.pop(MANIFEST), files)
+        manifest = manifests.decode(files.pop(MANIFEST), files)
         weights = {name: _array(facts) for name, facts in safetensors.deserialize(files[WEIGHTS])}
-    except (Damaged, safetensors.SafetensorError) as error:
+    except (DamagedModelError, safetensors.SafetensorError) as error:
         place = "" if isinstance(source, bytes) else f"{source}: "
-        raise _refused(f"{place}{error}", _ANEW) from None
+        raise _artifact_error(f"{place}{error}", _EXPORT_AGAIN) from None
     return ExportedModel(manifest, files[PROGRAM], weights)
 
 
@@ -275,7 +281,7 @@ def _files_of(directory: Path) -> dict[str, bytes]:
         try:
             found[name] = (directory / name).read_bytes()
         except OSError as error:
-            raise _refused(
+            raise _artifact_error(
                 f"{directory} is not an exported model: {name}: {error.strerror}", "pass the directory that save wrote"
             ) from None
     return found
@@ -284,10 +290,10 @@ def _files_of(directory: Path) -> dict[str, bytes]:
 def _split(data: bytes) -> dict[str, bytes]:
     start = len(_MAGIC) + 24
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise _refused("these bytes are not an exported model", "pass the bytes that serialize returned")
+        raise _artifact_error("these bytes are not an exported model", "pass the bytes that serialize returned")
     sizes = [int.from_bytes(data[place : place + 8], "little") for place in range(len(_MAGIC), start, 8)]
     if len(data) != start + sum(sizes):
-        raise _refused(
+        raise _artifact_error(
             f"the exported model has {start + sum(sizes)} bytes, and {len(data)} were passed", "pass all bytes that serialize returned"
         )
     found = {}
@@ -297,7 +303,7 @@ def _split(data: bytes) -> dict[str, bytes]:
 
 
 # Dtypes by their names in the safetensors format.
-_FORMATS = {
+_SAFETENSORS_DTYPES = {
     "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "I8": "int8", "I16": "int16", "I32": "int32",
     "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
@@ -306,16 +312,18 @@ _FORMATS = {
 
 
 def _array(facts: Mapping[str, Any]) -> np.ndarray:
-    if facts["dtype"] not in _FORMATS:
-        raise Damaged(f"the weights have a dtype {facts['dtype']}, which this version of dynaxla does not support")
-    return np.frombuffer(facts["data"], DTYPES[_FORMATS[facts["dtype"]]]).reshape(facts["shape"])
+    if facts["dtype"] not in _SAFETENSORS_DTYPES:
+        raise DamagedModelError(f"the weights have a dtype {facts['dtype']}, which this version of dynaxla does not support")
+    return np.frombuffer(facts["data"], DTYPES[_SAFETENSORS_DTYPES[facts["dtype"]]]).reshape(facts["shape"])
 
 
 def _check_weight(spec: ArraySpec, value: Any) -> None:
     if value is None:
-        raise _refused(f"the weight {spec} is missing", _ANEW)
+        raise _artifact_error(f"the weight {spec} is missing", _EXPORT_AGAIN)
     if tuple(value.shape) != spec.shape or value.dtype != DTYPES[spec.dtype]:
-        raise _refused(f"the weight {spec} is {value.dtype}{list(value.shape)}", "pass it with the shape and dtype that the program takes")
+        raise _artifact_error(
+            f"the weight {spec} is {value.dtype}{list(value.shape)}", "pass it with the shape and dtype that the program takes"
+        )
 
 
 def _weight(spec: ArraySpec, value: Any) -> Any:
@@ -325,14 +333,14 @@ def _weight(spec: ArraySpec, value: Any) -> Any:
 
 
 def _key_data(key: Any) -> Any:
-    """Returns the uint32[2] data of a key of JAX's threefry generator, new style or old."""
+    """Returns the uint32[2] data of a key of JAX's threefry generator: a typed key, or a raw uint32 array."""
     data = jax.random.key_data(key) if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if getattr(data, "shape", None) != (2,) or data.dtype != np.uint32:
-        raise _refused("key is not a key of JAX's threefry generator", 'use jax.random.key(0, impl="threefry2x32")')
+        raise _artifact_error("key is not a key of JAX's threefry generator", 'use jax.random.key(0, impl="threefry2x32")')
     return data
 
 
-def _without_derivative(function: Any, name: str) -> Any:
+def _refuse_derivatives(function: Any, name: str) -> Any:
     """Wraps a function so that it raises where JAX would differentiate it, since the exported program has no derivative."""
 
     @jax.custom_vjp
@@ -340,7 +348,7 @@ def _without_derivative(function: Any, name: str) -> Any:
         return function(*arrays)
 
     def forward(*_: Any) -> Any:
-        raise _refused(
+        raise _artifact_error(
             f"{name} is an exported program, which has no derivative", "use dynaxla.to_jax, whose function JAX can differentiate"
         )
 
@@ -348,7 +356,7 @@ def _without_derivative(function: Any, name: str) -> Any:
     return call
 
 
-def _refused(message: str, hint: str) -> Exception:
+def _artifact_error(message: str, hint: str) -> Exception:
     """Returns an ArtifactError. The import is here, since errors.py imports torch where it is installed, which takes seconds."""
     from ..errors import ArtifactError
 

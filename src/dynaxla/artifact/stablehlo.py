@@ -11,11 +11,11 @@ from jax import export, lax
 from jax.extend.mlir import deserialize_portable_artifact, ir
 from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
-from .manifest import DTYPES, ArraySpec, Damaged, Manifest
+from .manifest import DTYPES, ArraySpec, DamagedModelError, Manifest
 
-# The custom calls that later versions of JAX keep for exported programs: LAPACK on the CPU, the vendors' solvers and generators on GPUs,
-# factorizations on TPUs, and those for dynamic dimensions. (jax.export has a list for the same purpose, which also has users' kernels.)
-_KEPT = frozenset(
+# Custom calls that later versions of JAX keep for exported programs: LAPACK on the CPU, vendors' solvers and generators on GPUs,
+# factorizations on TPUs, and calls for dynamic dimensions. (jax.export has a list for the same purpose, which also has users' kernels.)
+_STABLE_CUSTOM_CALLS = frozenset(
     [
         *("Eigh", "LuDecomposition", "ProductOfElementaryHouseholderReflectors", "Qr", "ApproxTopK", "AllocateBuffer", "shape_assertion"),
         *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"),
@@ -38,26 +38,26 @@ _KEPT = frozenset(
     ]
 )
 # Ops that communicate with the host or another device.
-_OUTSIDE = frozenset(["stablehlo.send", "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"])
+_COMMUNICATION_OPS = frozenset(["stablehlo.send", "stablehlo.recv", "stablehlo.infeed", "stablehlo.outfeed"])
 
 
-def is_stable(target: str) -> bool:
+def is_allowed(target: str) -> bool:
     """True if an exported program may call this function: later versions of JAX keep it, and it runs no host code."""
-    return target in _KEPT
+    return target in _STABLE_CUSTOM_CALLS
 
 
-def calls(program: bytes) -> set[str]:
+def called_functions(program: bytes) -> set[str]:
     """Returns the names of the functions that a serialized program calls, and of its ops that communicate with the host.
 
-    Raises: Damaged if these bytes are no program.
+    Raises: DamagedModelError if these bytes are not a program.
     """
-    found: set[str] = set()
+    called: set[str] = set()
 
-    def look(op: Any) -> Any:
+    def visit(op: Any) -> Any:
         if op.operation.name == "stablehlo.custom_call":
-            found.add(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
-        elif op.operation.name in _OUTSIDE:
-            found.add(op.operation.name)
+            called.add(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
+        elif op.operation.name in _COMMUNICATION_OPS:
+            called.add(op.operation.name)
         return ir.WalkResult.ADVANCE
 
     with ir.Context() as context, ir.Location.unknown():
@@ -66,38 +66,41 @@ def calls(program: bytes) -> set[str]:
         try:
             module = deserialize_portable_artifact(program)
         except Exception as error:
-            raise Damaged(f"this version of JAX cannot read the program: {error}") from None
-        module.operation.walk(look)
-    return found
+            raise DamagedModelError(f"this version of JAX cannot read the program: {error}") from None
+        module.operation.walk(visit)
+    return called
 
 
-def exported(manifest: Manifest, program: bytes) -> export.Exported:
-    """Returns a program as a JAX exported function, from flat arrays to a list of arrays.
+def as_jax_exported(manifest: Manifest, program: bytes) -> export.Exported:
+    """Returns a program as a `jax.export.Exported`, which maps flat arrays to a list of arrays.
 
-    JAX exports a placeholder function with the same inputs and outputs, whose program is then replaced by this one.
+    JAX exports a placeholder function with the same inputs and outputs, whose program is then replaced by `program`.
 
-    Raises: Damaged for impossible shapes, and for a program that calls functions which are not listed.
+    Raises: DamagedModelError for impossible shapes, and for a program that calls functions that `is_allowed` rejects.
     """
-    unlisted = sorted(name for name in calls(program) if not is_stable(name))
+    unlisted = sorted(name for name in called_functions(program) if not is_allowed(name))
     if unlisted:
-        raise Damaged(f"the program calls {', '.join(unlisted)}, which an exported program must not call")
-    scope = scope_of(manifest.dimensions)
+        raise DamagedModelError(f"the program calls {', '.join(unlisted)}, which an exported program must not call")
+    scope = symbolic_scope(manifest.dimensions)
 
-    def described(spec: ArraySpec) -> jax.ShapeDtypeStruct:
+    def shape_struct(spec: ArraySpec) -> jax.ShapeDtypeStruct:
         try:
             return jax.ShapeDtypeStruct(_shape(spec, scope), DTYPES[spec.dtype])
         except ValueError as error:
-            raise Damaged(f"{spec} has no shape: {error}") from None
+            raise DamagedModelError(f"{spec} has no shape: {error}") from None
 
     with jax.enable_x64(True):
-        taken, given = [described(spec) for spec in manifest.taken()], [described(spec) for spec in manifest.given()]
+        inputs, outputs = (
+            [shape_struct(spec) for spec in manifest.program_inputs()],
+            [shape_struct(spec) for spec in manifest.program_outputs()],
+        )
 
-        def hollow(*arrays: jax.Array) -> list[jax.Array]:
-            return [lax.full(spec.shape, 0, spec.dtype) for spec in given]
+        def placeholder(*arrays: jax.Array) -> list[jax.Array]:
+            return [lax.full(spec.shape, 0, spec.dtype) for spec in outputs]
 
-        made = export.export(jax.jit(hollow, keep_unused=True), platforms=manifest.platforms)(*taken)
+        placeholder_export = export.export(jax.jit(placeholder, keep_unused=True), platforms=manifest.platforms)(*inputs)
     return dataclasses.replace(
-        made,
+        placeholder_export,
         fun_name=manifest.name,
         mlir_module_serialized=program,
         calling_convention_version=manifest.calling_convention,
@@ -105,10 +108,10 @@ def exported(manifest: Manifest, program: bytes) -> export.Exported:
     )
 
 
-def scope_of(dimensions: Mapping[str, tuple[int, int | None]]) -> export.SymbolicScope:
+def symbolic_scope(dimensions: Mapping[str, tuple[int, int | None]]) -> export.SymbolicScope:
     """Returns JAX's scope for symbolic dimensions with these limits."""
-    found = [f"{name} >= {low}" for name, (low, _) in dimensions.items()]
-    return export.SymbolicScope(found + [f"{name} <= {high}" for name, (_, high) in dimensions.items() if high is not None])
+    constraints = [f"{name} >= {low}" for name, (low, _) in dimensions.items()]
+    return export.SymbolicScope(constraints + [f"{name} <= {high}" for name, (_, high) in dimensions.items() if high is not None])
 
 
 def _shape(spec: ArraySpec, scope: export.SymbolicScope) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """JSON descriptions of nested tuples, lists and dicts of arrays.
 
 A description is one of {"kind": "tuple" or "list", "items": [...]}, {"kind": "dict", "keys": [...], "items": [...]}, {"kind": "array"}
-and {"kind": "constant", "value": ...}, whose value is a number, a string, a bool or None.
+and {"kind": "constant", "value": ...}, in which the value is a number, a string, a bool or None.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ARRAY: Structure = {"kind": "array"}
 CONSTANTS = (bool, int, float, str, type(None))
 
 
-class Mismatch(Exception):
-    """Raised for a value with another structure than described. The message names the place."""
+class StructureMismatch(Exception):
+    """Raised for a value whose structure differs from its description. The message names the path."""
 
 
 def constant(value: Any) -> Structure:
@@ -36,31 +36,35 @@ def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, 
     """Yields the arrays in a value, each with its path. A dict may have its keys in any order.
 
     Args:
-        path: of the value itself.
+        structure: the description of the value.
+        value: nested tuples, lists and dicts of arrays.
+        path: the path of the value itself.
 
-    Raises: Mismatch.
+    Raises: StructureMismatch.
     """
     kind = structure["kind"]
     if kind == "array":
         yield path, value
     elif kind == "constant":
         if type(value) is not type(structure["value"]) or value != structure["value"]:
-            raise Mismatch(f"{path} is {value!r}, and was {structure['value']!r} at export: constants are part of the program")
+            raise StructureMismatch(f"{path} is {value!r}, and was {structure['value']!r} at export: constants are part of the program")
     elif kind == "dict":
         if not isinstance(value, Mapping):
-            raise Mismatch(f"{path} is a {type(value).__name__}, and was a dict at export")
+            raise StructureMismatch(f"{path} is a {type(value).__name__}, and was a dict at export")
         missing = [key for key in structure["keys"] if key not in value]
         extra = [key for key in value if key not in structure["keys"]]
         if missing or extra:
-            told = [f"lacks {', '.join(map(repr, missing))}"] * bool(missing) + [f"has {', '.join(map(repr, extra))} besides"] * bool(extra)
-            raise Mismatch(f"{path} {' and '.join(told)}")
+            differences = [f"lacks {', '.join(map(repr, missing))}"] * bool(missing) + [
+                f"has {', '.join(map(repr, extra))} besides"
+            ] * bool(extra)
+            raise StructureMismatch(f"{path} {' and '.join(differences)}")
         for key, item in zip(structure["keys"], structure["items"], strict=True):
             yield from flatten(item, value[key], f"{path}[{key!r}]")
     else:
         if not isinstance(value, (tuple, list)):
-            raise Mismatch(f"{path} is a {type(value).__name__}, and was a {kind} at export")
+            raise StructureMismatch(f"{path} is a {type(value).__name__}, and was a {kind} at export")
         if len(value) != len(structure["items"]):
-            raise Mismatch(f"{path} has {len(value)} items, and had {len(structure['items'])} at export")
+            raise StructureMismatch(f"{path} has {len(value)} items, and had {len(structure['items'])} at export")
         for index, item in enumerate(structure["items"]):
             yield from flatten(item, value[index], f"{path}[{index}]")
 

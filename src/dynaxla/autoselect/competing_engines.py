@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..buffers.overlaps import Overlaps
 from ..capture.inputs import Sizes
 from ..config import Options
-from ..observe.engine_decisions import Verdict, introduce, note
+from ..observe.engine_decisions import Verdict, record_verdict, register_graph
 from ..runtime import private
 from . import obstacles
 from .candidates import check_names, compile_with, compiled_or_reason, copy_graph
@@ -77,14 +77,14 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
     phase = "training" if training else "inference"
     if obstacle:
         left_out = {DEFAULT_ENGINE: own} if isinstance(own, str) else {}
-        note(
+        record_verdict(
             Verdict(
                 facts.name, phase, (), EAGER if left_out else DEFAULT_ENGINE, f"the graph must not run twice: {obstacle}", left_out=left_out
             )
         )
         return eager if isinstance(own, str) else own
     content = text_of(module, example_inputs)
-    introduce(facts.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
+    register_graph(facts.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
     sizes = Sizes(module.graph.find_nodes(op="placeholder"))
     store = options.store("engines")
     choices = Choices()

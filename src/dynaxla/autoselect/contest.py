@@ -26,7 +26,7 @@ import torch
 
 from .. import forks
 from ..observe import metrics
-from ..observe.engine_decisions import Verdict, note
+from ..observe.engine_decisions import Verdict, record_verdict
 from ..runtime import private
 from . import obstacles
 from .clones import clones
@@ -406,7 +406,7 @@ class SizeClass:
         self.winner, self._ranking = name, dict(ranking)
         shown = dict(ranking if seconds is None else seconds)
         phase = "training" if self.contest.training else "inference"
-        note(Verdict(self.contest.graph, phase, self.bounds, name, why, shown, dict(self.contest.left_out), is_stored))
+        record_verdict(Verdict(self.contest.graph, phase, self.bounds, name, why, shown, dict(self.contest.left_out), is_stored))
 
 
 def first_line(error: BaseException) -> str:

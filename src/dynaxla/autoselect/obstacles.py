@@ -99,7 +99,7 @@ def call_must_run_once(args: Sequence[Any]) -> bool:
 
     A forked process that cannot use XLA must not repeat a call either.
     """
-    if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None or forks.is_cut_off():
+    if private.mode_count() or private.saved_tensor_hooks() is not None or private.functorch_level() is not None or forks.has_lost_xla():
         return True
     return not all(isinstance(item, (bool, int, float, type(None))) or _is_plain(item) for item in args)
 

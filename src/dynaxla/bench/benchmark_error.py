@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class BenchmarkError(Exception):
-    """A request that cannot be met, such as an unknown name, or a package that is not installed."""
+    """Raised for a request that cannot be met, such as an unknown name, or a package that is not installed."""

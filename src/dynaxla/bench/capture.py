@@ -15,16 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True)
 class Capture:
-    """Counts of graphs, and of ATen ops as the dispatcher sees them.
+    """Counts of graphs, and of ATen ops below autograd.
 
     Attributes:
-        graphs: compiled graphs.
-        graph_calls: calls of graphs in one call of the model.
+        graphs: the number of compiled graphs.
+        graph_calls: the number of calls of graphs in one call of the model.
         ops_per_graph: the mean number of ops in these calls.
         largest_graph: the number of ops in the largest graph.
-        eager_ops: ops in one eager call of the model.
-        captured_share: the share of these ops that ran inside graphs, 0 to 1.
-        breaks: the reasons for graph breaks, and how often each occurred while compiling.
+        eager_ops: the number of ops in one eager call of the model.
+        captured_share: the fraction of these ops that ran inside graphs, 0 to 1.
+        breaks: the number of graph breaks during compilation, by reason.
     """
 
     graphs: int
@@ -48,13 +48,16 @@ class OpCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
-    """Compiles a model with a backend that runs each graph unchanged, and counts. Calls the compiled model three times, the model once."""
-    forget_sizes()
+def count_captures(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
+    """Compiles a model with a backend that runs each graph unchanged, and counts graphs and ops.
+
+    Calls the compiled model three times, and the model once.
+    """
+    reset_dynamic_sizes()
     graph_sizes: list[int] = []
     calls: list[int] = []
 
-    def counting(module: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
+    def counting_backend(module: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
         number = len(graph_sizes)
         graph_sizes.append(0)
 
@@ -67,31 +70,31 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
 
         return run
 
-    already = len(torch._dynamo.utils.graph_break_reasons)
-    compiled = torch.compile(model, backend=counting)
+    earlier_breaks = len(torch._dynamo.utils.graph_break_reasons)
+    compiled = torch.compile(model, backend=counting_backend)
     for _ in range(2):  # the second call may compile more graphs, for example for a size that has changed
         compiled(*inputs)
     calls.clear()
     compiled(*inputs)
-    with OpCounter() as eager:
+    with OpCounter() as eager_ops:
         model(*inputs)
-    reasons = [reason.reason.strip().partition("\n")[0] for reason in torch._dynamo.utils.graph_break_reasons[already:]]
-    captured = sum(calls)
+    reasons = [reason.reason.strip().partition("\n")[0] for reason in torch._dynamo.utils.graph_break_reasons[earlier_breaks:]]
+    captured_ops = sum(calls)
     return Capture(
         len(graph_sizes),
         len(calls),
-        captured / len(calls) if calls else 0.0,
+        captured_ops / len(calls) if calls else 0.0,
         max(graph_sizes, default=0),
-        eager.count,
-        captured / eager.count if eager.count else 0.0,
+        eager_ops.count,
+        captured_ops / eager_ops.count if eager_ops.count else 0.0,
         dict(Counter(reasons)),
     )
 
 
-def forget_sizes() -> None:
-    """Makes TorchDynamo forget which sizes have changed, so that one engine's calls do not alter another's graphs.
+def reset_dynamic_sizes() -> None:
+    """Resets TorchDynamo's memory of sizes that have changed, so that one engine's calls do not alter another engine's graphs.
 
-    Compiled code stays.
+    Compiled code is kept.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from torch._dynamo.pgo import reset_code_state

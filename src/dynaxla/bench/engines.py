@@ -1,4 +1,4 @@
-"""The engines: the ways to run a model that the benchmark compares.
+"""The engines that the benchmark compares.
 
 eager            PyTorch's eager mode
 lazy             eager mode's Python code on the device "jax"; the ops are recorded at every call and run as one program
@@ -32,9 +32,9 @@ from ..backend import dynaxla, dynaxla_retrace
 from ..observe import metrics
 from ..runtime import private
 from ..training import compile_step
+from .argument_checks import check_names
 from .benchmark_error import BenchmarkError
-from .requests import check_names
-from .training import Training
+from .training import TrainingStep
 
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
@@ -42,7 +42,7 @@ Inputs = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """One way to run a model.
+    """An engine that runs a model.
 
     Attributes:
         name: the engine's name.
@@ -50,8 +50,8 @@ class BenchEngine:
         obstacle: returns the reason why the engine cannot be used here, or "". It is cheap, and imports nothing that changes this process.
         native: True if it runs on the CPU while the other engines run on the device "jax".
         on_jax: True if it can be used with tensors of the device "jax".
-        whole_step: True if it prepares a whole training step, not only its model.
-        process: starts a runner in another process, for an engine that cannot share this one; else None.
+        whole_step: True if it prepares a whole training step, not only the step's model.
+        process: starts a runner in another process, for an engine that cannot share this process; else None.
     """
 
     name: str
@@ -63,30 +63,30 @@ class BenchEngine:
     process: Callable[[BenchEngine, Any, Any], Any] | None = None
 
     def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
-        """Returns the callable for a model. For a `Training`, most engines prepare only its model."""
-        if not isinstance(model, Training) or self.whole_step:
+        """Returns the callable for a model. For a `TrainingStep`, most engines prepare only the step's model."""
+        if not isinstance(model, TrainingStep) or self.whole_step:
             return self.prepare(model, inputs)
-        return model.compiled(lambda module: self.prepare(module, inputs))
+        return model.with_compiled_model(lambda module: self.prepare(module, inputs))
 
 
 def compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[nn.Module, Inputs], Call]:
     return lambda model, _: torch.compile(model, backend=backend, options=options)
 
 
-def as_training(model: nn.Module, engine: str) -> Training:
-    if not isinstance(model, Training):
-        raise BenchmarkError(f"the engine {engine} is one for --training")
+def as_training(model: nn.Module, engine: str) -> TrainingStep:
+    if not isinstance(model, TrainingStep):
+        raise BenchmarkError(f"the engine {engine} needs --training")
     return model
 
 
 def compiled_step(model: nn.Module, _: Inputs) -> Call:
-    mine = copy.deepcopy(as_training(model, "dynaxla_step"))
-    step = compile_step(mine.step, fullgraph=True)  # compiled at its first call, which is measured
+    own_model = copy.deepcopy(as_training(model, "dynaxla_step"))
+    step = compile_step(own_model.step, fullgraph=True)  # compiled at its first call, which is measured
 
     def call(*inputs: torch.Tensor) -> Any:
         with torch.enable_grad():
             loss = step(*inputs)
-        return loss, mine.gradients()
+        return loss, own_model.gradients()
 
     return call
 
@@ -94,17 +94,17 @@ def compiled_step(model: nn.Module, _: Inputs) -> Call:
 def _lazy(model: nn.Module, _: Inputs) -> Call:
     from ..device.modes import lazy
 
-    mine = copy.deepcopy(model)
+    own_model = copy.deepcopy(model)
 
     def call(*inputs: torch.Tensor) -> Any:
         with lazy(), metrics.timed("record"):
-            return mine(*inputs)
+            return own_model(*inputs)
 
     return call
 
 
-def no_device() -> str:
-    return "" if private.privateuse1_name() == "jax" else "it is one for --device jax"
+def jax_device_obstacle() -> str:
+    return "" if private.privateuse1_name() == "jax" else "it needs --device jax"
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
@@ -114,11 +114,11 @@ def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
         return torch.jit.trace(model, inputs, check_trace=False)
 
 
-def _graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
+def _run_unchanged(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
     return module.forward
 
 
-def _boxed_graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
+def _run_unchanged_boxed(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
     return make_boxed_func(module.forward)
 
 
@@ -126,11 +126,11 @@ ENGINES: dict[str, BenchEngine] = {
     engine.name: engine
     for engine in (
         BenchEngine("eager", lambda model, _: model, on_jax=True),
-        BenchEngine("lazy", _lazy, no_device, on_jax=True, whole_step=True),
+        BenchEngine("lazy", _lazy, jax_device_obstacle, on_jax=True, whole_step=True),
         BenchEngine("inductor", compiled("inductor"), no_cpp_compiler),
         BenchEngine("torchscript", _torchscript),
-        BenchEngine("dynamo", compiled(_graph_as_it_is), on_jax=True),
-        BenchEngine("dynamo_aot", compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is)), on_jax=True),
+        BenchEngine("dynamo", compiled(_run_unchanged), on_jax=True),
+        BenchEngine("dynamo_aot", compiled(aot_autograd(fw_compiler=_run_unchanged_boxed)), on_jax=True),
         BenchEngine("dynaxla", compiled(dynaxla), on_jax=True),
         BenchEngine("dynaxla_tuned", compiled(dynaxla, {"tune": True})),
         BenchEngine("dynaxla_step", compiled_step, on_jax=True, whole_step=True),
@@ -138,30 +138,30 @@ ENGINES: dict[str, BenchEngine] = {
     )
 }
 
-QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
-TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_step", "dynaxla_retrace"]
+QUICK_ENGINES = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
+TRAINING_ENGINES = ["eager", "inductor", "dynaxla", "dynaxla_step", "dynaxla_retrace"]
 
 
-def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[str]:
-    """Returns the engines for a suite if none are named. `device` is the type of the tensors' device."""
+def default_engines(suite: str, device: str, *, training: bool, quick: bool) -> list[str]:
+    """Returns the names of the engines for a suite if the user names none. `device` is the type of the tensors' device."""
     if device == "jax":
         names = ["eager", "lazy", "dynaxla", *(["dynaxla_step"] if training else []), "dynaxla_retrace"]
         return names if training or quick else ["dynamo", "dynamo_aot", *names]
     if training or quick:
-        return TRAINING if training else QUICK
+        return TRAINING_ENGINES if training else QUICK_ENGINES
     # TorchScript repeats the path of the example inputs, so it gives wrong results for models whose path depends on values.
-    by_trace = [] if suite == "breaks" else ["torchscript"]
-    return ["eager", "inductor", *by_trace, "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"]
+    tracing_engines = [] if suite == "breaks" else ["torchscript"]
+    return ["eager", "inductor", *tracing_engines, "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"]
 
 
 def choose(
-    names: Iterable[str], usual: Sequence[str], device: str = "cpu", engines: Mapping[str, BenchEngine] | None = None
+    names: Iterable[str], defaults: Sequence[str], device: str = "cpu", engines: Mapping[str, BenchEngine] | None = None
 ) -> tuple[list[BenchEngine], list[str]]:
     """Returns engines in the table's order, and notes about engines that are left out.
 
     Args:
-        names: the engines; if empty, those in `usual` that can be used here.
-        usual: the default engines.
+        names: the engines; if empty, the engines in `defaults` that can be used here.
+        defaults: the default engines.
         device: the type of the tensors' device.
         engines: the engines by name; None for ENGINES.
 
@@ -169,17 +169,17 @@ def choose(
         BenchmarkError: a name is unknown, or a named engine cannot be used here.
     """
     engines = ENGINES if engines is None else engines
-    wanted = list(dict.fromkeys(names))
-    known = [engine.name for engine in engines.values() if engine.on_jax or device != "jax"]
-    check_names("engine", wanted, known, " on the device jax" if device == "jax" else "")
+    requested = list(dict.fromkeys(names))
+    supported = [engine.name for engine in engines.values() if engine.on_jax or device != "jax"]
+    check_names("engine", requested, supported, " on the device jax" if device == "jax" else "")
     chosen, notes = [], []
     for engine in engines.values():
-        if engine.name not in known or engine.name not in (wanted or usual):
+        if engine.name not in supported or engine.name not in (requested or defaults):
             continue
         obstacle = engine.obstacle()
         if not obstacle:
             chosen.append(engine)
-        elif wanted:
+        elif requested:
             raise BenchmarkError(f"the engine {engine.name!r} cannot be used here: {obstacle}")
         else:
             notes.append(f"{engine.name} left out: {obstacle}")

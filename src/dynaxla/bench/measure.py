@@ -1,4 +1,4 @@
-"""The measurements: every engine of a model is prepared and checked, then all are timed in turns.
+"""The measurements: every engine of a model is prepared and checked, then all engines are timed in turns.
 
 Turns matter because a machine's speed drifts, and because the state that one engine leaves behind (caches, clocks) must not always affect
 the same successor. In each round each engine makes one untimed call to warm up, and `iterations_per_run` timed calls; the order rotates by
@@ -27,9 +27,9 @@ from ..autoselect.agreement import NumericalAgreement, compare, in_float64, move
 from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
-from .runner import BenchRunner, Inputs, Local, Memory, ModelSetup, empty_caches, first_line, release
-from .suites import Case
-from .training import Training
+from .runner import AddedMemory, BenchRunner, Inputs, LocalRunner, ModelSetup, empty_caches, first_line, release_memory
+from .suites import BenchCase
+from .training import TrainingStep
 
 MINIMUM_ROUNDS = 3
 MAXIMUM_ROUNDS = 100
@@ -42,15 +42,15 @@ class BenchSettings:
     """The settings of a measurement.
 
     Attributes:
-        placement: how models and inputs are created.
-        iterations_per_run: calls that are timed together.
+        placement: the setup of models and inputs.
+        iterations_per_run: the number of calls that are timed together.
         randomize_input: True for new values at each call, instead of one input.
         baseline: the engine whose speedup is 1.00.
         rounds: the number of rounds; None to use `seconds`.
-        seconds: about how long each engine of a model is timed.
-        memory: measures an engine's memory with these inputs; None: memory is not measured.
+        seconds: the approximate seconds for which each engine of a model is timed.
+        memory: measures an engine's memory with these inputs; None if memory is not measured.
         traceback: True to print the tracebacks of failures.
-        amortized: also time this many calls with one synchronization at their end; 0: do not.
+        amortized: the number of calls that are also timed with one synchronization at their end; 0 for none.
         before_rounds: called after the first calls, before the timing.
     """
 
@@ -60,7 +60,7 @@ class BenchSettings:
     baseline: str = "eager"
     rounds: int | None = None
     seconds: float = 3.0
-    memory: Callable[[BenchEngine, Case, ModelSetup, Sequence[Inputs]], Memory] | None = None
+    memory: Callable[[BenchEngine, BenchCase, ModelSetup, Sequence[Inputs]], AddedMemory] | None = None
     traceback: bool = False
     amortized: int = 0
     before_rounds: Callable[[], None] = lambda: None
@@ -83,27 +83,27 @@ class Spread:
 
 
 @dataclass
-class Row:
-    """One engine on one model. Values that could not be measured are None.
+class EngineResult:
+    """The results of one engine on one model. Values that could not be measured are None.
 
     Attributes:
         model: the model's name.
         engine: the engine's name.
-        failure: why the engine failed, or "".
+        failure: the reason why the engine failed, or "".
         first_call_seconds: wall time of the first call.
         first_phases: seconds of dynaxla's phases in the first call.
         call_phases: milliseconds of these phases in one timed call.
-        traces: how many graphs were traced in all timed calls.
-        compilations: how many programs were compiled in all timed calls.
-        recorded_ops: the ops that lazy mode records in one timed call.
+        traces: the number of graphs that were traced in all timed calls.
+        compilations: the number of programs that were compiled in all timed calls.
+        recorded_ops: the number of ops that lazy mode records in one timed call.
         wall: wall time per call.
         cpu: CPU time per call.
         wall_samples: the wall time per call in each round, in milliseconds.
         cpu_samples: the CPU time per call in each round, in milliseconds.
-        amortized: wall time per call where several calls share one synchronization.
+        amortized: wall time per call of several calls that share one synchronization.
         amortized_samples: this time in each round, in milliseconds.
-        speedup: over the baseline.
-        agreement: with eager mode.
+        speedup: the speedup over the baseline.
+        agreement: the comparison of the results with eager mode.
         memory: the engine's memory.
     """
 
@@ -124,7 +124,7 @@ class Row:
     amortized_samples: list[float] = field(default_factory=list)
     speedup: float | None = None
     agreement: NumericalAgreement | None = None
-    memory: Memory | None = None
+    memory: AddedMemory | None = None
 
     @property
     def good(self) -> bool:
@@ -133,23 +133,30 @@ class Row:
 
 @dataclass
 class ModelResult:
-    """One model: its rows, and the counts of its capture (None in training, or if counting failed; then `capture_failure` says why)."""
+    """The results of one model.
+
+    Attributes:
+        model: the model's name.
+        rows: a row for each engine.
+        captured: the counts of the model's capture; None in training, or if counting failed.
+        capture_failure: the reason why counting failed, or "".
+    """
 
     model: str
-    rows: list[Row]
+    rows: list[EngineResult]
     captured: capture.Capture | None = None
     capture_failure: str = ""
 
 
 class BenchProgress(Protocol):
-    """A listener for progress: the current activity, and the number of a model's steps that are done."""
+    """Receives the current activity, and the number of a model's steps that are done."""
 
     def begin(self, model: str, steps: int) -> None: ...
 
     def step(self, text: str, steps: float = 1) -> None: ...
 
 
-class Silent:
+class NoProgress:
     def begin(self, model: str, steps: int) -> None:
         pass
 
@@ -157,14 +164,17 @@ class Silent:
         pass
 
 
-# The rounds of a model count as this many steps for a progress bar, each engine's first call as one.
-STEPS_OF_ROUNDS = 5
+# The number of steps of a progress bar for all rounds of a model. Each engine's first call is one step.
+ROUND_STEPS = 5
 
 
-def measure(case: Case, engines: Sequence[BenchEngine], settings: BenchSettings, progress: BenchProgress | None = None) -> ModelResult:
-    """Measures one model in all engines. A failing engine gets a row with its failure; only a model that cannot be built raises."""
-    progress = progress or Silent()
-    progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + STEPS_OF_ROUNDS)
+def measure(case: BenchCase, engines: Sequence[BenchEngine], settings: BenchSettings, progress: BenchProgress | None = None) -> ModelResult:
+    """Measures one model in all engines. The row of a failing engine has its failure.
+
+    Raises: exceptions of a model that cannot be built.
+    """
+    progress = progress or NoProgress()
+    progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + ROUND_STEPS)
     generator = torch.Generator().manual_seed(settings.placement.seed + 1)
     with (
         torch.no_grad(),
@@ -177,51 +187,53 @@ def measure(case: Case, engines: Sequence[BenchEngine], settings: BenchSettings,
         finally:
             torch._dynamo.reset()
             jax.clear_caches()
-            release()
+            release_memory()
 
 
 class _Measurement:
-    def __init__(self, case: Case, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
+    def __init__(self, case: BenchCase, settings: BenchSettings, generator: torch.Generator, progress: BenchProgress) -> None:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
         self.model = settings.placement.model(case)
-        self.judge = self.model if settings.placement.judge is settings.placement else settings.placement.judge.model(case)
-        # The second input is for a check after the timing: programs compiled for the first input must be right for it, too.
-        self.inputs = [self._fresh(), self._fresh()]
+        self.eager_model = (
+            self.model if settings.placement.eager_setup is settings.placement else settings.placement.eager_setup.model(case)
+        )
+        # The second input is for a check after the timing: programs compiled for the first input must be right for the second, too.
+        self.inputs = [self._new_inputs(), self._new_inputs()]
         self.expected: list[Any] = []
         self.reference: list[Any] | None = None
         self.moved: list[list[Any]] = [[], []]
 
-    def _fresh(self) -> Inputs:
+    def _new_inputs(self) -> Inputs:
         return self.settings.placement.inputs(self.case, self.generator)
 
     def run(self, engines: Sequence[BenchEngine]) -> ModelResult:
-        rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
+        rows = {engine.name: EngineResult(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
-        judged = [tuple(tensor.to(self.settings.placement.judge.device) for tensor in args) for args in self.inputs]
+        eager_inputs = [tuple(tensor.to(self.settings.placement.eager_setup.device) for tensor in args) for args in self.inputs]
         try:
-            self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.judge(*args)) for args in judged]
+            self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.eager_model(*args)) for args in eager_inputs]
         except Exception as error:
             for row in result.rows:
-                row.failure = f"eager itself fails: {self._reason(error)}"
+                row.failure = f"eager itself fails: {self._failure_text(error)}"
             return result
-        self.reference = in_float64(self.judge, judged)
+        self.reference = in_float64(self.eager_model, eager_inputs)
         if self.settings.placement.training:
-            # The uncertainty of gradients: a maximum that changes its position changes them, and deep networks have many.
-            self.moved = [moved(self.judge, args) for args in judged]
+            # The uncertainty of gradients: a maximum that moves to another element changes them, and deep networks have many maxima.
+            self.moved = [moved(self.eager_model, args) for args in eager_inputs]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
             try:
-                result.captured = capture.examine(self.model, self.inputs[0])
+                result.captured = capture.count_captures(self.model, self.inputs[0])
             except Exception as error:
-                result.capture_failure = self._reason(error)
+                result.capture_failure = self._failure_text(error)
             torch._dynamo.reset()
 
         if self.settings.memory is not None:
             for engine in engines:
                 self.progress.step(f"{engine.name}: memory")
-                with self._failure_in(rows[engine.name]):
-                    batches = [self.inputs[0], *(self._fresh() for _ in range(3))]
+                with self._record_failure(rows[engine.name]):
+                    batches = [self.inputs[0], *(self._new_inputs() for _ in range(3))]
                     rows[engine.name].memory = self.settings.memory(engine, self.case, self.settings.placement, batches)
         runners: dict[str, BenchRunner] = {}
         try:
@@ -238,47 +250,47 @@ class _Measurement:
         return result
 
     @contextlib.contextmanager
-    def _failure_in(self, row: Row) -> Iterator[None]:
+    def _record_failure(self, row: EngineResult) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            row.failure = row.failure or self._reason(error)
+            row.failure = row.failure or self._failure_text(error)
 
-    def _reason(self, error: Exception) -> str:
+    def _failure_text(self, error: Exception) -> str:
         if self.settings.traceback:
             traceback.print_exception(error)
         return first_line(error)
 
-    def _first_call(self, engine: BenchEngine, row: Row, runners: dict[str, BenchRunner]) -> None:
-        capture.forget_sizes()
+    def _first_call(self, engine: BenchEngine, row: EngineResult, runners: dict[str, BenchRunner]) -> None:
+        capture.reset_dynamic_sizes()
         placement = self.settings.placement
         runner: BenchRunner | None = None
-        with self._failure_in(row):
+        with self._record_failure(row):
             # A separate process builds the model before the clock starts, so that its first call measures only the engine.
             if engine.process is not None:
                 runner = engine.process(engine, self.case, placement)
             before = metrics.seconds()
             start = time.perf_counter()
-            runner = runner or Local(engine, self.judge if engine.native else self.model, self.inputs[0], placement)
+            runner = runner or LocalRunner(engine, self.eager_model if engine.native else self.model, self.inputs[0], placement)
             result = runner.call(self.inputs[0])
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
-            row.agreement = self._agreement(engine, result, 0)
-            # The next calls still differ: memory is seen for the second time, TorchScript specializes, sizes become dynamic.
+            row.agreement = self._agreement_of(engine, result, 0)
+            # The next calls still differ: memory is used for the second time, TorchScript specializes, sizes become dynamic.
             for _ in range(3):
-                runner.call(self._fresh() if self.settings.randomize_input else self.inputs[0])
+                runner.call(self._new_inputs() if self.settings.randomize_input else self.inputs[0])
         if row.failure and runner is not None:
             runner.close()
         elif runner is not None:
             runners[engine.name] = runner
 
-    def _rounds(self, rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
+    def _rounds(self, rows: dict[str, EngineResult], runners: dict[str, BenchRunner]) -> None:
         settings = self.settings
         names = list(runners)
         timings = {name: _PhaseCounts() for name in names}
         budget = settings.seconds * len(names)
         start = time.perf_counter()
-        reported = 0.0
+        reported_share = 0.0
         for number in range(settings.rounds or MAXIMUM_ROUNDS):
             elapsed = time.perf_counter() - start
             if settings.rounds is None and number >= MINIMUM_ROUNDS and elapsed >= budget:
@@ -287,8 +299,10 @@ class _Measurement:
                 name = names[(position + number) % len(names)]
                 if rows[name].failure:
                     continue
-                batches = [self._fresh() if settings.randomize_input else self.inputs[0] for _ in range(1 + settings.iterations_per_run)]
-                with self._failure_in(rows[name]):
+                batches = [
+                    self._new_inputs() if settings.randomize_input else self.inputs[0] for _ in range(1 + settings.iterations_per_run)
+                ]
+                with self._record_failure(rows[name]):
                     runners[name].call(batches[0])
                     with timings[name]:
                         timing = runners[name].time(batches[1:])
@@ -298,8 +312,8 @@ class _Measurement:
                         timing = runners[name].time([batches[0]] * settings.amortized)
                         rows[name].amortized_samples.append(timing.wall_seconds / settings.amortized * 1e3)
             share = (number + 1) / settings.rounds if settings.rounds else min(1.0, (time.perf_counter() - start) / max(budget, 1e-9))
-            self.progress.step(f"round {number + 1}", (share - reported) * STEPS_OF_ROUNDS)
-            reported = share
+            self.progress.step(f"round {number + 1}", (share - reported_share) * ROUND_STEPS)
+            reported_share = share
         for name in names:
             row = rows[name]
             calls = len(row.wall_samples) * settings.iterations_per_run
@@ -307,29 +321,31 @@ class _Measurement:
                 row.wall, row.cpu = Spread.of(row.wall_samples), Spread.of(row.cpu_samples)
                 row.amortized = Spread.of(row.amortized_samples) if row.amortized_samples else None
                 row.call_phases = {phase: seconds / calls * 1e3 for phase, seconds in timings[name].seconds.items()}
-                counted = timings[name].counts
-                row.traces, row.compilations, row.recorded_ops = counted["trace"], counted["compile"], counted["lazy_ops"] / calls
+                counts = timings[name].counts
+                row.traces, row.compilations, row.recorded_ops = counts["trace"], counts["compile"], counts["lazy_ops"] / calls
 
-    def _check_second_input(self, engines: Sequence[BenchEngine], rows: dict[str, Row], runners: dict[str, BenchRunner]) -> None:
+    def _check_second_input(self, engines: Sequence[BenchEngine], rows: dict[str, EngineResult], runners: dict[str, BenchRunner]) -> None:
         for engine in engines:
             row, runner = rows[engine.name], runners.get(engine.name)
             if runner is None or row.failure or row.agreement is None:
                 continue
-            with self._failure_in(row):
-                row.agreement = worst([row.agreement, self._agreement(engine, runner.call(self.inputs[1]), 1)])
+            with self._record_failure(row):
+                row.agreement = worst([row.agreement, self._agreement_of(engine, runner.call(self.inputs[1]), 1)])
 
-    def _agreement(self, engine: BenchEngine, result: Any, index: int) -> NumericalAgreement:
-        if self.judge is not self.model:
-            placement = self.settings.placement.judge if engine.native else self.settings.placement
-            stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {str(placement.device)}
-            if stray:
-                return NumericalAgreement(False, detail=f"device {', '.join(stray)}, the model is on {placement.device}")
+    def _agreement_of(self, engine: BenchEngine, result: Any, index: int) -> NumericalAgreement:
+        if self.eager_model is not self.model:
+            placement = self.settings.placement.eager_setup if engine.native else self.settings.placement
+            wrong_devices = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {
+                str(placement.device)
+            }
+            if wrong_devices:
+                return NumericalAgreement(False, detail=f"device {', '.join(wrong_devices)}, the model is on {placement.device}")
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)
         return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
 
-    def _compare(self, rows: dict[str, Row]) -> None:
+    def _compare(self, rows: dict[str, EngineResult]) -> None:
         baseline = rows.get(self.settings.baseline)
         if baseline is None or baseline.wall is None or baseline.failure:
             return
@@ -339,7 +355,7 @@ class _Measurement:
 
 
 class _PhaseCounts:
-    """A context that sums up dynaxla's counters and seconds of phases."""
+    """A context manager that sums up dynaxla's counters and seconds of phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -358,17 +374,17 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
     return {phase: seconds - before.get(phase, 0.0) for phase, seconds in after.items() if seconds > before.get(phase, 0.0)}
 
 
-def rehearse(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
+def warm_up_engines(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
     """Runs a tiny model in each engine of this process.
 
-    So work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored: they
-    will show in the rows.
+    Then work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored:
+    the rows will show them.
     """
     for engine in engines:
         if engine.process is None:
-            device = placement.judge.device if engine.native else placement.device
+            device = placement.eager_setup.device if engine.native else placement.device
             model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device, placement.dtype).requires_grad_(False).eval()
-            model = Training(model, placement.training) if placement.training else model
+            model = TrainingStep(model, placement.training) if placement.training else model
             inputs = (torch.ones(2, 4, device=device, dtype=placement.dtype),)
             with contextlib.suppress(Exception), torch.no_grad():
                 engine.prepare_call(model, inputs)(*inputs)
@@ -376,7 +392,7 @@ def rehearse(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
 
 
 @contextlib.contextmanager
-def pool_of(threads: int) -> Iterator[list[str]]:
+def xla_thread_pool(threads: int) -> Iterator[list[str]]:
     """Sets PJRT_NPROC inside the context, unless the environment has it, and yields notes for the report.
 
     JAX's own CPU client, which torchax and the device "jax" use, reads the size of its thread pool from PJRT_NPROC when it is created.
@@ -392,8 +408,8 @@ def pool_of(threads: int) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def prepared_process(threads: int) -> Iterator[list[str]]:
-    """Gives torch, and so dynaxla's XLA pool, this many threads inside the context, with empty caches on disk.
+def process_settings(threads: int) -> Iterator[list[str]]:
+    """Inside the context, torch and dynaxla's XLA pool have this many threads, and caches on disk are empty.
 
     Yields notes for the report.
     """
@@ -401,7 +417,7 @@ def prepared_process(threads: int) -> Iterator[list[str]]:
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        notes = stack.enter_context(pool_of(threads))
+        notes = stack.enter_context(xla_thread_pool(threads))
         stack.enter_context(empty_caches())
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .benchmark_error import BenchmarkError
-from .measure import BenchSettings, ModelResult, Row, Spread
+from .measure import BenchSettings, EngineResult, ModelResult, Spread
 
 MEBIBYTE = 1 << 20
 _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm", "transformers", "torchax", "torch_xla")
@@ -28,7 +28,7 @@ _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm"
 
 @dataclass
 class BenchReport:
-    """The results of a run for all models. `write` writes it, `show` prints it."""
+    """The results of a run for all models. `write` writes the report to files, `show` prints it."""
 
     suite: str
     settings: BenchSettings
@@ -44,28 +44,28 @@ class BenchReport:
         return f"{self.suite}, training with {optimizer}" if optimizer else self.suite
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[EngineResult]:
         return [row for model in self.models for row in model.rows]
 
     @property
-    def bad_rows(self) -> list[Row]:
+    def bad_rows(self) -> list[EngineResult]:
         """Rows that failed or disagree with eager."""
         return [row for row in self.rows if not row.good]
 
     def geometric_mean(self, engine: str, over: str, *, amortized: bool = False) -> tuple[float, int] | None:
         """Returns the geometric mean of the speedups of one engine over another, and the number of models in it.
 
-        Models count if both engines succeed and agree with eager mode. Returns None if there are none.
+        Models count if both engines succeed and agree with eager mode. Returns None if no model counts.
         """
         ratios = [ratio for model in self.models if (ratio := ratio_of(model, engine, over, amortized=amortized)) is not None]
         return (math.exp(sum(map(math.log, ratios)) / len(ratios)), len(ratios)) if ratios else None
 
 
 def ratio_of(model: ModelResult, engine: str, over: str, *, amortized: bool = False) -> float | None:
-    """Returns the speedup of one engine over another, with `amortized` that of calls which share one synchronization; None if unknown."""
+    """Returns the speedup of one engine over another; None if unknown. With `amortized`, several calls share one synchronization."""
     rows = [next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over)]
-    mine, theirs = [None if row is None else row.amortized if amortized else row.wall for row in rows]
-    return None if mine is None or theirs is None else theirs.median / mine.median
+    time, other_time = [None if row is None else row.amortized if amortized else row.wall for row in rows]
+    return None if time is None or other_time is None else other_time.median / time.median
 
 
 def environment() -> dict[str, str]:
@@ -94,7 +94,7 @@ def _cpu_model() -> str:
 
 
 # The columns of the table of measurements: a heading, and a function that formats a row's cell.
-_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("model", lambda row: row.model),
     ("engine", lambda row: row.engine),
     ("first call s", lambda row: _number(row.first_call_seconds, "{:.2f}")),
@@ -105,10 +105,10 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("agrees", lambda row: _agreement(row)),
     ("error", lambda row: f"{row.agreement.error:.1e}" if row.agreement else "-"),
 ]
-_AMORTIZED_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_AMORTIZED_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("median ms, amortized", lambda row: _median(row.amortized, "{:.4g}")),
 ]
-_MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+_MEMORY_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("peak MiB", lambda row: f"{row.memory.peak_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("kept MiB", lambda row: f"{row.memory.kept_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("GPU peak MiB", lambda row: f"{row.memory.device_peak_bytes / MEBIBYTE:.0f}" if row.memory and row.memory.device_peak_bytes else "-"),
@@ -116,15 +116,15 @@ _MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
 _TEXTS = ("agrees", "graph breaks")
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _number(value: float | None, template: str) -> str:
+    return "-" if value is None else template.format(value)
 
 
-def _median(spread: Spread | None, form: str) -> str:
-    return "-" if spread is None else form.format(spread.median)
+def _median(spread: Spread | None, template: str) -> str:
+    return "-" if spread is None else template.format(spread.median)
 
 
-def _agreement(row: Row) -> str:
+def _agreement(row: EngineResult) -> str:
     if row.failure:
         return f"failed: {row.failure}"
     if row.agreement is None:
@@ -135,8 +135,8 @@ def _agreement(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A table before it is rendered. The first `left` columns are text, the others numbers."""
+class ReportTable:
+    """A table before it is rendered. The first `left` columns are text, the others are numbers."""
 
     title: str
     headings: list[str]
@@ -144,43 +144,48 @@ class Grid:
     left: int = 1
 
 
-def grids(report: BenchReport) -> list[Grid]:
+def tables(report: BenchReport) -> list[ReportTable]:
     """Returns the tables of a report, in order."""
-    found = [
+    result = [
         _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _lazy_phases(report),
         _captured(report),
     ]  # fmt: skip
-    return [grid for grid in found if grid is not None and grid.lines]
+    return [table for table in result if table is not None and table.lines]
 
 
-def _measurements(report: BenchReport) -> Grid:
+def _measurements(report: BenchReport) -> ReportTable:
     columns = [
         *_COLUMNS, *(_AMORTIZED_COLUMNS if report.settings.amortized else []), *(_MEMORY_COLUMNS if report.settings.memory else []),
     ]  # fmt: skip
     lines = [[show(row) for _, show in columns] for row in report.rows]
-    return Grid(f"Measurements (baseline: {report.settings.baseline})", [heading for heading, _ in columns], lines, 2)
+    return ReportTable(f"Measurements (baseline: {report.settings.baseline})", [heading for heading, _ in columns], lines, 2)
 
 
-def _speedups(report: BenchReport) -> Grid:
+def _speedups(report: BenchReport) -> ReportTable:
     lines = []
     for model in report.models:
-        of = {row.engine: row for row in model.rows}
-        lines.append([model.model, *[_number(of[name].speedup if of[name].good else None, "{:.3f}") for name in report.engines]])
+        rows_by_engine = {row.engine: row for row in model.rows}
+        lines.append(
+            [
+                model.model,
+                *[_number(rows_by_engine[name].speedup if rows_by_engine[name].good else None, "{:.3f}") for name in report.engines],
+            ]
+        )
     means = [report.geometric_mean(name, report.settings.baseline) for name in report.engines]
     lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
     lines.append(["models in it", *["0" if mean is None else str(mean[1]) for mean in means]])
-    return Grid(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
+    return ReportTable(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
 
 
 # Engines that run captured graphs in eager mode.
 _CAPTURE_ALONE = ("dynamo", "dynamo_aot")
 
 
-def _capture_alone(report: BenchReport) -> Grid | None:
+def _capture_alone(report: BenchReport) -> ReportTable | None:
     """Returns the table of the cost of capture alone, without an optimizing backend."""
-    several = report.settings.amortized
+    amortized_calls = report.settings.amortized
     kinds = [(name, amortized) for name in _CAPTURE_ALONE if name in report.engines for amortized in (False, True)]
-    if not several or not kinds or "eager" not in report.engines:
+    if not amortized_calls or not kinds or "eager" not in report.engines:
         return None
     lines = []
     for model in report.models:
@@ -188,11 +193,11 @@ def _capture_alone(report: BenchReport) -> Grid | None:
         lines.append([model.model, *[_number(ratio, "{:.3f}") for ratio in ratios]])
     means = [report.geometric_mean(name, "eager", amortized=amortized) for name, amortized in kinds]
     lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
-    headings = [f"{name}, {several} calls for a wait" if amortized else name for name, amortized in kinds]
-    return Grid("Capture without a backend that optimizes: speed, eager mode's is 1", ["model", *headings], lines)
+    headings = [f"{name}, {amortized_calls} calls for a wait" if amortized else name for name, amortized in kinds]
+    return ReportTable("Capture without a backend that optimizes: speed, eager mode's is 1", ["model", *headings], lines)
 
 
-def _first_phases(report: BenchReport) -> Grid:
+def _first_phases(report: BenchReport) -> ReportTable:
     names = ("capture", "trace", "lower", "compile")
     lines = []
     for row in report.rows:
@@ -201,32 +206,32 @@ def _first_phases(report: BenchReport) -> Grid:
             rest = row.first_call_seconds - sum(seconds)
             lines.append([row.model, row.engine, *[f"{value:.3f}" for value in (*seconds, rest, row.first_call_seconds)]])
     headings = ["model", "engine", "AOTAutograd", "trace", "lower", "XLA compile", "TorchDynamo and first run", "first call"]
-    return Grid("The first call's phases, seconds", headings, lines, 2)
+    return ReportTable("The first call's phases, seconds", headings, lines, 2)
 
 
-def _call_phases(report: BenchReport) -> Grid:
+def _call_phases(report: BenchReport) -> ReportTable:
     names = ("trace", "lower", "lookup", "run", "execute")
     lines = []
     for model in report.models:
-        once = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
-        beside = ["-"] * 2 if once is None else [_median(once.wall, "{:.3f}"), str(once.traces)]
+        dynaxla_row = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
+        dynaxla_cells = ["-"] * 2 if dynaxla_row is None else [_median(dynaxla_row.wall, "{:.3f}"), str(dynaxla_row.traces)]
         for row in model.rows:
             if row.call_phases.keys() - {"execute"} and row.wall is not None and row.engine != "lazy":
                 phases = [f"{row.call_phases.get(name, 0.0):.3f}" for name in names]
-                ratio = row.wall.median / once.wall.median if once is not None and once.wall is not None else None
-                lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *beside, _number(ratio, "{:.3f}")])
+                ratio = row.wall.median / dynaxla_row.wall.median if dynaxla_row is not None and dynaxla_row.wall is not None else None
+                lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *dynaxla_cells, _number(ratio, "{:.3f}")])
     headings = ["model", "engine", *names, "whole call (median)", "dynaxla (median)", "its traces", "dynaxla is faster by"]
-    return Grid("Phases of a later call, mean milliseconds, beside dynaxla's whole call", headings, lines, 2)
+    return ReportTable("Phases of a later call, mean milliseconds, next to dynaxla's whole call", headings, lines, 2)
 
 
-def _lazy_phases(report: BenchReport) -> Grid | None:
-    """Returns the table of the phases of a later call in lazy mode: recording, finding the program, running it, waiting for it."""
+def _lazy_phases(report: BenchReport) -> ReportTable | None:
+    """Returns the table of the phases of a later call in lazy mode: recording, look-up of the program, execution, wait."""
     lines = []
     for model in report.models:
         row = next((row for row in model.rows if row.engine == "lazy" and row.good), None)
         if row is not None and row.wall is not None:
             lines.append([model.model, *lazy_cells(row.call_phases, row.recorded_ops, row.compilations, row.wall.median)])
-    return Grid("Lazy mode: phases of a later call, mean milliseconds", ["model", *LAZY_HEADINGS], lines) if lines else None
+    return ReportTable("Lazy mode: phases of a later call, mean milliseconds", ["model", *LAZY_HEADINGS], lines) if lines else None
 
 
 LAZY_HEADINGS = ("ops", "recording", "µs for an op", "lookup", "execute", "wait", "whole call (median)", "programs compiled")
@@ -237,46 +242,46 @@ def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milli
 
     Args:
         phases: milliseconds of `record` (Python's part of the call), `lookup` (of the program, by the recorded ops), `execute` (until XLA
-            has accepted or finished the program), `wait` (until everything is finished).
+            has accepted or finished the program), and `wait` (until all programs are finished).
         ops: recorded ops in a call.
         compilations: programs compiled in all timed calls.
         milliseconds: the median of the whole call.
     """
     shown = [phases.get(name, 0.0) for name in ("record", "lookup", "execute", "wait")]
     recording, *others = [f"{value:.3f}" for value in shown]
-    each = f"{shown[0] / ops * 1e3:.1f}" if ops else "-"
-    return [f"{ops:.0f}", recording, each, *others, f"{milliseconds:.3f}", str(compilations)]
+    per_op = f"{shown[0] / ops * 1e3:.1f}" if ops else "-"
+    return [f"{ops:.0f}", recording, per_op, *others, f"{milliseconds:.3f}", str(compilations)]
 
 
-def _captured(report: BenchReport) -> Grid:
+def _captured(report: BenchReport) -> ReportTable:
     lines = []
     for model in report.models:
-        found = model.captured
-        if found is None:
+        result = model.captured
+        if result is None:
             if model.capture_failure:
                 lines.append([model.model, *["-"] * 6, f"failed: {model.capture_failure}"])
             continue
-        reasons = "; ".join(found.breaks) or "none"
-        counts = [found.graphs, found.graph_calls, f"{found.ops_per_graph:.1f}", found.largest_graph, found.eager_ops]
-        lines.append([model.model, *map(str, counts), f"{found.captured_share:.1%}", reasons])
+        reasons = "; ".join(result.breaks) or "none"
+        counts = [result.graphs, result.graph_calls, f"{result.ops_per_graph:.1f}", result.largest_graph, result.eager_ops]
+        lines.append([model.model, *map(str, counts), f"{result.captured_share:.1%}", reasons])
     headings = ["model", "graphs", "graph calls", "ops per graph", "largest graph", "eager ops", "ops captured", "graph breaks"]
-    return Grid("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
+    return ReportTable("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
 
 
 def conclusions(report: BenchReport) -> list[str]:
     """Returns sentences that summarize the tables."""
-    found = []
+    result = []
     mean = report.geometric_mean("dynaxla", "dynaxla_retrace")
     if mean is not None:
-        found.append(f"Trace once over trace at every call: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
+        result.append(f"Trace once over trace at every call: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
     mean = report.geometric_mean("dynaxla", "lazy")
     if mean is not None:
-        found.append(f"Trace once over lazy mode: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
+        result.append(f"Trace once over lazy mode: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
     if report.bad_rows:
-        found.append(f"{len(report.bad_rows)} of {len(report.rows)} rows failed or disagree with eager.")
+        result.append(f"{len(report.bad_rows)} of {len(report.rows)} rows failed or disagree with eager.")
     elif report.rows:
-        found.append(f"All {len(report.rows)} rows agree with eager.")
-    return found
+        result.append(f"All {len(report.rows)} rows agree with eager.")
+    return result
 
 
 def describe(report: BenchReport) -> list[str]:
@@ -296,20 +301,20 @@ def describe(report: BenchReport) -> list[str]:
 
 
 def show(report: BenchReport, console: Console) -> None:
-    for grid in grids(report):
-        table = Table(title=grid.title, title_justify="left", header_style="bold")
-        for number, heading in enumerate(grid.headings):
-            table.add_column(heading, justify="left" if number < grid.left or heading in _TEXTS else "right", overflow="fold")
+    for table in tables(report):
+        rich_table = Table(title=table.title, title_justify="left", header_style="bold")
+        for number, heading in enumerate(table.headings):
+            rich_table.add_column(heading, justify="left" if number < table.left or heading in _TEXTS else "right", overflow="fold")
         previous = None
-        for line in grid.lines:
-            repeated = grid.left == 2 and line[0] == previous
-            if grid.left == 2 and previous is not None and not repeated:
-                table.add_section()
+        for line in table.lines:
+            repeated = table.left == 2 and line[0] == previous
+            if table.left == 2 and previous is not None and not repeated:
+                rich_table.add_section()
             style = "red" if any(cell.startswith(("failed", "NO")) for cell in line) else ""
             # Text, not str: rich would parse brackets in messages as markup.
-            table.add_row(*[Text(cell) for cell in (["", *line[1:]] if repeated else line)], style=style)
+            rich_table.add_row(*[Text(cell) for cell in (["", *line[1:]] if repeated else line)], style=style)
             previous = line[0]
-        console.print(table)
+        console.print(rich_table)
     for sentence in describe(report):
         console.print(Text(sentence), style="dim")
     for sentence in conclusions(report):
@@ -317,7 +322,7 @@ def show(report: BenchReport, console: Console) -> None:
 
 
 def write(report: BenchReport, directory: Path) -> list[Path]:
-    """Writes NAME.json (everything, with each sample), NAME.md and NAME.png, and returns these files.
+    """Writes NAME.json (all results, with each sample), NAME.md and NAME.png, and returns these files.
 
     NAME has the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
 
@@ -360,7 +365,7 @@ def as_json(report: BenchReport) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value in terms of JSON's types. Infinities become text, which JSON does not have as numbers."""
+    """Returns a value as JSON's types. Infinities become text, because JSON has no such numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -378,11 +383,11 @@ def as_markdown(report: BenchReport, plot_name: str = "") -> str:
     lines += [f"**{line}**\n" for line in conclusions(report)]
     if plot_name:
         lines += [f"![speedups]({plot_name})", ""]
-    for grid in grids(report):
-        lines += [f"## {grid.title}", "", _markdown_line(grid.headings)]
-        left = [number < grid.left or heading in _TEXTS for number, heading in enumerate(grid.headings)]
+    for table in tables(report):
+        lines += [f"## {table.title}", "", _markdown_line(table.headings)]
+        left = [number < table.left or heading in _TEXTS for number, heading in enumerate(table.headings)]
         lines.append(_markdown_line("---" if is_left else "---:" for is_left in left))
-        lines += [_markdown_line(line) for line in grid.lines]
+        lines += [_markdown_line(line) for line in table.lines]
         lines.append("")
     return "\n".join(lines)
 
@@ -392,7 +397,10 @@ def _markdown_line(cells: Iterable[str]) -> str:
 
 
 def plot(report: BenchReport, path: Path) -> None:
-    """Writes a bar plot of speedups: a group for each model, and one for the geometric means. Raises: BenchmarkError without matplotlib."""
+    """Writes a bar plot of speedups: a group for each model, and a group for the geometric means.
+
+    Raises: BenchmarkError without matplotlib.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -406,12 +414,12 @@ def plot(report: BenchReport, path: Path) -> None:
     width = 0.8 / max(1, len(report.engines))
     for number, name in enumerate(report.engines):
         heights = _heights(report, name)
-        places = [place + (number - (len(report.engines) - 1) / 2) * width for place in range(len(groups))]
+        positions = [position + (number - (len(report.engines) - 1) / 2) * width for position in range(len(groups))]
         # Bars go up from 1 if faster, down if slower: on a logarithmic scale, twice and half as fast are equally far from 1.
-        axes.bar(places, [height - 1 if height else 0.0 for height in heights], width, bottom=1.0, label=name)
-        for place, height in zip(places, heights, strict=True):
+        axes.bar(positions, [height - 1 if height else 0.0 for height in heights], width, bottom=1.0, label=name)
+        for position, height in zip(positions, heights, strict=True):
             if not height:
-                axes.annotate("x", (place, 1.0), ha="center", va="center", color="red")
+                axes.annotate("x", (position, 1.0), ha="center", va="center", color="red")
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

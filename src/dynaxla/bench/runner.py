@@ -17,20 +17,20 @@ from torch import nn
 
 from ..observe import metrics
 from .engines import BenchEngine
-from .suites import Case, make_inputs, make_model
-from .training import Training
+from .suites import BenchCase, make_inputs, make_model
+from .training import TrainingStep
 
 Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """How a model and its inputs are created.
+    """The setup of a model and its inputs.
 
     Attributes:
         batch: the batch size.
         dtype: the dtype of parameters and of floating-point inputs.
-        device: the device of both.
+        device: the device of parameters and inputs.
         seed: the seed of the parameters.
         threads: the number of threads.
         training: the name of an optimizer if training steps are measured, else "".
@@ -43,16 +43,16 @@ class ModelSetup:
     threads: int = 1
     training: str = ""
 
-    def model(self, case: Case) -> nn.Module:
+    def model(self, case: BenchCase) -> nn.Module:
         model = make_model(case, self.seed, self.dtype, self.device)
-        return Training(model, self.training) if self.training else model
+        return TrainingStep(model, self.training) if self.training else model
 
-    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+    def inputs(self, case: BenchCase, generator: torch.Generator) -> Inputs:
         return make_inputs(case, self.batch, generator, self.dtype, self.device)
 
     @property
-    def judge(self) -> ModelSetup:
-        """The placement of the eager-mode reference: this one, or the CPU for the device "jax"."""
+    def eager_setup(self) -> ModelSetup:
+        """The setup of the eager-mode reference: this setup, with the CPU in place of the device "jax"."""
         return replace(self, device=torch.device("cpu")) if self.device.type == "jax" else self
 
     def synchronise(self) -> None:
@@ -63,7 +63,12 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class BenchTiming:
-    """Seconds of several calls together, including the device's work. `cpu_seconds` is the CPU time of all threads of the process."""
+    """The time of several calls together, including the device's work.
+
+    Attributes:
+        wall_seconds: the wall time.
+        cpu_seconds: the CPU time of all threads of the process.
+    """
 
     wall_seconds: float
     cpu_seconds: float
@@ -81,24 +86,24 @@ class BenchRunner(Protocol):
     def close(self) -> None: ...
 
 
-class Local:
+class LocalRunner:
     """A runner in this process. The model is on the engine's device (the CPU for a native engine); inputs may be on another device."""
 
     def __init__(self, engine: BenchEngine, model: nn.Module, inputs: Inputs, placement: ModelSetup) -> None:
         self._placement = placement
         self._native = engine.native
-        self._call = engine.prepare_call(model, self._own(inputs))
+        self._call = engine.prepare_call(model, self._on_engine_device(inputs))
 
-    def _own(self, inputs: Inputs) -> Inputs:
+    def _on_engine_device(self, inputs: Inputs) -> Inputs:
         return tuple(tensor.cpu() for tensor in inputs) if self._native else inputs
 
     def call(self, inputs: Inputs) -> Any:
-        result = self._call(*self._own(inputs))
+        result = self._call(*self._on_engine_device(inputs))
         self._placement.synchronise()
         return result
 
     def time(self, batches: Sequence[Inputs]) -> BenchTiming:
-        call, batches = self._call, list(map(self._own, batches))
+        call, batches = self._call, list(map(self._on_engine_device, batches))
         with _no_garbage_collection():
             self._placement.synchronise()
             cpu, wall = time.process_time(), time.perf_counter()
@@ -108,10 +113,10 @@ class Local:
             return BenchTiming(time.perf_counter() - wall, time.process_time() - cpu)
 
     def close(self) -> None:
-        self._call = _closed
+        self._call = _raise_closed
 
 
-def _closed(*_: Any) -> Any:
+def _raise_closed(*_: Any) -> Any:
     raise RuntimeError("the runner is closed")
 
 
@@ -127,12 +132,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class RemoteError(RuntimeError):
-    """An exception of another process, as one line, since not every exception can be pickled."""
+    """An exception of another process, as one line of text, since not every exception can be pickled."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes in addition to the memory of the process with the model and its inputs, before any call.
+class AddedMemory:
+    """Bytes that calls add to the memory of a process that already has the model and its inputs.
 
     Child processes (Inductor's compilers) are not included.
 
@@ -168,7 +173,7 @@ def _restore(variable: str, value: str | None) -> None:
         os.environ[variable] = value
 
 
-def release() -> None:
+def release_memory() -> None:
     """Collects garbage, and returns free memory of torch's CUDA cache and of the C library to the system."""
     gc.collect()
     if torch.cuda.is_available():
@@ -178,7 +183,7 @@ def release() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type and the first line of an error; for one wrapped by TorchDynamo, those of the inner exception."""
+    """Returns the type and the first line of an error. If TorchDynamo has wrapped an exception, returns those of the inner exception."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)

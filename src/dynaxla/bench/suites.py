@@ -1,6 +1,6 @@
 """The ten models of PyTorch PR #87741, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
-TorchDynamo captures each of them as one graph. `benchmarks/suites.py` in the source tree has more suites.
+TorchDynamo captures each model as one graph. `benchmarks/suites.py` in the source tree has more suites.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from .argument_checks import check_names
 from .benchmark_error import BenchmarkError
-from .requests import check_names
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Case:
-    """One model. Both functions must be picklable: isolated measurements build the model in a process of their own.
+class BenchCase:
+    """A model of the benchmark. Both functions must be picklable: isolated measurements build the model in a separate process.
 
     Attributes:
         name: the model's name.
         build: creates the model with torch's default generator, on the CPU, in float32.
-        inputs: inputs(batch, generator) creates inputs.
+        inputs: creates inputs, given the batch size and a generator.
     """
 
     name: str
@@ -36,21 +36,23 @@ class Case:
     inputs: Inputs
 
 
-def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def make_model(case: BenchCase, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Returns a case's model, ready for inference. The same seed gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = case.build().eval()
-        settle_batch_norm(model, case.inputs(4, torch.Generator().manual_seed(seed)))
+        calibrate_batch_norms(model, case.inputs(4, torch.Generator().manual_seed(seed)))
     return model.to(device=device, dtype=dtype).requires_grad_(False)
 
 
-def make_inputs(case: Case, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+def make_inputs(
+    case: BenchCase, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
     tensors = case.inputs(batch, generator)
     return tuple(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for tensor in tensors)
 
 
-def settle_batch_norm(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+def calibrate_batch_norms(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
     """Gives batch norms the statistics of a batch.
 
     With their initial statistics and random weights, activations shrink layer by layer: mobilenet_v2's logits are about 1e-9, almost the
@@ -70,7 +72,7 @@ def settle_batch_norm(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Non
         norm.eval()
 
 
-def _import(name: str) -> Any:
+def import_package(name: str) -> Any:
     if name in ("torchvision", "timm", "transformers"):
         _declare_torchvision_ops()
     try:
@@ -85,7 +87,7 @@ _torchvision_ops: torch.library.Library | None = None
 def _declare_torchvision_ops() -> None:
     """Declares the two ops without which importing torchvision fails, if its C++ library cannot be loaded.
 
-    The library loads only with the torch build that it was compiled for (that of a CUDA build does not load with a CPU build of torch). The
+    The library loads only with the torch build that it was compiled for (one for a CUDA build does not load with a CPU build of torch). The
     models here use neither op.
     """
     global _torchvision_ops
@@ -103,19 +105,19 @@ def _declare_torchvision_ops() -> None:
 
 
 def torchvision_model(name: str) -> nn.Module:
-    return getattr(_import("torchvision").models, name)(weights=None)
+    return getattr(import_package("torchvision").models, name)(weights=None)
 
 
 def timm_model(name: str) -> nn.Module:
-    return _import("timm").create_model(name)
+    return import_package("timm").create_model(name)
 
 
 class Bert(nn.Module):
-    """BERT (base) that returns plain tensors, which every engine supports. `settings` are those of transformers' BertConfig."""
+    """BERT (base) that returns plain tensors, which every engine supports. `settings` are the arguments of transformers' BertConfig."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        transformers = _import("transformers")
+        transformers = import_package("transformers")
         logging.getLogger("transformers").setLevel(logging.ERROR)
         self.bert = transformers.BertModel(transformers.BertConfig(**settings))
 
@@ -135,18 +137,18 @@ def tokens(batch: int, generator: torch.Generator, length: int = 128, vocabulary
 _VISION = ("resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16")
 
 MODELS = [
-    *[Case(name, partial(torchvision_model, name), images) for name in _VISION],
-    Case("bert_base", Bert, tokens),
-    Case("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
+    *[BenchCase(name, partial(torchvision_model, name), images) for name in _VISION],
+    BenchCase("bert_base", Bert, tokens),
+    BenchCase("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
 ]
 
-SUITES: Mapping[str, list[Case]] = {"models": MODELS}
+SUITES: Mapping[str, list[BenchCase]] = {"models": MODELS}
 
 # The cases of a quick run: two convolutional networks that Inductor compiles quickly (mobilenet_v2 takes a minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {"models": ["resnet18", "squeezenet1_1", "bert_base"]}
 
 
-def choose(suite: str, names: Iterable[str], suites: Mapping[str, list[Case]] | None = None) -> list[Case]:
+def choose(suite: str, names: Iterable[str], suites: Mapping[str, list[BenchCase]] | None = None) -> list[BenchCase]:
     """Returns cases of a suite, in its order.
 
     Args:

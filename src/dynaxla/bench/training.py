@@ -1,4 +1,4 @@
-"""Training steps for the benchmark: a module with a model, a loss and an optimizer, which an engine runs as it runs a model."""
+"""Training steps for the benchmark: modules with a model, a loss and an optimizer, which engines run like models."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-class Training(nn.Module):
+class TrainingStep(nn.Module):
     """A module whose call is one training step (zero_grad, forward, backward, the optimizer).
 
     A call returns the loss and the gradients of all parameters. The loss is the sum over outputs of their mean squares. Dropout is off,
     because engines draw different masks, and their results could not be compared.
 
     Attributes:
-        model: in training mode.
-        optimizer: torch's fused one, except where an engine compiles its step, and on the device "jax", which has no fused ones.
+        model: the model, in training mode.
+        optimizer: torch's fused optimizer; not fused if an engine compiles its step, or on the device "jax", which has no fused optimizers.
     """
 
     def __init__(self, model: nn.Module, optimizer: str) -> None:
@@ -52,26 +52,26 @@ class Training(nn.Module):
         self._run: Callable[..., Any] | None = None
         self._optimizer_step: Callable[[], Any] | None = None
 
-    def compiled(
+    def with_compiled_model(
         self,
         compile_model: Callable[[nn.Module], Callable[..., Any]],
         compile_step: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
-    ) -> Training:
-        """Returns a copy of this training with a compiled copy of the model.
+    ) -> TrainingStep:
+        """Returns a copy of this step with a compiled copy of the model.
 
         Args:
             compile_model: compiles the model.
             compile_step: compiles the optimizer's step; None to leave it as it is.
         """
-        mine = copy.deepcopy(self)
-        mine._run = compile_model(mine.model)
+        copied = copy.deepcopy(self)
+        copied._run = compile_model(copied.model)
         if compile_step is not None:
-            mine.optimizer = self._new_optimizer(mine.model.parameters(), fused=False)
-            mine._optimizer_step = compile_step(mine.optimizer.step)
-        return mine
+            copied.optimizer = self._new_optimizer(copied.model.parameters(), fused=False)
+            copied._optimizer_step = compile_step(copied.optimizer.step)
+        return copied
 
-    def double(self) -> Training:
-        """Converts the model to float64, with a new optimizer, whose state would otherwise keep the old dtype."""
+    def double(self) -> TrainingStep:
+        """Converts the model to float64. The optimizer is new, because its state would keep the old dtype."""
         super().double()
         self.optimizer = self._fused_optimizer()
         return self

@@ -197,4 +197,4 @@ class Arguments:
 def _note_copy(index: int, tensor: torch.Tensor, reason: str) -> None:
     metrics.add("input_copies")
     if events.has_listeners():
-        events.emit(events.Copied(index, reason, tensor.numel() * tensor.element_size()))
+        events.emit(events.InputCopied(index, reason, tensor.numel() * tensor.element_size()))

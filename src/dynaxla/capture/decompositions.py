@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ..lowering import kernel_refusals
 from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
-from ..torch_ops import aten, present, prims
+from ..torch_ops import aten, prims, without_missing_ops
 from . import symbolic_floats
 
 
@@ -238,7 +238,7 @@ def _cached_decompositions(platform: str, registered: int) -> dict[OpOverload, C
     return (
         core
         | symbolic_floats.DECOMPOSITIONS
-        | {op: kernel_refusals.unless_refused(op, function) for op, function in present(_CORRECTED).items()}
+        | {op: kernel_refusals.unless_refused(op, function) for op, function in without_missing_ops(_CORRECTED).items()}
     )
 
 

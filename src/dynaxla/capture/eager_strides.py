@@ -50,7 +50,7 @@ _trial_results: dict[Any, Any] = {}
 
 def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """Returns the traced result of an op, a tensor or several, with the strides of the op's kernel."""
-    if forks.is_cut_off() or not _can_be_tried(op):  # in a forked child, kernels that wait for threads would not return
+    if forks.has_lost_xla() or not _can_be_tried(op):  # in a forked child, kernels that wait for threads would not return
         return result
     operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not any(x.dim() > 1 and not is_contiguous_or_false(x) for x in operands if x.layout == torch.strided):

@@ -19,7 +19,7 @@ from torch._inductor import inductor_prims as inductor_prims  # defines prims.fm
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from ..torch_ops import aten, present, prims
+from ..torch_ops import aten, prims, without_missing_ops
 
 Decomposition = Callable[..., Any]
 
@@ -154,4 +154,4 @@ _ALL: dict[Any, Decomposition] = _SINGLE | {
     getattr(getattr(aten, name), overload): decomposition for name, decomposition in _FOREACH.items() for overload in _OVERLOADS
 }
 _ALL[prims.fma.default] = _fma  # TorchDynamo decomposes addcmul_ and addcdiv_ to it
-DECOMPOSITIONS: dict[OpOverload, Decomposition] = present(_ALL)
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = without_missing_ops(_ALL)

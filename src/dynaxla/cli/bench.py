@@ -1,4 +1,4 @@
-"""`dynaxla bench`, whose measurements are in dynaxla.bench, and the commands that are in the source tree alone."""
+"""`dynaxla bench` (dynaxla.bench has the measurements), and the commands that are only in the source tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..bench import choices as known
-from ..bench import from_source_tree
+from ..bench import choices, from_source_tree
 from ..bench.benchmark_error import BenchmarkError
 from .terminal import console_for
 
@@ -19,15 +18,15 @@ QUICK_SECONDS = 2.0
 SOURCE_TREE = "git clone dynaxla, and run the command there (pip install -e '.[bench]')"
 
 
-def _list(text: str, *names: str) -> Any:
+def _optional(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=False)
 
 
-_MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
-_ENGINES = _list(f"By comma or repeated: {', '.join(known.ENGINES)}. Default: most that work here. The source tree has more.")
+_MODELS = _optional("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
+_ENGINES = _optional(f"By comma or repeated: {', '.join(choices.ENGINES)}. Default: most that work here. The source tree has more.")
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
-Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(known.DTYPES)}.")]
+Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(choices.DTYPES)}.")]
 Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
 _DEVICE = typer.Option(help="A torch device: cpu, cuda, cuda:1, jax, jax:1. On jax, results are compared with eager mode on the CPU.")
 _AMORTIZED = typer.Option(min=0, help="Also time this many calls with one wait at their end. Default: 0, on jax 10.", show_default=False)
@@ -36,16 +35,16 @@ _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in its
 
 
 @contextlib.contextmanager
-def bad_requests_shown(*kinds: type[Exception]) -> Iterator[None]:
+def exit_on_errors(*error_types: type[Exception]) -> Iterator[None]:
     """Prints errors about requests that cannot be met on stderr, and exits with code 2.
 
     Args:
-        kinds: the exception types of such errors, besides BenchmarkError.
+        error_types: the exception types of such errors, in addition to BenchmarkError.
     """
-    shown: tuple[type[Exception], ...] = (BenchmarkError, *kinds)
+    caught: tuple[type[Exception], ...] = (BenchmarkError, *error_types)
     try:
         yield
-    except shown as error:
+    except caught as error:
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
@@ -56,7 +55,7 @@ def bench(
     engines: Annotated[list[str] | None, _ENGINES] = None,
     training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
     optimizer: Annotated[
-        str, typer.Option(help=f"With --training: {', '.join(known.OPTIMIZERS)} (the forward and backward pass alone).")
+        str, typer.Option(help=f"With --training: {', '.join(choices.OPTIMIZERS)} (the forward and backward pass alone).")
     ] = "sgd",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
     dtype: Dtype = "float32",
@@ -79,51 +78,51 @@ def bench(
 
     The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
     """
-    from ..bench.requests import check_device_name, check_names, check_writable, split, with_more
+    from ..bench.argument_checks import check_device_name, check_names, check_writable, split, with_more
 
-    table: Any = from_source_tree("choices") or known
-    with bad_requests_shown():  # before torch and JAX are imported
+    table: Any = from_source_tree("choices") or choices
+    with exit_on_errors():  # before torch and JAX are imported
         check_names("suite", [suite], table.SUITES)
         check_names("engine", [*split(engines), baseline], table.ENGINES)
-        check_names("model", sorted(split(models)) if suite == "models" else [], known.MODELS, " in the suite 'models'")
-        check_names("optimizer", [optimizer], known.OPTIMIZERS)
-        check_names("dtype", [dtype], known.DTYPES)
+        check_names("model", sorted(split(models)) if suite == "models" else [], choices.MODELS, " in the suite 'models'")
+        check_names("optimizer", [optimizer], choices.OPTIMIZERS)
+        check_names("dtype", [dtype], choices.DTYPES)
         check_device_name(device, with_jax=True)
-        if memory and table is known:
+        if memory and table is choices:
             raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
         if memory and device.startswith("jax"):
             raise BenchmarkError("--memory supports only the devices cpu and cuda")
         if output is not None:
             check_writable(output)
 
-    from ..bench import engines as ten_engines
+    from ..bench import engines as standard_engines
     from ..bench import report
-    from ..bench import suites as ten_models
+    from ..bench import suites as standard_models
+    from ..bench.argument_checks import check_device, check_dtype
     from ..bench.measure import BenchSettings
-    from ..bench.requests import check_device, check_dtype
     from ..bench.runner import ModelSetup
     from ..bench.session import run
     from ..tuning import tried
     from ..tuning.table import show
 
     console = console_for(200)
-    engine_table, suites = from_source_tree("engines") or ten_engines, from_source_tree("suites") or ten_models
+    engine_table, suites = from_source_tree("engines") or standard_engines, from_source_tree("suites") or standard_models
     processes = from_source_tree("processes") if memory else None
-    with bad_requests_shown():
+    with exit_on_errors():
         batch = batch or (4 if training else 1)
         placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
         engine_table.choose([baseline], [], kind)
-        usual = engine_table.usual_ones(suite, kind, training=training, quick=quick)
-        more = [baseline, "dynaxla_tuned"] if tune else [baseline]
-        chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more), kind)
-        several = amortized if amortized is not None else 10 if kind == "jax" else 0
-        budget = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
+        default_names = engine_table.default_engines(suite, kind, training=training, quick=quick)
+        extra_names = [baseline, "dynaxla_tuned"] if tune else [baseline]
+        chosen, notes = engine_table.choose(with_more(split(engines), extra_names), with_more(default_names, extra_names), kind)
+        amortized_calls = amortized if amortized is not None else 10 if kind == "jax" else 0
+        seconds_per_engine = seconds if seconds is not None else QUICK_SECONDS if quick else BenchSettings.seconds
         measure_memory = None if processes is None else processes.measure_memory
         settings = BenchSettings(
-            placement, iterations_per_run, randomize_input, baseline, rounds, budget, measure_memory, traceback, several
+            placement, iterations_per_run, randomize_input, baseline, rounds, seconds_per_engine, measure_memory, traceback, amortized_calls
         )
         result = run(cases, chosen, settings, suite, notes)
         report.show(result, console)
@@ -141,7 +140,7 @@ def table_command(name: str, part: str) -> Callable[[typer.Context], None]:
 
     def command(context: typer.Context) -> None:
         tables = from_source_tree("__main__")
-        with bad_requests_shown():
+        with exit_on_errors():
             if tables is None:
                 raise BenchmarkError(f"the tables of {name} are part of the source tree alone: {SOURCE_TREE}")
         typer.main.get_command(tables.app)([part, *context.args], prog_name="python -m benchmarks")

@@ -18,12 +18,12 @@ def doctor(
 
     The exit code is 1 if something is broken.
     """
-    from .. import doctor as examinations
+    from .. import doctor as checks
 
-    findings = examinations.examine(gpu)
+    findings = checks.examine(gpu)
     if as_json:
-        typer.echo(json.dumps([examinations.as_dict(finding) for finding in findings], indent=2))
+        typer.echo(json.dumps([checks.as_dict(finding) for finding in findings], indent=2))
     else:
-        examinations.show(findings, console_for(160))
-    if any(finding.state is examinations.Status.BROKEN for finding in findings):
+        checks.show(findings, console_for(160))
+    if any(finding.state is checks.Status.BROKEN for finding in findings):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`dynaxla explain`: runs a script and explains what it compiles."""
+"""`dynaxla explain`: runs a script and explains the functions that it compiles."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WithScript(Command):
     """A command whose first argument is a script. All later arguments belong to the script, as with `python SCRIPT ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        mine, scripts = divided(args)
-        ctx.meta[_ARGUMENTS] = scripts
-        return super().parse_args(ctx, mine)
+        command_arguments, script_arguments = split_arguments(args)
+        ctx.meta[_ARGUMENTS] = script_arguments
+        return super().parse_args(ctx, command_arguments)
 
 
-def divided(args: list[str]) -> tuple[list[str], list[str]]:
-    """Splits the arguments into those of the command, including the script, and those of the script."""
+def split_arguments(args: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the arguments into the arguments of the command, including the script, and the arguments of the script."""
     position = 0
     while position < len(args) and args[position].startswith("-"):
         position += 2 if args[position] in ("--output", "-o") else 1
@@ -32,14 +32,13 @@ def divided(args: list[str]) -> tuple[list[str], list[str]]:
 
 def explain(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script; all that follows it is the script's.")],
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A Python script; all further arguments belong to it.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page is written.")] = Path("explain.html"),
 ) -> None:
     """Run a script, explain everything that it compiles with dynaxla, and write the explanation as an HTML page.
 
-    It has graphs and their breaks, programs, implementations, fallbacks, copies, memory, times, the costliest lines, and advice. If the
-    script fails, its exception is printed as Python prints it, and the page covers what was compiled before. The exit code is that of the
-    script.
+    The page has graphs and their breaks, programs, forms, fallbacks, copies, memory, times, the costliest lines, and advice. If the script
+    fails, its exception is printed as Python prints it, and the page covers all graphs until then. The exit code is the script's.
     """
     if not script.is_file():
         raise typer.BadParameter(f"{script} is not a file")
@@ -48,8 +47,8 @@ def explain(
     from ..explained.explain_script import explain_script
 
     output = output.absolute()  # the script may change the working directory
-    found, code = explain_script(script, context.meta[_ARGUMENTS])
-    typer.echo(str(found))
-    found.save(output)
+    explanation, code = explain_script(script, context.meta[_ARGUMENTS])
+    typer.echo(str(explanation))
+    explanation.save(output)
     typer.echo(f"\nThe page is {output}")
     sys.exit(code)

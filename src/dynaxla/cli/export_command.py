@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..bench import choices as known
+from ..bench import choices
+from ..bench.argument_checks import check_names
 from ..bench.benchmark_error import BenchmarkError
-from ..bench.requests import check_names
-from .bench import bad_requests_shown
+from .bench import exit_on_errors
 
 _PLATFORMS = ["cpu", "cuda", "tpu"]
 _INPUT = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\[\]]*)\]")
 _SIZE = re.compile(r"(?P<number>\d+)|(?P<name>[A-Za-z]\w*)(?:<=(?P<largest>\d+))?")
-# The sizes of dynamic dimensions while the model is captured. They differ, so that no dimension is mistaken for another.
-_EXAMPLES = (5, 7, 11, 13, 17, 19)
+# The sizes of dynamic dimensions while the model is captured. They differ, so that torch.export does not identify two dimensions.
+_EXAMPLE_SIZES = (5, 7, 11, 13, 17, 19)
 
 _MODEL = typer.Argument(
     help="package.module:name or path/to/file.py:name, of a module, or of a function without arguments that makes one.",
@@ -36,11 +36,11 @@ _INPUTS = typer.Option(
 )
 
 
-class Input(NamedTuple):
+class InputSpec(NamedTuple):
     """A tensor described on the command line.
 
     Attributes:
-        dtype: torch's name.
+        dtype: torch's name of the dtype.
         sizes: numbers, or names of dynamic dimensions.
     """
 
@@ -52,49 +52,55 @@ def export(
     model: Annotated[str, _MODEL],
     output: Annotated[Path, typer.Option(help="The directory to write.", show_default=False)],
     inputs: Annotated[list[str] | None, _INPUTS] = None,
-    platform: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(known.PLATFORMS)}. Default: {', '.join(_PLATFORMS)}.")] = None,
+    platform: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(choices.PLATFORMS)}. Default: {', '.join(_PLATFORMS)}.")
+    ] = None,
     weights: Annotated[str, typer.Option(help="arguments: next to the program; constants: inside it.")] = "arguments",
     train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
 ) -> None:
     """Export a model as StableHLO, with weights and a manifest, for dynaxla.load, which does not need torch."""
-    described, largest = parsed(inputs or [])
-    with bad_requests_shown():  # before torch and JAX are imported
-        check_names("platform", platform or [], known.PLATFORMS)
-        check_names("way to keep weights", [weights], ("arguments", "constants"))
+    input_specs, largest = parse_inputs(inputs or [])
+    with exit_on_errors():  # before torch and JAX are imported
+        check_names("platform", platform or [], choices.PLATFORMS)
+        check_names("option for weights", [weights], ("arguments", "constants"))
         if os.path.lexists(output) and not overwrite:
             raise BenchmarkError(f"{output} exists already: --overwrite replaces an exported model")
-    found = loaded(model)
+    found = load_model(model)
     import torch
 
     from ..errors import DynaxlaError
-    from ..interop.export import export as make
+    from ..interop.export import export as export_model
 
-    with bad_requests_shown(DynaxlaError):
+    with exit_on_errors(DynaxlaError):
         if isinstance(found, torch.nn.Module) and not train:
             found.eval()
-        made = make(
+        exported_model = export_model(
             found,
-            tuple(_tensor(spec, examples(described, largest)) for spec in described),
-            dynamic_shapes=_dynamic_shapes(described, largest),
+            tuple(_tensor(spec, example_sizes(input_specs, largest)) for spec in input_specs),
+            dynamic_shapes=_dynamic_shapes(input_specs, largest),
             platforms=platform or _PLATFORMS,
             weights=weights,  # type: ignore[arg-type]
         )
-        made.save(output, overwrite=overwrite)
+        exported_model.save(output, overwrite=overwrite)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"{output}: {made.manifest.name} for {', '.join(made.platforms)}")
-    for title, specs in (("takes", made.manifest.inputs), ("gives", made.manifest.outputs)):
+    console.print(f"{output}: {exported_model.manifest.name} for {', '.join(exported_model.platforms)}")
+    for title, specs in (("takes", exported_model.manifest.inputs), ("gives", exported_model.manifest.outputs)):
         console.print(f"  {title} {', '.join(map(str, specs))}")
-    if made.manifest.updates:
-        console.print(f"  gives new values of {', '.join(made.manifest.updates)}")
-    if made.manifest.draws_random:
+    if exported_model.manifest.updates:
+        console.print(f"  gives new values of {', '.join(exported_model.manifest.updates)}")
+    if exported_model.manifest.draws_random:
         console.print("  draws random numbers: call(..., key=jax.random.key(0))")
-    console.print(f"  {len(made.manifest.weights)} weights next to the program")
+    console.print(f"  {len(exported_model.manifest.weights)} weights next to the program")
 
 
-def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
-    """Parses inputs. Returns them, and the largest size of each dynamic dimension, or None. Raises: typer.BadParameter."""
-    found: list[Input] = []
+def parse_inputs(inputs: list[str]) -> tuple[list[InputSpec], dict[str, int | None]]:
+    """Parses the descriptions of inputs.
+
+    Returns: the inputs, and the largest size of each dynamic dimension, None for no limit.
+    Raises: typer.BadParameter.
+    """
+    found: list[InputSpec] = []
     largest: dict[str, int | None] = {}
     for text in inputs:
         match = _INPUT.fullmatch(text.replace(" ", ""))
@@ -108,18 +114,18 @@ def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
             sizes.append(int(size["number"]) if size["number"] else size["name"])
             if size["name"]:
                 largest[size["name"]] = int(size["largest"]) if size["largest"] else largest.get(size["name"])
-        found.append(Input(match["dtype"], tuple(sizes)))
+        found.append(InputSpec(match["dtype"], tuple(sizes)))
     return found, largest
 
 
-def examples(inputs: list[Input], largest: dict[str, int | None]) -> dict[str, int]:
-    """Returns a size for each dynamic dimension, to capture the model with."""
+def example_sizes(inputs: list[InputSpec], largest: dict[str, int | None]) -> dict[str, int]:
+    """Returns the size of each dynamic dimension with which the model is captured."""
     names = list(dict.fromkeys(size for spec in inputs for size in spec.sizes if isinstance(size, str)))
-    return {name: min(_EXAMPLES[index % len(_EXAMPLES)], largest[name] or _EXAMPLES[-1]) for index, name in enumerate(names)}
+    return {name: min(_EXAMPLE_SIZES[index % len(_EXAMPLE_SIZES)], largest[name] or _EXAMPLE_SIZES[-1]) for index, name in enumerate(names)}
 
 
-def _tensor(spec: Input, sizes: dict[str, int]) -> Any:
-    """Returns an example tensor: random floats, or integer zeros, which are valid indices of any table."""
+def _tensor(spec: InputSpec, sizes: dict[str, int]) -> Any:
+    """Returns an example tensor: random floats, or integer zeros, which are valid indices of any embedding."""
     import torch
 
     dtype = getattr(torch, spec.dtype, None)
@@ -129,7 +135,7 @@ def _tensor(spec: Input, sizes: dict[str, int]) -> Any:
     return torch.randn(shape).to(dtype) if dtype.is_floating_point or dtype.is_complex else torch.zeros(shape, dtype=dtype)
 
 
-def _dynamic_shapes(inputs: list[Input], largest: dict[str, int | None]) -> Any:
+def _dynamic_shapes(inputs: list[InputSpec], largest: dict[str, int | None]) -> Any:
     from torch.export import Dim
 
     dims = {name: Dim(name, max=high) if high else Dim(name) for name, high in largest.items()}
@@ -138,14 +144,17 @@ def _dynamic_shapes(inputs: list[Input], largest: dict[str, int | None]) -> Any:
     return tuple({place: dims[size] for place, size in enumerate(spec.sizes) if isinstance(size, str)} for spec in inputs)
 
 
-def loaded(place: str) -> Any:
-    """Imports the model with this name, and calls it if it is a function. Raises: typer.BadParameter; the errors of the user's code."""
+def load_model(reference: str) -> Any:
+    """Imports a model, and calls it if it is a function. `reference` is module:name or path.py:name.
+
+    Raises: typer.BadParameter; the errors of the user's code.
+    """
     import importlib
     import sys
 
-    source, _, name = place.rpartition(":")
+    source, _, name = reference.rpartition(":")
     if not source or not name:
-        raise typer.BadParameter(f"{place!r}: give package.module:name or path/to/file.py:name", param_hint="MODEL")
+        raise typer.BadParameter(f"{reference!r}: give package.module:name or path/to/file.py:name", param_hint="MODEL")
     try:
         if source.endswith(".py"):
             path = Path(source).resolve()
@@ -168,7 +177,7 @@ def loaded(place: str) -> Any:
 
     if isinstance(found, torch.nn.Module):
         return found
-    made = found() if callable(found) else found
-    if not isinstance(made, torch.nn.Module):
-        raise typer.BadParameter(f"{place} returns a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
-    return made
+    model = found() if callable(found) else found
+    if not isinstance(model, torch.nn.Module):
+        raise typer.BadParameter(f"{reference} returns a {type(model).__name__}, not a torch.nn.Module", param_hint="MODEL")
+    return model

@@ -1,4 +1,4 @@
-"""Names of ops, without importing torch and JAX: `dynaxla ops` refuses a mistyped name at once."""
+"""Names of ops, without importing torch and JAX: `dynaxla ops` rejects a mistyped name immediately."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from ..bench.benchmark_error import BenchmarkError
 
 # torch's list of ATen ops, and its modules with prims, in the packages torchgen and torch.
 _ATEN, _PRIMS = "packaged/ATen/native/native_functions.yaml", ("_prims/*.py", "_inductor/inductor_prims.py")
-# Parts of names of ops that only C++ code declares.
+# Parts of the names of ops that only C++ code declares.
 _IN_CPP = "get_gradients quantized_gru quantized_lstm data_legacy input_legacy"
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Raises BenchmarkError if there are patterns and no op can match any. A pattern that may match the dots of a name is not checked."""
+    """Raises BenchmarkError if no op can match any of the patterns. A wildcard that can match the dots of a name is not checked."""
     if not patterns or any("." in pattern and set(pattern) & set("*?[") for pattern in patterns):
         return
-    known = words()
-    if not known or any(may_match(pattern, known) for pattern in patterns):
+    words = known_words()
+    if not words or any(can_match(pattern, words) for pattern in patterns):
         return
-    close = list(dict.fromkeys(name for pattern in patterns for name in difflib.get_close_matches(pattern, _aten_names(), cutoff=0.7)))
-    raise BenchmarkError(f"no op matches {' or '.join(patterns)}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+    similar = list(dict.fromkeys(name for pattern in patterns for name in difflib.get_close_matches(pattern, _aten_names(), cutoff=0.7)))
+    raise BenchmarkError(f"no op matches {' or '.join(patterns)}" + (f"; did you mean {', '.join(similar)}?" if similar else ""))
 
 
-def words() -> frozenset[str]:
-    """Returns words among which are all parts of all names; none if this torch has no list of its ops."""
+def known_words() -> frozenset[str]:
+    """Returns a set that contains all parts of all names of ops; it is empty if this torch has no list of its ops."""
     return frozenset(word for text in _texts() for word in re.findall(r"\w+", text))
 
 
-def may_match(pattern: str, known: frozenset[str]) -> bool:
+def can_match(pattern: str, words: frozenset[str]) -> bool:
     """True if a name that consists of known words can match the pattern, which has either wildcards or dots."""
     if set(pattern) & set("*?["):
-        return any(fnmatch.fnmatchcase(word, pattern) for word in known)
-    return all(part in known for part in pattern.split("."))
+        return any(fnmatch.fnmatchcase(word, pattern) for word in words)
+    return all(part in words for part in pattern.split("."))
 
 
 def _texts() -> Iterator[str]:
-    listed = _of("torchgen", _ATEN)
-    if not listed:
+    aten_files = _package_files("torchgen", _ATEN)
+    if not aten_files:
         return
     yield _IN_CPP
-    prims = [path for pattern in _PRIMS for path in _of("torch", pattern)]
-    own = Path(__file__).parents[1].rglob("*.py")
-    yield from (path.read_text(encoding="utf-8") for path in (*listed, *prims, *own))
+    prims = [path for pattern in _PRIMS for path in _package_files("torch", pattern)]
+    own_files = Path(__file__).parents[1].rglob("*.py")
+    yield from (path.read_text(encoding="utf-8") for path in (*aten_files, *prims, *own_files))
 
 
 def _aten_names() -> list[str]:
-    """Returns the names of ATen's ops that write to no operand, without overloads."""
-    texts = [path.read_text(encoding="utf-8") for path in _of("torchgen", _ATEN)]
+    """Returns the names of ATen's functional ops, without overloads."""
+    texts = [path.read_text(encoding="utf-8") for path in _package_files("torchgen", _ATEN)]
     return sorted({name for text in texts for name in re.findall(r"^- func: (\w*[^\W_])\b", text, re.MULTILINE)})
 
 
-def _of(package: str, pattern: str) -> list[Path]:
+def _package_files(package: str, pattern: str) -> list[Path]:
     """Returns the files of an installed package that match a pattern. The package is not imported."""
     spec = importlib.util.find_spec(package)
     return sorted(Path(spec.origin).parent.glob(pattern)) if spec is not None and spec.origin is not None else []

@@ -17,13 +17,13 @@ from ..runtime import private
 
 
 @dataclass(frozen=True)
-class Way:
-    """How an op is computed.
+class OpSupport:
+    """The support of an op on a platform.
 
     Attributes:
         op: the overload.
         kind: "lowering", "decomposition" (into ops with a lowering), or "kernel" (torch's own, called by the program).
-        where: the place of the lowering as module:line, or "".
+        where: the module and line of the lowering as module:line, or "".
     """
 
     op: OpOverload
@@ -31,22 +31,22 @@ class Way:
     where: str = ""
 
 
-def ways(platform: str) -> list[Way]:
-    """Returns, for every functional overload of ATen and prims and every other op with a lowering, how it is computed.
+def op_support(platform: str) -> list[OpSupport]:
+    """Returns the support of each functional overload of ATen and prims, and of each other op with a lowering.
 
     Args:
-        platform: JAX's name.
+        platform: JAX's name of the platform.
     """
     table = decompositions(platform)
-    found = []
+    listed = []
     for op in sorted(set(_functional_overloads()) | registry.ops(), key=str):
         if rule := registry.find(op, platform):
-            found.append(Way(op, "lowering", rule.location.removeprefix("dynaxla.lowering.ops.")))
+            listed.append(OpSupport(op, "lowering", rule.location.removeprefix("dynaxla.lowering.ops.")))
         elif op in table or op._can_decompose():
-            found.append(Way(op, "decomposition"))
+            listed.append(OpSupport(op, "decomposition"))
         else:
-            found.append(Way(op, "kernel"))
-    return found
+            listed.append(OpSupport(op, "kernel"))
+    return listed
 
 
 def _functional_overloads() -> Iterator[OpOverload]:
@@ -64,22 +64,22 @@ def _functional_overloads() -> Iterator[OpOverload]:
             yield op
 
 
-def totals_table(every: Sequence[Way]) -> Table:
-    """Returns a table with the number of ops for each way to compute them."""
-    core = [way for way in every if torch.Tag.core in way.op.tags]
+def totals_table(all_ops: Sequence[OpSupport]) -> Table:
+    """Returns a table with the number of ops of each kind of support."""
+    core = [item for item in all_ops if torch.Tag.core in item.op.tags]
     table = Table("way", "ops", "of PyTorch's core set")
-    totals, core_totals = Counter(way.kind for way in every), Counter(way.kind for way in core)
+    totals, core_totals = Counter(item.kind for item in all_ops), Counter(item.kind for item in core)
     for kind in ("lowering", "decomposition", "kernel"):
         table.add_row(kind, str(totals[kind]), str(core_totals[kind]))
-    table.add_row("together", str(len(every)), str(len(core)))
+    table.add_row("together", str(len(all_ops)), str(len(core)))
     return table
 
 
-def table_of_ops(found: Sequence[Way]) -> Table:
+def table_of_ops(listed: Sequence[OpSupport]) -> Table:
     """Returns a table with a row for each op."""
     table = Table("op", "way", "where")
-    for way in found:
-        table.add_row(str(way.op), way.kind, way.where)
+    for item in listed:
+        table.add_row(str(item.op), item.kind, item.where)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Parts that all commands have: the look of their help, their console, an option."""
+"""Parts that all commands have in common: the format of the help, the console, the option --json."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ class CommandGroup(_PlainFlags, TyperGroup):
 
 
 def console_for(width: int) -> Console:
-    """Returns the console of a command's output.
-
-    It is as wide as the terminal, or as the variable COLUMNS says.
+    """Returns the console of a command's output. It has the width of the terminal, or of the variable COLUMNS.
 
     Args:
-        width: the width if the output is no terminal, and COLUMNS is not set.
+        width: the width if the output is not a terminal, and COLUMNS is not set.
     """
     console = Console()
     return console if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else Console(width=width)

@@ -9,17 +9,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..bench import choices as known
+from ..bench import choices
 from ..cache_folder import cache_folder, is_known_to_be_empty
-from .bench import Batch, Device, Dtype, Threads, bad_requests_shown
+from .bench import Batch, Device, Dtype, Threads, exit_on_errors
 from .terminal import console_for
 
-_WHAT_TO_GIVE = (
-    f"dynaxla tune MODEL... measures models of `dynaxla bench`: {', '.join(known.MODELS)}. "
+_USAGE_HINT = (
+    f"dynaxla tune MODEL... measures models of `dynaxla bench`: {', '.join(choices.MODELS)}. "
     'torch.compile(model, backend="dynaxla", options={"tune": True}) measures a model of yours.'
 )
 _MODELS = typer.Argument(
-    help=f"Models to measure now: {', '.join(known.MODELS)}. None: show the measurements in the cache.", show_default=False, metavar="MODEL"
+    help=f"Models to measure now: {', '.join(choices.MODELS)}. None: show the measurements in the cache.",
+    show_default=False,
+    metavar="MODEL",
 )
 
 
@@ -35,28 +37,28 @@ def tune(
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """
-    from ..bench.requests import check_device_name, check_names, split
+    from ..bench.argument_checks import check_device_name, check_names, split
 
     names = split(models)
-    with bad_requests_shown():  # before torch and JAX are imported
-        check_names("model", names, known.MODELS)
-        check_names("dtype", [dtype], known.DTYPES)
+    with exit_on_errors():  # before torch and JAX are imported
+        check_names("model", names, choices.MODELS)
+        check_names("dtype", [dtype], choices.DTYPES)
         check_device_name(device)
     console = console_for(160)
     if not names and ((folder := _folder()) is None or is_known_to_be_empty(folder)):
-        _say_that_nothing_is_kept(folder, console)
+        _print_no_measurements(folder, console)
         return
     import torch
 
     from ..bench import suites
-    from ..bench.requests import check_device, check_dtype
+    from ..bench.argument_checks import check_device, check_dtype
     from ..bench.runner import ModelSetup
     from ..config import Options
     from ..errors import DynaxlaError
     from ..tuning import kept, tried
     from ..tuning.table import show
 
-    with bad_requests_shown(DynaxlaError):
+    with exit_on_errors(DynaxlaError):
         placement = ModelSetup(batch, check_dtype(dtype), check_device(device), threads=threads)
         cases = suites.choose("models", names) if names else []
         store = Options().store("tuning")
@@ -74,9 +76,9 @@ def tune(
         return
     if found := kept(store) if store is not None else []:
         show(found, console)
-        console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)
+        console.print(_USAGE_HINT, highlight=False, markup=False, soft_wrap=True)
     else:
-        _say_that_nothing_is_kept(store.folder if store is not None else None, console)
+        _print_no_measurements(store.folder if store is not None else None, console)
 
 
 def _folder() -> Path | None:
@@ -87,9 +89,9 @@ def _folder() -> Path | None:
         return None
 
 
-def _say_that_nothing_is_kept(folder: Path | None, console: Console) -> None:
+def _print_no_measurements(folder: Path | None, console: Console) -> None:
     if folder is None:
         console.print("There is no cache directory: set the variable DYNAXLA_CACHE to one.")
     else:
         console.print(f"Nothing has been measured yet: {folder} is empty.", highlight=False, markup=False, soft_wrap=True)
-    console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)
+    console.print(_USAGE_HINT, highlight=False, markup=False, soft_wrap=True)

@@ -71,4 +71,4 @@ def register(library: torch.library.Library) -> None:
             kernel = _kernel(op, lambda _: torch.get_autocast_dtype(storages.NAME))
         else:
             kernel = _kernel(op, _promoted_dtype if name in _PROMOTE else lambda _: torch.float32)
-        library.impl(op, kernel, private.SPARE_AUTOCAST_KEY)
+        library.impl(op, kernel, private.PRIVATEUSE1_AUTOCAST_KEY)

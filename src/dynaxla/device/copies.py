@@ -46,8 +46,8 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Copies a tensor of the device to the CPU. A dense tensor keeps its strides. Raises: ForkError."""
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     view = StridedView.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     nbytes = tensor.untyped_storage().nbytes()

@@ -58,7 +58,7 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
     cpu_kwargs = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
     with private.below_autograd():
         result = op(*cpu_args, **cpu_kwargs)
-    coverage.fell_back(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
+    coverage.count_fallback(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
     metrics.add("device_fallbacks")
     target_device = device or pjrt_devices.with_index(torch.device(storages.NAME))
     for target, value in written:

@@ -34,7 +34,7 @@ _alive: list[_ManagedTensor] = []  # torch keeps pointers to these structs
 def empty_template(dtype: torch.dtype, index: int) -> torch.Tensor:
     """Returns a tensor without elements on the device "jax:`index`". The tensor is cached, so the caller must not change it."""
     if dtype != torch.uint8:
-        return private.by_cpu_kernel(torch.ops.aten.view.dtype, empty_template(torch.uint8, index), dtype)
+        return private.call_cpu_kernel(torch.ops.aten.view.dtype, empty_template(torch.uint8, index), dtype)
     managed = _ManagedTensor(
         None, _SPARE_DEVICE, index, 1, _UNSIGNED, 8, 1, ctypes.addressof(_shape), ctypes.addressof(_strides), 0, None, None
     )

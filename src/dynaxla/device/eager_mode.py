@@ -206,11 +206,11 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         op = overload_for_numbers(op, positions)
         functional_op = functional_op_of(op)
     if functional_op.is_view:
-        return private.by_cpu_kernel(op, *args, **kwargs)
+        return private.call_cpu_kernel(op, *args, **kwargs)
     if functional_op.functional is None:
         return run_on_cpu(op, args, kwargs, "it has no functional form")
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     written = _written_arguments(op, functional_op.written, args, kwargs)
     if any(not isinstance(target, torch.Tensor) for target in written):
         return run_on_cpu(op, args, kwargs, "it writes to a list of tensors")
@@ -284,7 +284,7 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
         return run(functional_op, args, kwargs, targets)
     arrays = [call.arrays[slot] for slot in program.input_slots]
     if is_traced and program.draws_random:
-        raise drawing_under_trace(str(functional_op.op))
+        raise random_numbers_under_jit(str(functional_op.op))
     if program.draws_random:
         arrays.append(generators.seed_array(call.generator, call.device.index, where or device))
     arrays += [_number(value, dtype, where or device) for value, dtype in number_inputs]

@@ -62,11 +62,11 @@ def draw_seed(generator: torch.Generator | None, index: int) -> np.ndarray:
     Raises: UnsupportedOp inside `forbid_draws`.
     """
     if getattr(_thread, "refuses", False):
-        raise drawing_under_trace("a torch function under JAX")
+        raise random_numbers_under_jit("a torch function under JAX")
     bits = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=generator or generator_of(index))
     return bits.numpy().view(np.uint32)
 
 
-def seed_array(generator: torch.Generator | None, index: int, where: meshes.Where) -> jax.Array:
+def seed_array(generator: torch.Generator | None, index: int, where: meshes.DeviceOrMesh) -> jax.Array:
     """Draws a seed as `draw_seed` does, and copies it to a device or a mesh."""
     return jax.device_put(draw_seed(generator, index), where)

@@ -46,4 +46,4 @@ def _reshard(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
         return
     array = copies.packed_array(gradient)  # a program may have returned it in another shape
     if array.shape == shape and meshes.sharding_of(array) != sharding:
-        storages.compare_and_swap([(storage, array, meshes.moved(array, sharding))])
+        storages.compare_and_swap([(storage, array, meshes.copied_to(array, sharding))])

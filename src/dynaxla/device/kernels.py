@@ -75,7 +75,7 @@ def empty_like(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Implements empty_like. The result has the sharding of `tensor`, also for ops that fill it afterwards (`zeros_like`)."""
-    result = private.by_general_kernel(
+    result = private.call_composite_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
     if meshes.exist() and result.device == tensor.device and result.stride() == tensor.stride():
@@ -114,7 +114,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
     """Implements _to_copy for tensors of the device. Ignores non_blocking, for which torch would require pinned memory."""
-    return private.by_general_kernel(aten._to_copy.default, tensor, **options)
+    return private.call_composite_kernel(aten._to_copy.default, tensor, **options)
 
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -413,22 +413,22 @@ def register() -> None:
     """Registers the device's kernels with torch, for the life of the process."""
     aten_library, dynaxla_library, all_libraries = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
     _libraries[:] = [aten_library, dynaxla_library, all_libraries]  # torch removes the kernels of a library that is freed
-    private.count_as_own(aten_library, dynaxla_library, all_libraries)
+    private.register_own_libraries(aten_library, dynaxla_library, all_libraries)
     for op, function in _KERNELS.items():
-        aten_library.impl(op, private.unseen(function), private.SPARE_KEY)
+        aten_library.impl(op, private.skipped_by_dynamo(function), private.PRIVATEUSE1_KEY)
     for op in {*_GENERAL_KERNEL_OPS, *private.ops_with_kernel(_STRUCTURED_KERNELS)} - _KERNELS.keys():
-        aten_library.impl(op, _general_kernel(op), private.SPARE_KEY)
+        aten_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
-        dynaxla_library.impl(op, _general_kernel(op), private.SPARE_KEY)
+        dynaxla_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for key in ("Conjugate", "Negative"):  # torch's own kernel first materializes the bit by a copy, which is this op again
         aten_library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
-    aten_library.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
-    all_libraries.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
+    aten_library.impl(aten._pin_memory.default, private.skipped_by_dynamo(pin_memory), "CPU")
+    all_libraries.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)
     autocasting.register(aten_library)
-    aten_library.impl(aten._fused_sdp_choice.default, choose_attention, private.SPARE_KEY)
-    for key in (private.SPARE_KEY, private.SPARE_AUTOGRAD_KEY):
+    aten_library.impl(aten._fused_sdp_choice.default, choose_attention, private.PRIVATEUSE1_KEY)
+    for key in (private.PRIVATEUSE1_KEY, private.PRIVATEUSE1_AUTOGRAD_KEY):
         aten_library.impl(aten.scaled_dot_product_attention.default, attention, key)
-    all_libraries.fallback(private.unseen(eager_mode.kernel), private.SPARE_KEY)
+    all_libraries.fallback(private.skipped_by_dynamo(eager_mode.kernel), private.PRIVATEUSE1_KEY)
 
 
 def _general_kernel(op: Any) -> Any:

@@ -146,8 +146,8 @@ class LazyRecording:
         with _lock:
             if self.is_finished:
                 return
-            if forks.is_cut_off():
-                raise forks.cut_off()
+            if forks.has_lost_xla():
+                raise forks.fork_error()
             while not self.is_finished:
                 steps, arrays = list(self.steps), list(self.arrays)
                 deferred = [found for reference in self.deferred if (found := reference()) is not None and found.recording is self]
@@ -370,7 +370,7 @@ class _LazyCall:
         seed = generators.draw_seed(self.generator, self.device.index) if traced.draws_random else None
         first = self.recording.value_count
         self.recording.value_count = first + len(traced.shape_dtypes)
-        where, line = _user_location() if traced.checks else "", user_frames.line() if is_watched() else ""
+        where, line = _user_location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
         return RecordedOp((traced, first, *[self.value_ids[slot] for slot in traced.input_slots]), first, number_inputs, seed, where, line)
 
     def write(self, traced: TracedOp, first: int) -> bool:

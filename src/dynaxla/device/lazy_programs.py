@@ -87,7 +87,7 @@ class RecordedOp(NamedTuple):
         numbers: the op's Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if the op draws random numbers, else None.
         location: the user's line, as the end of a sentence, if the op has checks, else "".
-        line: the user's line if programs are watched (`is_watched`), else "".
+        line: the user's line if programs are watched (`is_recording_runs`), else "".
     """
 
     key: tuple[Any, ...]
@@ -139,7 +139,15 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
             shardings = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
         shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
         # While programs are watched, each op is annotated with its line, which makes the program a different one.
-        key = device.id, settings, shape_dtypes, tuple([step.key for step in steps]), where, shardings, where is not None and is_watched()
+        key = (
+            device.id,
+            settings,
+            shape_dtypes,
+            tuple([step.key for step in steps]),
+            where,
+            shardings,
+            where is not None and is_recording_runs(),
+        )
         compiled = _programs.get(key) or ()
         program = _choose_program(compiled, tuple(wanted))
     numbers = _number_arrays(steps)
@@ -176,7 +184,7 @@ def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
     if where is None:
         return None, arrays
-    return where, [meshes.moved(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
+    return where, [meshes.copied_to(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
 
 
 def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:
@@ -212,7 +220,7 @@ def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
     return np.array([number(value, dtype) for value in values], dtype)
 
 
-def _device_put(arrays: Sequence[np.ndarray], where: meshes.Where) -> list[jax.Array]:
+def _device_put(arrays: Sequence[np.ndarray], where: meshes.DeviceOrMesh) -> list[jax.Array]:
     with jax.enable_x64(True):
         return [jax.device_put(array, where) for array in arrays]
 

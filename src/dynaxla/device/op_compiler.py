@@ -130,7 +130,7 @@ class TracedProgram:
     new_outputs: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
-    variant: Variant
+    variant: GuardedInputs
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class CompiledOp:
     new_outputs: tuple[NewTensor | int | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
-    variant: Variant
+    variant: GuardedInputs
 
 
 def _fake(view: StridedView) -> torch.Tensor:
@@ -539,8 +539,9 @@ def _trace_graph(
     operands = _operands((specialization.args, specialization.functional_kwargs))
     open_numbers = {index: number_trace.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
-    # On the CPU, forms call torch's kernels and oneDNN, which pays off in larger programs only; on a mesh, XLA cannot partition calls.
-    choose = generic if platform == "cpu" or specialization.where is not None else certain
+    # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. On a mesh, XLA cannot partition
+    # calls.
+    choose = choose_generic if platform == "cpu" or specialization.where is not None else choose_without_refusable
     outputs = [node for node in nodes if node is not None]
     function = Function(interpreter, numbers=open_numbers, outputs=outputs, settings=settings, choose=choose)
     input_slots = tuple(index for index, metadata in enumerate(slots) if metadata.shape is not None)
@@ -584,8 +585,8 @@ def _trace_graph(
     count = len(avals)
     if specialization.numbers:
         with _trace_context(device):
-            jax.eval_shape(program, *avals)  # fills `number_trace.wanted` with the dtypes of the number inputs
-        avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in number_trace.wanted]
+            jax.eval_shape(program, *avals)  # fills `number_trace.scalar_inputs` with the dtypes of the number inputs
+        avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in number_trace.scalar_inputs]
     with metrics.timed("trace"):
         if specialization.where is None:
             traced = _trace_program(program, avals, device)
@@ -594,9 +595,9 @@ def _trace_graph(
             traced = _trace_program(
                 pipeline.PARTITIONABLE(program, free_results), avals, device, [slots[slot].sharding for slot in written_slots]
             )
-    if number_trace.looked or len(number_trace.wanted) != len(avals) - count:
-        raise number_trace.refuse()
-    variant = Variant(tuple(dict.fromkeys(number_trace.guards)), tuple(number_trace.wanted))
+    if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - count:
+        raise number_trace.inspected()
+    variant = GuardedInputs(tuple(dict.fromkeys(number_trace.guards)), tuple(number_trace.scalar_inputs))
     return TracedProgram(traced, input_slots, interpreter.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
 
 

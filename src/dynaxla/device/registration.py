@@ -47,7 +47,7 @@ def _device_types() -> Iterator[Any]:
     `_backward_in_this_thread`. pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md,
     "Traps".
     """
-    endless = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
+    endless = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
     while True:
         try:
             yield from endless
@@ -94,8 +94,8 @@ def enable() -> None:
     with _lock:
         if _enabled:
             return
-        if forks.is_cut_off():
-            raise forks.cut_off()
+        if forks.has_lost_xla():
+            raise forks.fork_error()
         name = private.privateuse1_name()
         if name != "privateuseone":
             raise RuntimeError(
@@ -111,6 +111,6 @@ def enable() -> None:
         kernels.register()
         devices.register(storages.NAME, pjrt_devices.jax_device)
         device_kinds.register(storages.NAME, storage_buffers)
-        if not private.before_backward(_backward_in_this_thread):
+        if not private.wrap_backward(_backward_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in a way that the device jax does not support")
         _enabled.append(True)

@@ -438,7 +438,7 @@ class StorageBinding:
         self._new_tensors, self.outputs = list(new_tensors), outputs
         self._device, self._draws_random = device, draws_random
         self._mesh, self._names_mesh, self._reports_late = mesh, names_mesh, reports_late
-        self._where: meshes.Where = mesh or device.jax_device
+        self._where: meshes.DeviceOrMesh = mesh or device.jax_device
         self._index = device.device.index or 0
         self._argument_check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.viewed is not None]
@@ -596,7 +596,7 @@ class StorageBinding:
                     call.arrays[index] = array
                 if meshes.exist() and meshes.sharding_of(call.arrays[index]) != self._inputs[index].sharding:
                     before = cast("jax.Array", storages.array_of(storage))
-                    call.arrays[index] = meshes.moved(call.arrays[index], self._inputs[index].sharding or self._device.jax_device)
+                    call.arrays[index] = meshes.copied_to(call.arrays[index], self._inputs[index].sharding or self._device.jax_device)
                     storages.compare_and_swap([(storage, before, call.arrays[index])])
 
     def _repack(self, call: _CallTensors, index: int, array: jax.Array) -> None:
@@ -634,7 +634,7 @@ class StorageBinding:
             raise error
 
 
-def _offset_array(tensor: torch.Tensor, where: meshes.Where) -> jax.Array:
+def _offset_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh) -> jax.Array:
     """Returns the offset of a tensor in its storage, in elements, as an int64[] array on a device or a mesh."""
     key = int(tensor.storage_offset()), meshes.key_of(where)
     array = _offset_arrays.get(key)

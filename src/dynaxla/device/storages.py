@@ -65,7 +65,7 @@ def new_tensor(
 def tensor_on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
     """Creates a tensor on an existing storage. Autograd does not treat it as a view."""
     tensor = transfer.reinterpret(empty_template(dtype, storage.device.index or 0), (0,), (1,))
-    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
     return tensor
 
@@ -133,8 +133,8 @@ class InUseContent(StorageContent):
         return compare_and_swap([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        if forks.is_cut_off():  # the thread that runs the program does not exist in a forked child
-            raise forks.cut_off()
+        if forks.has_lost_xla():  # the thread that runs the program does not exist in a forked child
+            raise forks.fork_error()
         with self._lock:  # reentrant, so a signal handler in the same thread does not wait
             if getattr(storage, _ARRAY) is self:
                 return self._arrays.get(private.identity_of(storage))
@@ -277,16 +277,16 @@ def sharding_of_storage(storage: torch.UntypedStorage) -> NamedSharding | None:
 
 def replicate(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
     """Replicates the array of a storage from one device to a mesh. The storage keeps the replicated array."""
-    replicated = meshes.moved(array, where)
+    replicated = meshes.copied_to(array, where)
     # This fails if another thread has written to the storage. The caller then uses the old value.
     compare_and_swap([(storage, array, replicated)])
     return replicated
 
 
-def array_from_cpu(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
+def array_from_cpu(tensor: torch.Tensor, where: meshes.DeviceOrMesh | Sharding) -> jax.Array:
     """Copies the value of a CPU tensor to an array on a device or a mesh. Raises: ForkError."""
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(_host_copy(tensor), where)
 

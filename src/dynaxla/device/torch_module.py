@@ -44,7 +44,7 @@ def is_initialized() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    return forks.is_cut_off()
+    return forks.has_lost_xla()
 
 
 def init() -> None:

@@ -50,8 +50,8 @@ def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runna
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     """Traces, lowers and compiles the graph."""
     start = time.perf_counter()
-    dumped = rewrites.dumped(unit.options.dump_directory, unit.name)
-    with programs.below_caller(), _building_events(unit, specialised) as built, dumped:
+    dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
+    with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
         executable = _build(unit, specialised)
         built.append(executable)
     if time.perf_counter() - start > SLOW_COMPILATION and unit.options.heap == "keep":
@@ -76,11 +76,11 @@ def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> It
     if not events.has_listeners():
         yield built
         return
-    events.emit(events.Building(unit.name, unit.interpreter, specialised.symbols))
+    events.emit(events.CompileStarted(unit.name, unit.interpreter, specialised.symbols))
     try:
         yield built
     finally:
-        events.emit(events.Built(unit.name, built[0] if built else None))
+        events.emit(events.CompileEnded(unit.name, built[0] if built else None))
 
 
 def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:

@@ -204,7 +204,7 @@ class EagerExecutable:
         if not events.has_listeners():
             return self._eager_graph.values(inputs)
         values, lines = self._eager_graph.timed_values(inputs)
-        events.emit(events.Ran(self, sum(lines.values()), self._binding is None, lines))
+        events.emit(events.ProgramRan(self, sum(lines.values()), self._binding is None, lines))
         return values
 
 

@@ -145,10 +145,10 @@ class Executable:
                         results = binding.export(self._call(arrays), tensors)
                     except jax.errors.JaxRuntimeError as error:
                         results = self._repeat(self._call, arrays, error, tensors)
-                seconds, is_first = metrics.ran(start, self._is_new), self._is_new
+                seconds, is_first = metrics.count_run(start, self._is_new), self._is_new
                 self._is_new = False
                 if events.has_listeners():
-                    events.emit(events.Ran(self, seconds, is_first))
+                    events.emit(events.ProgramRan(self, seconds, is_first))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks and self._precheck is None:

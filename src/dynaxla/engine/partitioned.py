@@ -72,7 +72,7 @@ class PartitionedProgram:
         self._lock = forks.lock()
         self._executable: Executable | None = None
         self._group_numbers: tuple[int, ...] = ()  # of the process groups for which the executable was compiled
-        forks.renew(self)
+        forks.call_after_fork(self)
         metrics.add("graphs")
         metrics.add("partitioned")
 
@@ -81,8 +81,8 @@ class PartitionedProgram:
 
         Raises: CollectiveMismatch if the processes' programs differ; CollectiveFailed; ExecutionError; the errors of the graph's checks.
         """
-        if forks.is_cut_off():
-            raise forks.cut_off()
+        if forks.has_lost_xla():
+            raise forks.fork_error()
         with self._lock:
             numbers = process_networks.group_numbers([self._mesh.group])
             if self._executable is None or self._group_numbers != numbers:
@@ -94,19 +94,19 @@ class PartitionedProgram:
     def after_fork(self) -> None:
         """In a forked child: drops the parent's program without calling or freeing it."""
         if self._executable is not None:
-            forks.leave(self._executable)
+            forks.leak(self._executable)
             self._executable = None
 
     def _build_with_events(self) -> Executable:
         """Builds the program. Emits a `Building` event before, and a `Built` event after."""
         if not events.has_listeners():
             return self._build()
-        events.emit(events.Building(self.name, self._interpreter, SymbolValues()))
+        events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))
         executable: Executable | None = None
         try:
             executable = self._build()
         finally:
-            events.emit(events.Built(self.name, executable))
+            events.emit(events.CompileEnded(self.name, executable))
         return executable
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:

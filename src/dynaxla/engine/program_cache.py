@@ -89,7 +89,7 @@ class ProgramCache:
         self._queue: OrderedDict[Any, _QueuedCompilation] = OrderedDict()  # the most recently requested program is last
         self._queue_lock = forks.lock()
         self._lock = forks.lock()
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     def _begin(self) -> None:
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
@@ -208,7 +208,7 @@ class ProgramCache:
         """In a forked child: drops the parent's programs without calling or freeing them."""
         self.fast_path = None
         if len(self._executables):
-            forks.leave(self._executables)
+            forks.leak(self._executables)
             self._begin()
 
     def executables(self) -> list[Executable]:

@@ -100,7 +100,7 @@ class Scheduler:
         implementations = self._options.implementations
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[Node]) -> bool:
-            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), implementations)
+            return not forks.has_lost_xla() and pack_weights(nodes, fixed, devices.jax_device(device), implementations)
 
         def plain() -> Runner:
             frozen = pipeline.FREEZE(graph.module, graph.static)
@@ -174,7 +174,7 @@ class Scheduler:
                 continue
             if self._options.fallback == "error":
                 raise _error(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
-            coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+            coverage.count_fallback(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
 
     def split_schedule(self, graph: AtenGraph, parts: list[GraphPart]) -> Schedule:
         """Returns the schedule of a graph's parts, in the order in which they run."""

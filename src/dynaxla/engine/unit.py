@@ -228,6 +228,6 @@ class CompilationUnit:
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:
         """Runs the graph without XLA. Raises: ForkError if options.fallback is "error" and this process cannot use XLA."""
-        if self.options.fallback == "error" and forks.is_cut_off():
-            raise forks.cut_off()
+        if self.options.fallback == "error" and forks.has_lost_xla():
+            raise forks.fork_error()
         return eager_fallback.run(self.interpreter.module, args)

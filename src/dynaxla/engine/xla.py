@@ -65,7 +65,7 @@ class CompiledGraph:
         self._key_has_strides = unit.foreground_programs < math.inf and unit.phase == "backward"
         # The key of every call is then ().
         self._has_one_key = unit.sizes.is_static and not unit.groups and not Settings.vary_on(unit.platform) and not self._key_has_strides
-        if not forks.is_cut_off():
+        if not forks.has_lost_xla():
             _ = unit.jax_device  # raises now if there is none
         metrics.add("graphs")
 
@@ -84,7 +84,7 @@ class CompiledGraph:
             try:
                 executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
             except KeyboardInterrupt as interrupt:
-                raise user_frames.shortened(interrupt) from None
+                raise user_frames.with_user_frames_only(interrupt) from None
         for _ in range(_TRIES):
             try:
                 taken = executable.take(args)
@@ -127,7 +127,7 @@ class CompiledGraph:
         """Compiles for the graph's example inputs, if the graph fixes their sizes and strides. It does nothing for dynamic sizes, for
         backward graphs, and for XLA's own collectives. Raises: as a call does."""
         unit = self.unit
-        if not unit.sizes.is_static or unit.phase == "backward" or unit.groups or forks.is_cut_off():
+        if not unit.sizes.is_static or unit.phase == "backward" or unit.groups or forks.has_lost_xla():
             return
         with _disable_current_modes():  # the modes of the surrounding capture
             args = [meta_like(node.meta["val"]) for node in unit.interpreter.placeholders]

@@ -14,80 +14,80 @@ from .explanation import CapturedGraph, Explanation, Graph
 _WIDTH = 120
 
 
-def text(found: Explanation) -> str:
+def text(explanation: Explanation) -> str:
     """Returns the explanation as plain text, without colours."""
     console = Console(width=_WIDTH, no_color=True, highlight=False, force_terminal=False, force_jupyter=False, legacy_windows=False)
     with console.capture() as capture:
-        _print(found, console)
+        _print(explanation, console)
     return "\n".join(row.rstrip() for row in capture.get().splitlines())
 
 
-def _print(found: Explanation, console: Console) -> None:
-    def heading(what: str) -> None:
+def _print(explanation: Explanation, console: Console) -> None:
+    def heading(title: str) -> None:
         console.print()
-        console.print(Text(what))
-        console.print(Text("-" * len(what)))
+        console.print(Text(title))
+        console.print(Text("-" * len(title)))
 
-    def say(what: str, indent: int = 2) -> None:
-        for index, row in enumerate(Text(what).wrap(console, _WIDTH - indent - 2)):
+    def write(sentence: str, indent: int = 2) -> None:
+        for index, row in enumerate(Text(sentence).wrap(console, _WIDTH - indent - 2)):
             console.print(Text(" " * (indent if index == 0 else indent + 2) + row.plain.rstrip()))
 
-    console.print(Text(f"dynaxla explains {found.name}"))
-    console.print(Text(found.versions))
-    if found.error:
-        say(f"It failed: {found.error}", 0)
-    console.print(_table((), formatting.summary(found)))
+    console.print(Text(f"dynaxla explains {explanation.name}"))
+    console.print(Text(explanation.versions))
+    if explanation.error:
+        write(f"It failed: {explanation.error}", 0)
+    console.print(_table((), formatting.summary(explanation)))
     heading("What to do next")
-    for index, item in enumerate(found.advice, 1):
-        say(f"{index}. {item.what}")
-        say(item.why + (f" [{item.line}]" if item.line is not None else ""), 5)
-    if not found.advice:
-        say("Nothing was found.")
-    if found.costs:
-        heading("The costliest lines, " + ("of all runs" if found.is_script else "of a later call"))
+    for index, item in enumerate(explanation.advice, 1):
+        write(f"{index}. {item.what}")
+        write(item.why + (f" [{item.line}]" if item.line is not None else ""), 5)
+    if not explanation.advice:
+        write("Nothing was found.")
+    if explanation.costs:
+        heading("The costliest lines, " + ("of all runs" if explanation.is_script else "of a later call"))
         rows = [
             (f"{cost.share:.1%}", formatting.seconds(cost.seconds), str(cost.line), cost.line.source, ", ".join(cost.what))
-            for cost in found.costs
+            for cost in explanation.costs
         ]
         console.print(_table(("share", "time", "line", "source", "mostly"), rows))
-        say(f"{found.unplaced:.1%} of this time is of no line of yours that is known.")
-    if found.breaks:
+        write(f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code.")
+    if explanation.breaks:
         heading("Breaks")
-    for end in found.breaks:
-        say(f"{end.line}" + (f" ({end.count} times)" if end.count > 1 else "") + f": {end.reason}")
+    for end in explanation.breaks:
+        write(f"{end.line}" + (f" ({end.count} times)" if end.count > 1 else "") + f": {end.reason}")
         if end.line is not None and end.line.source:
-            say(end.line.source, 6)
-    if found.recompilations:
+            write(end.line.source, 6)
+    if explanation.recompilations:
         heading("Captured again")
-    for again in found.recompilations:
-        say(f"{again.line}: {again.reason}")
-    heading("Phases of " + ("the script" if found.is_script else "the first call"))
-    whole = max(found.seconds, sum(found.phases.values())) or 1.0
-    phases = [(name, formatting.seconds(spent), "#" * round(40 * spent / whole)) for name, spent in found.phases.items()]
+    for recompilation in explanation.recompilations:
+        write(f"{recompilation.line}: {recompilation.reason}")
+    heading("Phases of " + ("the script" if explanation.is_script else "the first call"))
+    total = max(explanation.seconds, sum(explanation.phases.values())) or 1.0
+    phases = [(name, formatting.seconds(spent), "#" * round(40 * spent / total)) for name, spent in explanation.phases.items()]
     console.print(_table((), phases))
-    for captured in found.captured:
-        _captured(captured, console, heading, say)
-    for title, items in (("Steps", found.ways), ("Notes", found.notes)):
+    for captured in explanation.captured:
+        _captured(captured, console, heading, write)
+    for title, items in (("Steps", explanation.ways), ("Notes", explanation.notes)):
         if items:
             heading(title)
         for note in items:
-            say(note)
+            write(note)
 
 
-def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str], None], say: Callable[..., None]) -> None:
+def _captured(captured: CapturedGraph, console: Console, heading: Callable[[str], None], write: Callable[..., None]) -> None:
     heading(formatting.title(captured))
-    say(formatting.ended(captured))
+    write(formatting.end_sentence(captured))
     for fallback in captured.fallbacks:
-        say(f"torch computes {fallback.op} ({fallback.count}): {fallback.reason} [{fallback.where}]")
+        write(f"torch computes {fallback.op} ({fallback.count}): {fallback.reason} [{fallback.where}]")
     if captured.rewrites:
         console.print(_table(formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in captured.rewrites]))
     for graph in captured.graphs:
-        _graph(graph, console, say)
+        _graph(graph, console, write)
 
 
-def _graph(graph: Graph, console: Console, say: Callable[..., None]) -> None:
+def _graph(graph: Graph, console: Console, write: Callable[..., None]) -> None:
     console.print()
-    say(f"{graph.name} ({graph.phase})")
+    write(f"{graph.name} ({graph.phase})")
     console.print(_table((), formatting.facts(graph), indent=4))
     for columns, rows in (
         (formatting.PROGRAM, [formatting.program_row(program) for program in graph.programs]),

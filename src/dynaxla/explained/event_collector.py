@@ -35,7 +35,7 @@ from .explanation import (
 from .graph_breaks import break_of, first_line
 from .line_costs import Profiler
 
-Ways = Counter[tuple[str, str, str]]
+Counts = Counter[tuple[str, str, str]]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _ProgramEvents:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
-    # For each later run by torch's kernels, the seconds by line number.
+    # The seconds by line number, for each later run by torch's kernels.
     lines: list[Mapping[int, float]] = field(default_factory=list)
 
     @property
@@ -53,11 +53,11 @@ class _ProgramEvents:
         return isinstance(self.executable, EagerExecutable)
 
 
-class _Graph:
-    """A graph while events about it arrive. It keeps only text and numbers, since an engine changes the graph."""
+class _GraphEvents:
+    """The events about a graph. Only text and numbers are kept, since an engine changes the graph."""
 
-    def __init__(self, event: events.Functional, captured: _Captured) -> None:
-        self._competes, self._forced, names = captured.competes, captured.forced, captured.names
+    def __init__(self, event: events.GraphFunctionalized, captured: _CaptureEvents) -> None:
+        self._has_competitors, self._forced, names = captured.has_competitors, captured.forced, captured.names
         graph = event.graph
         nodes = graph.module.graph
         self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
@@ -66,32 +66,32 @@ class _Graph:
         self.inputs: list[Tensor] = []
         sizes = []
         for position, node in enumerate(nodes.find_nodes(op="placeholder")):
-            self.names[node.name] = _name(node, names)
+            self.names[node.name] = _input_user_name(node, names)
             if position in static:
                 sizes.append(_tensor("", node).bytes)
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 self.inputs.append(_tensor(self.names[node.name], node))
         self.parameters = len(sizes), sum(sizes)
         outputs: Any = nodes.output_node().args[0]
-        described = dict(zip(outputs, nodes.output_node().meta.get("desc") or [None] * len(outputs), strict=False))
+        descriptions = dict(zip(outputs, nodes.output_node().meta.get("desc") or [None] * len(outputs), strict=False))
         given = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
-        self.outputs = [_tensor(self.names.get(node.name) or _output_name(node, described[node], names), node) for node in given]
+        self.outputs = [_tensor(self.names.get(node.name) or _output_name(node, descriptions[node], names), node) for node in given]
         self.kinds: Counter[str] = Counter()
         for node in nodes.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
-                self.kinds[_kind(node)] += 1
+                self.kinds[_op_kind(node)] += 1
         self.programs: list[_ProgramEvents] = []
         self.implementations: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
-        self.fallbacks: Ways = Counter()
+        self.fallbacks: Counts = Counter()
         self.rewrites: list[Rewrite] = []
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
 
-    def told(self) -> Graph:
+    def to_graph(self) -> Graph:
         measured = {(item.op, item.problem): item.seconds for item in tried()}
         return Graph(
             self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
             tuple(self.inputs), tuple(self.outputs),
-            tuple(map(_told, self.programs)),
+            tuple(map(_compiled_program, self.programs)),
             tuple(
                 ChosenImplementation(*key, measured.get((key[0], key[1]), {}), is_measurable)
                 for key, is_measurable in self.implementations.items()
@@ -101,17 +101,17 @@ class _Graph:
             *self._engine(), tuple(self.rewrites),
         )  # fmt: skip
 
-    def took(self, event: events.ImplementationChosen) -> None:
-        """Records a chosen implementation. One that the user has forced does not count as measurable."""
+    def add_implementation(self, event: events.ImplementationChosen) -> None:
+        """Records a chosen implementation. An implementation that the user has forced does not count as measurable."""
         is_measurable = event.is_measurable and self._forced.get(event.op) != event.implementation
         self.implementations[event.op, event.problem, event.implementation, tuple(event.others)] = is_measurable
 
     def _engine(self) -> tuple[str, str]:
         """Returns the engine that runs the graph, and the reason."""
-        # An ATen graph is called like its captured graph, with the phase appended.
-        found, is_of_another = engine_decisions.last_about(self.name.rpartition("_")[0])
+        # The name of an ATen graph is the name of its captured graph, with the phase appended.
+        found, is_of_another = engine_decisions.latest_verdict(self.name.rpartition("_")[0])
         if found is None:
-            return ("not decided yet", "several engines compete in more calls than these") if self._competes else ("dynaxla", "")
+            return ("not decided yet", "several engines compete in more calls than these") if self._has_competitors else ("dynaxla", "")
         times = [f"{name} {formatting.seconds(seconds)}" for name, seconds in found.seconds.items()]
         others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
         before = ["decided in calls before these"] if is_of_another else []
@@ -119,75 +119,76 @@ class _Graph:
 
 
 @dataclass
-class _Captured:
+class _CaptureEvents:
     number: int
     line: Line | None
     is_step: bool
     ended: Break | None
     names: list[str]
-    competes: bool
+    has_competitors: bool
     forced: Mapping[str, str]
-    graphs: list[_Graph] = field(default_factory=list)
-    fallbacks: Ways = field(default_factory=Counter)
+    graphs: list[_GraphEvents] = field(default_factory=list)
+    fallbacks: Counts = field(default_factory=Counter)
     rewrites: list[Rewrite] = field(default_factory=list)
 
 
-class _Thread:
+class _ThreadState:
     """The capture and the programs in progress in a thread."""
 
     def __init__(self) -> None:
-        self.captured: _Captured | None = None
-        self.building: list[tuple[_Graph | None, _ProgramEvents, Any]] = []
-        self.copies: list[events.Copied] = []
+        self.captured: _CaptureEvents | None = None
+        self.compiling: list[tuple[_GraphEvents | None, _ProgramEvents, Any]] = []
+        self.copies: list[events.InputCopied] = []
 
 
 class Collector:
     """A listener of `observe.events`, for this thread and for threads that start while it listens. Events of other threads are ignored.
 
     Args:
-        profiler: its `ran` is called for each run of a program.
+        profiler: its `count_run` is called for each run of a program.
         arguments: the names of the function's positional arguments, if they are known.
 
     Attributes:
         phases: seconds by phase.
-        ways: how often steps ran in another way than as one program, by step, way and reason.
+        step_fallbacks: the number of calls of steps that did not run as one program, by step, mode and reason.
     """
 
     def __init__(self, profiler: Profiler, arguments: Sequence[str] = ()) -> None:
         self.phases: defaultdict[str, float] = defaultdict(float)
-        self.ways: Ways = Counter()
+        self.step_fallbacks: Counts = Counter()
         self._profiler, self._arguments = profiler, arguments
-        self._all: list[_Captured] = []
-        self._graphs: dict[str, _Graph] = {}
-        self._programs: dict[int, tuple[_Graph | None, _ProgramEvents, Any]] = {}
-        self._threads: dict[int, _Thread] = defaultdict(_Thread)
-        self._others = {*threading.enumerate()} - {threading.current_thread()}
+        self._captures: list[_CaptureEvents] = []
+        self._graphs: dict[str, _GraphEvents] = {}
+        self._programs: dict[int, tuple[_GraphEvents | None, _ProgramEvents, Any]] = {}
+        self._threads: dict[int, _ThreadState] = defaultdict(_ThreadState)
+        self._ignored_threads = {*threading.enumerate()} - {threading.current_thread()}
         self._lock = threading.RLock()
-        self._hear: dict[type, Callable[[Any, _Thread], None]] = {
-            events.Captured: self._on_captured, events.Functional: self._on_functional, events.Building: self._on_building,
-            events.Built: self._on_built, events.ImplementationChosen: self._on_implementation_chosen,
-            events.PhaseEnded: self._on_phase_ended, events.FellBack: self._on_fell_back, events.Copied: self._on_copied,
-            events.Ran: self._on_ran, events.StepFellBack: self._on_step_fell_back, events.Rewritten: self._on_rewritten,
+        self._handlers: dict[type, Callable[[Any, _ThreadState], None]] = {
+            events.GraphCaptured: self._on_captured, events.GraphFunctionalized: self._on_functionalized,
+            events.CompileStarted: self._on_compile_started, events.CompileEnded: self._on_compile_ended,
+            events.ImplementationChosen: self._on_implementation_chosen, events.PhaseEnded: self._on_phase_ended,
+            events.OpFellBack: self._on_fell_back, events.InputCopied: self._on_copied, events.ProgramRan: self._on_ran,
+            events.StepFellBack: self._on_step_fell_back, events.GraphRewritten: self._on_rewritten,
         }  # fmt: skip
 
-    def counts(self) -> bool:
+    def is_collected(self) -> bool:
         """True if events of the current thread are collected."""
-        return threading.current_thread() not in self._others
+        return threading.current_thread() not in self._ignored_threads
 
     def __call__(self, event: Any) -> None:
-        if self.counts():
+        if self.is_collected():
             with self._lock:
-                self._hear[type(event)](event, self._threads[threading.get_ident()])
+                self._handlers[type(event)](event, self._threads[threading.get_ident()])
 
     def captured(self) -> tuple[CapturedGraph, ...]:
         """Returns the captured graphs, in order."""
         with self._lock:
             return tuple(
                 CapturedGraph(
-                    item.number, item.line, item.is_step, item.ended, tuple(graph.told() for graph in item.graphs),
+                    item.number, item.line, item.is_step, item.ended, tuple(graph.to_graph() for graph in item.graphs),
                     tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()), tuple(item.rewrites),
                 )
-                for item in self._all
+                for item in self._captures
             )  # fmt: skip
 
     def later_runs(self) -> list[tuple[Any, int]]:
@@ -198,85 +199,79 @@ class Collector:
     def run_seconds(self, by_torch: bool = False) -> float:
         """Returns the seconds of all runs of XLA's programs so far, or of torch's kernels in place of a program."""
         with self._lock:
-            wanted = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
-            return sum(sum(program.first) + sum(program.later) for program in wanted)
+            selected = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
+            return sum(sum(program.first) + sum(program.later) for program in selected)
 
-    def lines_by_torch(self) -> dict[int, Mapping[int, float]]:
-        """Returns the seconds by line of the median later run, by id() of each executable that is torch's kernels instead of a program."""
+    def torch_line_seconds(self) -> dict[int, Mapping[int, float]]:
+        """Returns the seconds by line of the median later run, by id() of each executable that runs torch's kernels."""
         with self._lock:
-            several = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
-            return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in several.items()}
+            line_seconds = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
+            return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in line_seconds.items()}
 
-    def _graph_of(self, name: str) -> _Graph | None:
-        """Returns the graph of a program, whose name is that of the graph, or starts with it."""
-        found = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
-        return self._graphs[max(found, key=len)] if found else None
+    def _graph_of(self, name: str) -> _GraphEvents | None:
+        """Returns the graph of a program. The program's name is the graph's name, or starts with it."""
+        names = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
+        return self._graphs[max(names, key=len)] if names else None
 
-    def _on_captured(self, event: events.Captured, thread: _Thread) -> None:
-        names = [_source(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
-        thread.captured = _Captured(
-            event.number,
-            first_line(event.module),
-            event.is_step,
-            break_of(event.module),
-            names,
-            event.competes,
-            event.options.implementations,
+    def _on_captured(self, event: events.GraphCaptured, thread: _ThreadState) -> None:
+        names = [_user_name(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
+        thread.captured = _CaptureEvents(
+            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.has_competitors, event.options.forms
         )
-        self._all.append(thread.captured)
+        self._captures.append(thread.captured)
 
-    def _on_functional(self, event: events.Functional, thread: _Thread) -> None:
-        captured = next((item for item in reversed(self._all) if item.number == event.number), None)
+    def _on_functionalized(self, event: events.GraphFunctionalized, thread: _ThreadState) -> None:
+        captured = next((item for item in reversed(self._captures) if item.number == event.number), None)
         if captured is None:  # it was captured before this listener was added
             return
-        graph = self._graphs[event.graph.name] = _Graph(event, captured)
+        graph = self._graphs[event.graph.name] = _GraphEvents(event, captured)
         captured.graphs.append(graph)
 
-    def _on_building(self, event: events.Building, thread: _Thread) -> None:
+    def _on_compile_started(self, event: events.CompileStarted, thread: _ThreadState) -> None:
         graph = self._graph_of(event.name)
         program = _ProgramEvents(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
-        thread.building.append((graph, program, event.interpreter))
+        thread.compiling.append((graph, program, event.interpreter))
         thread.copies.clear()
 
-    def _on_built(self, event: events.Built, thread: _Thread) -> None:
-        graph, program, interpreter = thread.building.pop()
+    def _on_compile_ended(self, event: events.CompileEnded, thread: _ThreadState) -> None:
+        graph, program, interpreter = thread.compiling.pop()
         if event.executable is not None:
             program.executable = event.executable
             self._programs[id(event.executable)] = graph, program, interpreter
             if graph is not None and (event.executable.program is not None or program.is_by_torch):
                 graph.programs.append(program)
 
-    def _on_implementation_chosen(self, event: events.ImplementationChosen, thread: _Thread) -> None:
-        if thread.building and (graph := thread.building[-1][0]) is not None:
-            graph.took(event)
+    def _on_implementation_chosen(self, event: events.ImplementationChosen, thread: _ThreadState) -> None:
+        if thread.compiling and (graph := thread.compiling[-1][0]) is not None:
+            graph.add_implementation(event)
 
-    def _on_rewritten(self, event: events.Rewritten, thread: _Thread) -> None:
+    def _on_rewritten(self, event: events.GraphRewritten, thread: _ThreadState) -> None:
         captured = thread.captured
-        graph = thread.building[-1][0] if thread.building else captured.graphs[-1] if captured is not None and captured.graphs else None
+        graph = thread.compiling[-1][0] if thread.compiling else captured.graphs[-1] if captured is not None and captured.graphs else None
         found = graph.rewrites if graph is not None else captured.rewrites if captured is not None else []
         found.append(Rewrite(*event))
 
-    def _on_phase_ended(self, event: events.PhaseEnded, thread: _Thread) -> None:
+    def _on_phase_ended(self, event: events.PhaseEnded, thread: _ThreadState) -> None:
         self.phases[event.phase] += event.seconds
-        if thread.building:
-            thread.building[-1][1].seconds[event.phase] += event.seconds
+        if thread.compiling:
+            thread.compiling[-1][1].seconds[event.phase] += event.seconds
 
-    def _on_fell_back(self, event: events.FellBack, thread: _Thread) -> None:
+    def _on_fell_back(self, event: events.OpFellBack, thread: _ThreadState) -> None:
         key = event.op, event.reason, event.where
-        if thread.building and (graph := thread.building[-1][0]) is not None:
+        if thread.compiling and (graph := thread.compiling[-1][0]) is not None:
             graph.fallbacks[key] += 1
         elif thread.captured is not None:
             thread.captured.fallbacks[key] += 1
 
-    def _on_copied(self, event: events.Copied, thread: _Thread) -> None:
+    def _on_copied(self, event: events.InputCopied, thread: _ThreadState) -> None:
         thread.copies.append(event)
 
-    def _on_ran(self, event: events.Ran, thread: _Thread) -> None:
+    def _on_ran(self, event: events.ProgramRan, thread: _ThreadState) -> None:
         copies, thread.copies = thread.copies, []
-        known = self._programs.get(id(event.executable))
-        if known is None:  # it was compiled before this listener was added
+        entry = self._programs.get(id(event.executable))
+        if entry is None:  # it was compiled before this listener was added
             return
-        graph, program, interpreter = known
+        graph, program, interpreter = entry
         (program.first if event.is_first else program.later).append(event.seconds)
         if event.lines is not None:
             if not event.is_first:
@@ -288,19 +283,19 @@ class Collector:
                 position = event.executable.binding.positions[copied.place]
                 node = interpreter.placeholders[position].name
                 graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
-        self._profiler.ran(event.executable)
+        self._profiler.count_run(event.executable)
 
-    def _on_step_fell_back(self, event: events.StepFellBack, thread: _Thread) -> None:
-        self.ways[event.step, event.way, event.reason] += 1
+    def _on_step_fell_back(self, event: events.StepFellBack, thread: _ThreadState) -> None:
+        self.step_fallbacks[event.step, event.way, event.reason] += 1
 
 
-def _told(program: _ProgramEvents) -> CompiledProgram:
+def _compiled_program(program: _ProgramEvents) -> CompiledProgram:
     compiled = program.executable.program
-    needed = compiled.memory() if compiled is not None else None
+    stats = compiled.memory() if compiled is not None else None
     memory = None
-    if needed is not None:
-        results = needed.output_size_in_bytes - needed.alias_size_in_bytes
-        memory = MemoryUse(needed.argument_size_in_bytes, results, needed.temp_size_in_bytes)
+    if stats is not None:
+        results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        memory = MemoryUse(stats.argument_size_in_bytes, results, stats.temp_size_in_bytes)
     later = statistics.median(program.later) if program.later else None
     runs = len(program.first) + len(program.later)
     first = program.first[0] if program.first else None
@@ -308,7 +303,7 @@ def _told(program: _ProgramEvents) -> CompiledProgram:
 
 
 def _tensor(name: str, node: Node) -> Tensor:
-    """Describes a tensor of a graph. Its bytes are computed with the sizes of the capture in place of symbols."""
+    """Describes a tensor of a graph. Its bytes are computed with the sizes at capture in place of symbols."""
     value = node.meta["val"]
     shape = [size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 0 for size in value.shape]
     text = dtypes.describe(value.dtype, tuple(value.shape))
@@ -324,7 +319,7 @@ _ATTRIBUTES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _POSITIONAL, _KEYWORD = re.compile(r"^args\[(\d+)\]"), re.compile(r"^kwargs\['([^']*)'\]")
 
 
-def _source(node: Node, arguments: Sequence[str]) -> str:
+def _user_name(node: Node, arguments: Sequence[str]) -> str:
     """Returns the user's name for an input of a captured graph.
 
     torch wraps a module of its own, such as an nn.Sequential, in a function with the arguments *args and **kwargs.
@@ -337,29 +332,29 @@ def _source(node: Node, arguments: Sequence[str]) -> str:
     return _POSITIONAL.sub(lambda found: arguments[int(found[1])] if int(found[1]) < len(arguments) else found[0], name)
 
 
-def _name(node: Node, names: Sequence[str]) -> str:
-    """Returns the user's name of a graph's input. `node.meta["desc"]` is AOTAutograd's description of it, if there is one."""
-    described = node.meta.get("desc")
-    if type(described).__name__ == "TangentAOTInput":
-        index = getattr(described.output, "idx", None)
+def _input_user_name(node: Node, names: Sequence[str]) -> str:
+    """Returns the user's name of a graph's input, from AOTAutograd's description in `node.meta["desc"]` if there is one."""
+    description = node.meta.get("desc")
+    if type(description).__name__ == "TangentAOTInput":
+        index = getattr(description.output, "idx", None)
         return "a gradient" if index is None else f"the gradient of output {index}"
-    return _input_name(described, names) or node.name
+    return _input_name(description, names) or node.name
 
 
-def _output_name(node: Node, described: Any, names: Sequence[str]) -> str:
-    """Returns a name of a graph's output; of a gradient, the name has that of the input."""
-    of = _input_name(getattr(described, "grad_of", None), names)
+def _output_name(node: Node, description: Any, names: Sequence[str]) -> str:
+    """Returns a name of a graph's output. The name of a gradient contains the name of its input."""
+    of = _input_name(getattr(description, "grad_of", None), names)
     return f"the gradient of {of}" if of else node.name
 
 
-def _input_name(described: Any, names: Sequence[str]) -> str:
+def _input_name(description: Any, names: Sequence[str]) -> str:
     """Returns the user's name of an input that AOTAutograd describes; "" for any other description."""
-    index = getattr(described, "idx", None)
-    is_input = type(described).__name__ == "PlainAOTInput" and isinstance(index, int) and index < len(names)
+    index = getattr(description, "idx", None)
+    is_input = type(description).__name__ == "PlainAOTInput" and isinstance(index, int) and index < len(names)
     return names[index] if is_input and isinstance(index, int) else ""
 
 
-def _kind(node: Node) -> str:
+def _op_kind(node: Node) -> str:
     """Returns the kind of an op: the name of the module with its lowering."""
     rule = registry.find(node.target, "cpu")
     return "no lowering" if rule is None else rule.registered_by.rpartition(".")[2].replace("_", " ")

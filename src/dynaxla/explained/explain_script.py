@@ -1,4 +1,4 @@
-"""Runs a user's script as Python does, and explains what it compiles."""
+"""Runs a user's script as Python does, and explains the functions that it compiles."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .explanation import Explanation
 def explain_script(script: Path, arguments: Sequence[str]) -> tuple[Explanation, int | str | None]:
     """Runs a Python script as `python script arguments...` does.
 
-    Returns: the explanation of everything that it compiles with dynaxla, and its exit code, as in SystemExit.
+    Returns: the explanation of all functions that the script compiles with dynaxla, and its exit code, as in SystemExit.
     """
     session = Session()
     start = time.perf_counter()
     with session:
         code = run_script(script, arguments)
     error = f"it exits with {code}" if code not in (0, None) else ""
-    return session.told(script.name, time.perf_counter() - start, error=error), code
+    return session.explanation(script.name, time.perf_counter() - start, error=error), code
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> int | str | None:

@@ -18,14 +18,14 @@ _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<number>\d+), in (?P<funct
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's code, or a module that runs without such a line, as those of a compiled nn.Sequential do.
+    """A line of the user's code, or a module that runs without such a line, such as the modules of a compiled nn.Sequential.
 
     Attributes:
-        file: its file; "" for a module.
-        number: its number in the file.
-        function: the function that it is in, or "".
-        source: its text, or "" if it cannot be read.
-        place: the name of its file for people, such as "Cell In[4]"; or the module, such as 'module "0" (Linear)'.
+        file: the path of the file; "" for a module.
+        number: the line number in the file.
+        function: the name of the function that contains the line, or "".
+        source: the text of the line, or "" if it cannot be read.
+        place: a readable name of the file, such as "Cell In[4]"; or the module, such as 'module "0" (Linear)'.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Line:
 
     @staticmethod
     def of_frame(frame: str) -> Line | None:
-        """Parses a frame as Python and fx format it, or a module of `lowering.graphs.user_frame_or_module`. None for any other text."""
+        """Parses a frame as Python and fx format it, or a module as `lowering.graphs.user_place` does. None for other text."""
         if frame.startswith("module "):
             return Line("", 0, place=frame)
         found = _FRAME.match(frame)
@@ -67,11 +67,11 @@ class Break:
     """A graph break of TorchDynamo.
 
     Attributes:
-        line: where it is.
-        reason: in one line.
-        explanation: torch's own.
-        hints: torch's own.
-        count: how often it occurred.
+        line: the line of the user's code at which the graph breaks.
+        reason: the reason, in one line.
+        explanation: torch's explanation.
+        hints: torch's hints.
+        count: the number of times that the break occurred.
     """
 
     line: Line | None
@@ -83,7 +83,12 @@ class Break:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A function that was captured again. `line` is its first line, `reason` the guard that failed."""
+    """A function that was captured again.
+
+    Attributes:
+        line: the first line of the function.
+        reason: the guard that failed.
+    """
 
     line: Line
     reason: str
@@ -95,8 +100,8 @@ class Tensor:
 
     Attributes:
         name: the user's name if it is known.
-        text: dtype and sizes.
-        bytes: its size.
+        text: dtype and shape.
+        bytes: the tensor's size in bytes.
     """
 
     name: str
@@ -130,10 +135,10 @@ class Fallback:
     """An op without a lowering that torch's kernel computes, or a graph that torch runs.
 
     Attributes:
-        op: its name, or "a graph".
-        reason: why it falls back.
+        op: the name of the op, or "a graph".
+        reason: the reason for the fallback.
         where: the user's line, or "".
-        count: how often.
+        count: the number of nodes.
     """
 
     op: str
@@ -147,9 +152,9 @@ class Copy:
     """An argument that is copied when a program is called.
 
     Attributes:
-        argument: its name.
-        reason: why it is copied.
-        bytes: copied in one call.
+        argument: the argument's name.
+        reason: the reason for the copy.
+        bytes: the number of bytes copied in one call.
         first: the number of copies in first calls of a program.
         later: the number of copies in later calls.
     """
@@ -166,10 +171,10 @@ class Rewrite:
     """A pass that rewrote the graph (see `passes/pipeline.py`).
 
     Attributes:
-        name: its name.
+        name: the name of the pass.
         level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
-        before: the number of nodes before it.
-        after: the number of nodes of each graph that it returned.
+        before: the number of nodes before the pass.
+        after: the number of nodes of each graph that the pass returned.
     """
 
     name: str
@@ -192,14 +197,14 @@ class CompiledProgram:
     """A compiled program.
 
     Attributes:
-        name: its name.
+        name: the program's name.
         sizes: the values of the symbols of a dynamic graph, as text.
-        seconds: by phase: trace, lower, compile, tune.
-        memory: None if unknown, or if it consists of several programs.
+        seconds: the seconds of the phases trace, lower, compile and tune.
+        memory: the program's memory; None if unknown, or if there are several XLA programs.
         runs: the number of runs.
-        first_seconds: of its first run; None if there was none.
-        later_seconds: the median of its later runs; None if there was none.
-        is_by_torch: there is no XLA program: torch's kernels run the graph.
+        first_seconds: the duration of the first run; None without a run.
+        later_seconds: the median duration of later runs; None without a later run.
+        is_by_torch: True if there is no XLA program, and torch's kernels run the graph.
     """
 
     name: str
@@ -217,20 +222,20 @@ class Graph:
     """A graph of ATen ops.
 
     Attributes:
-        name: its name.
-        phase: forward, backward or inference.
+        name: the graph's name.
+        phase: "forward", "backward" or "inference".
         ops: the number of ops by name.
         kinds: the number of ops by kind.
-        parameters: the number of parameters and buffers, and their bytes.
+        parameters: the number of parameters and buffers, and their size in bytes.
         inputs: all other inputs.
         outputs: the outputs.
-        programs: the programs that were compiled for it.
-        implementations: the chosen implementations of its ops.
-        fallbacks: its ops that torch's kernels compute.
-        copies: its arguments that are copied.
-        engine: the engine that runs it.
-        engine_note: why, if it is known.
-        rewrites: the passes that ran on it, in order.
+        programs: the programs that were compiled for the graph.
+        forms: the chosen implementations of ops.
+        fallbacks: the ops that torch's kernels compute.
+        copies: the arguments that are copied.
+        engine: the engine that runs the graph.
+        engine_note: the reason for the choice of the engine, or "".
+        rewrites: the passes that rewrote the graph, in order.
     """
 
     name: str
@@ -250,7 +255,7 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """The number of its ops."""
+        """The number of ops."""
         return sum(self.ops.values())
 
 
@@ -259,12 +264,12 @@ class CapturedGraph:
     """A graph that TorchDynamo or a step gave to the compiler.
 
     Attributes:
-        number: of the captured graph.
-        line: the first line of the user's code in it.
-        is_step: it is a step of `compile_step`.
-        ended: the graph break at its end; None if it ends with its function.
-        graphs: the ATen graphs that AOTAutograd made of it.
-        fallbacks: those that belong to none of these graphs.
+        number: the number of the captured graph.
+        line: the first line of the user's code in the graph.
+        is_step: True for a step of `compile_step`.
+        ended: the graph break at the end of the graph; None if the graph ends with its function.
+        graphs: the ATen graphs that AOTAutograd made from the graph.
+        fallbacks: the fallbacks that belong to none of these graphs.
         rewrites: the passes that ran before there were ATen graphs, in order.
     """
 
@@ -283,9 +288,9 @@ class Cost:
 
     Attributes:
         line: the line.
-        seconds: in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
-        share: of the time of all lines.
-        what: the kinds of its costliest instructions.
+        seconds: the time in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
+        share: the fraction of the time of all lines.
+        what: the kinds of the line's costliest instructions.
     """
 
     line: Line
@@ -299,7 +304,7 @@ class Advice:
     """A recommendation.
 
     Attributes:
-        what: what to do.
+        what: the recommended action.
         why: the reason.
         line: the line of the user's code, or None.
     """
@@ -314,23 +319,23 @@ class Explanation:
     """The result of `dynaxla.explain`. Print it, save it, or let a notebook show it.
 
     Attributes:
-        name: of the function or script.
+        name: the name of the function or script.
         captured: the captured graphs.
         breaks: the graph breaks.
         recompilations: the functions that were captured again.
-        phases: seconds by phase, of the first call or of the whole script.
-        seconds: of the first call, or of the whole script.
-        later_seconds: of a typical later call (the median); None if there was none.
-        xla_seconds: the time of XLA's programs in that later call, or in the whole script.
-        costs: by line, the costliest first, ten at most.
-        unplaced: the share of that time without a known line; None if nothing was measured.
-        ways: the steps that ran in another way than as one program, and why.
+        phases: the seconds by phase, in the first call or in the whole script.
+        seconds: the duration of the first call, or of the whole script.
+        later_seconds: the median duration of later calls; None without a later call.
+        xla_seconds: the time of XLA's programs in this median call, or in the whole script.
+        costs: the costs by line, the costliest first, ten at most.
+        unplaced: the fraction of the measured time without a known line; None if nothing was measured.
+        ways: the steps that did not run as one program, with the reasons.
         notes: remarks about the measurements.
-        versions: of dynaxla, torch, jax and Python, and the device.
-        is_script: a script was explained, not a function.
-        error: the exception of the call, or how the script failed, or "".
-        torch_seconds: as `xla_seconds`, for graphs that torch's kernels run without a program.
-        advice: what to do next, the most important first.
+        versions: the versions of dynaxla, torch, jax and Python, and the device.
+        is_script: True for a script, False for a function.
+        error: the exception of the call, or the exit status of a script that failed, or "".
+        torch_seconds: like `xla_seconds`, for graphs that torch's kernels run without a program.
+        advice: recommendations, the most important first.
     """
 
     name: str
@@ -358,9 +363,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         counts = [(len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompilations), "recompilation")]
-        counted = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count or what == "graph")
+        summary = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count or what == "graph")
         failed = f", failed: {self.error.partition(chr(10))[0]}" if self.error else ""
-        return f"<Explanation of {self.name}: {counted}, {len(self.advice)} advised{failed}; print it, or save('page.html')>"
+        return f"<Explanation of {self.name}: {summary}, {len(self.advice)} advised{failed}; print it, or save('page.html')>"
 
     def __str__(self) -> str:
         state = random.getstate()
@@ -376,13 +381,13 @@ class Explanation:
         return page(self)
 
     def _repr_html_(self) -> str:
-        """Returns the page in a frame, for notebooks, so that its styles and the notebook's do not mix."""
-        from .page import framed
+        """Returns the page in an iframe, so that its styles do not affect a notebook, nor the notebook's styles the page."""
+        from .page import iframe
 
-        return framed(self)
+        return iframe(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the HTML page and returns its path. Raises: OSError."""
-        written = Path(path)
-        written.write_text(self.html(), encoding="utf-8")
-        return written
+        target = Path(path)
+        target.write_text(self.html(), encoding="utf-8")
+        return target

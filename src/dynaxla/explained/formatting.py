@@ -1,4 +1,4 @@
-"""Formats numbers, and the table rows that the text and the HTML page have in common."""
+"""Formats numbers, and the table rows that both the text and the HTML page show."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from .explanation import CapturedGraph, ChosenImplementation, CompiledProgram, Copy, Explanation, Fallback, Graph, Rewrite, Tensor
 
-# The name for torch's kernels that run a graph in which XLA has nothing to fuse.
+# The label of torch's kernels that run a graph in which XLA has nothing to fuse.
 BY_TORCH = "torch's kernels, without a program"
 
 # The largest number of inputs, outputs or ops that are listed.
-MOST = 12
+MAX_ITEMS = 12
 
 
 def seconds(value: float | None) -> str:
-    """`1.23 s`, `4.5 ms`, `67 µs`; "-" for None."""
+    """Formats seconds as `1.23 s`, `4.5 ms` or `67 µs`; "-" for None."""
     if value is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -24,7 +24,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(count: int) -> str:
-    """`1.5 MiB`."""
+    """Formats bytes as `1.5 MiB`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if value < 1024:
@@ -33,33 +33,33 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
-def number(count: int, what: str) -> str:
-    """`1 graph`, `2 graphs`."""
-    many = what[:-1] + "ies" if what.endswith("y") else f"{what}s"
-    return f"{count} {what if count == 1 else many}"
+def number(count: int, noun: str) -> str:
+    """Formats a count with a noun as `1 graph`, `2 graphs`."""
+    many = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else many}"
 
 
-def summary(found: Explanation) -> list[tuple[str, str]]:
+def summary(explanation: Explanation) -> list[tuple[str, str]]:
     """Returns the rows of the summary: name and value."""
-    graphs = found.graphs
+    graphs = explanation.graphs
     compiled = [program for graph in graphs for program in graph.programs if not program.is_by_torch]
     by_torch = [graph for graph in graphs if any(program.is_by_torch for program in graph.programs)]
     ops = sum(graph.size for graph in graphs)
     copied = [copy for graph in graphs for copy in graph.copies if copy.later]
     rows = [
-        ("the script took" if found.is_script else "first call", seconds(found.seconds)),
-        ("a later call", seconds(found.later_seconds)),
-        ("XLA's programs in all" if found.is_script else "of that, XLA's programs", seconds(found.xla_seconds)),
+        ("the script took" if explanation.is_script else "first call", seconds(explanation.seconds)),
+        ("a later call", seconds(explanation.later_seconds)),
+        ("XLA's programs in all" if explanation.is_script else "of that, XLA's programs", seconds(explanation.xla_seconds)),
         (
-            "torch's kernels without a program, in all" if found.is_script else "of that, torch's kernels without a program",
-            seconds(found.torch_seconds) if found.torch_seconds else "-",
+            "torch's kernels without a program, in all" if explanation.is_script else "of that, torch's kernels without a program",
+            seconds(explanation.torch_seconds) if explanation.torch_seconds else "-",
         ),
-        ("captured", f"{number(len(found.captured), 'part')}, {number(len(graphs), 'ATen graph')}, {number(ops, 'op')}"),
-        ("breaks", str(sum(item.count for item in found.breaks))),
-        ("captured again", str(len(found.recompilations))),
+        ("captured", f"{number(len(explanation.captured), 'part')}, {number(len(graphs), 'ATen graph')}, {number(ops, 'op')}"),
+        ("breaks", str(sum(item.count for item in explanation.breaks))),
+        ("captured again", str(len(explanation.recompilations))),
         ("compiled", number(len(compiled), "program")),
         ("run by torch, with nothing to fuse", number(len(by_torch), "graph") if by_torch else "-"),
-        ("by torch for want of a lowering", str(sum(fallback.count for fallback in fallbacks(found)))),
+        ("by torch, without a lowering", str(sum(fallback.count for fallback in fallbacks(explanation)))),
         (
             "copied at later calls",
             f"{number(len(copied), 'argument')}, {size(sum(copy.bytes for copy in copied))} a call" if copied else "nothing",
@@ -68,52 +68,54 @@ def summary(found: Explanation) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value != "-"]
 
 
-def fallbacks(found: Explanation) -> list[Fallback]:
-    """Returns the fallbacks of all graphs, and those that belong to no graph."""
+def fallbacks(explanation: Explanation) -> list[Fallback]:
+    """Returns the fallbacks of all graphs, and the fallbacks that belong to no graph."""
     return [
-        item for captured in found.captured for item in (*captured.fallbacks, *(f for graph in captured.graphs for f in graph.fallbacks))
+        item
+        for captured in explanation.captured
+        for item in (*captured.fallbacks, *(f for graph in captured.graphs for f in graph.fallbacks))
     ]
 
 
 def title(captured: CapturedGraph) -> str:
     """Returns a one-line title of a captured graph."""
-    what = "a step" if captured.is_step else "TorchDynamo's graph"
-    return f"{what} {captured.number}" + (f", from {captured.line}" if captured.line is not None else "")
+    noun = "a step" if captured.is_step else "TorchDynamo's graph"
+    return f"{noun} {captured.number}" + (f", from {captured.line}" if captured.line is not None else "")
 
 
-def ended(captured: CapturedGraph) -> str:
-    """Returns a sentence that says where a captured graph ends, and why."""
+def end_sentence(captured: CapturedGraph) -> str:
+    """Returns a sentence with the place at which a captured graph ends, and the reason."""
     if captured.ended is None:
-        return "It ends with its function." if not captured.is_step else "It is the whole of what was recorded."
+        return "It ends with its function." if not captured.is_step else "It is the whole recorded step."
     return f"It ends at {captured.ended.line}: {captured.ended.reason}"
 
 
-def counted(counts: Mapping[str, int]) -> str:
-    """`5 convolution, 3 elementwise`."""
-    shown = [f"{count} {name}" for name, count in list(counts.items())[:MOST]]
-    return ", ".join(shown) + (f", and {len(counts) - MOST} kinds more" if len(counts) > MOST else "")
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Formats counts by name as `5 convolution, 3 elementwise`."""
+    shown = [f"{count} {name}" for name, count in list(counts.items())[:MAX_ITEMS]]
+    return ", ".join(shown) + (f", and {len(counts) - MAX_ITEMS} kinds more" if len(counts) > MAX_ITEMS else "")
 
 
 def ops(counts: Mapping[str, int]) -> str:
-    """Formats counts of ops as `counted` does, without the prefix "aten." and the suffix ".default"."""
-    return counted({name.removeprefix("aten.").removesuffix(".default"): count for name, count in counts.items()})
+    """Formats counts of ops as `list_counts` does, without the prefix "aten." and the suffix ".default"."""
+    return list_counts({name.removeprefix("aten.").removesuffix(".default"): count for name, count in counts.items()})
 
 
-def tensors(found: Sequence[Tensor]) -> str:
-    """`x f32[8, 3] (96 B)`, the larger first."""
-    several = sorted(found, key=lambda tensor: -tensor.bytes)
-    shown = [f"{tensor.name} {tensor.text} ({size(tensor.bytes)})" for tensor in several[:MOST]]
-    rest = several[MOST:]
+def tensors(items: Sequence[Tensor]) -> str:
+    """Formats tensors as `x f32[8, 3] (96 B)`, the larger ones first."""
+    largest_first = sorted(items, key=lambda tensor: -tensor.bytes)
+    shown = [f"{tensor.name} {tensor.text} ({size(tensor.bytes)})" for tensor in largest_first[:MAX_ITEMS]]
+    rest = largest_first[MAX_ITEMS:]
     return "; ".join(shown) + (f"; and {len(rest)} more ({size(sum(tensor.bytes for tensor in rest))})" if rest else "") or "none"
 
 
 def facts(graph: Graph) -> list[tuple[str, str]]:
     """Returns the rows of a graph's table: name and value."""
-    parameters, held = graph.parameters
+    parameters, parameter_bytes = graph.parameters
     rows = [
         ("ops", f"{graph.size}: {ops(graph.ops)}"),
-        ("kinds", counted(graph.kinds)),
-        ("parameters, buffers", f"{parameters} ({size(held)})" if parameters else ""),
+        ("kinds", list_counts(graph.kinds)),
+        ("parameters, buffers", f"{parameters} ({size(parameter_bytes)})" if parameters else ""),
         ("other inputs", tensors(graph.inputs)),
         ("outputs", tensors(graph.outputs)),
         ("engine", graph.engine + (f": {graph.engine_note}" if graph.engine_note else "")),
@@ -127,11 +129,11 @@ PROGRAM = ("program", "sizes", "trace", "lower", "compile", "arguments", "result
 def program_row(program: CompiledProgram) -> tuple[str, ...]:
     """Returns a row with the columns of `PROGRAM`."""
     memory = program.memory
-    held = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
+    memory_sizes = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
     phases = [seconds(program.seconds.get(phase)) for phase in ("trace", "lower", "compile")]
     times = seconds(program.first_seconds), seconds(program.later_seconds)
     name = BY_TORCH if program.is_by_torch else program.name
-    return name, program.sizes or "-", *phases, *held, str(program.runs), *times
+    return name, program.sizes or "-", *phases, *memory_sizes, str(program.runs), *times
 
 
 IMPLEMENTATION = ("op", "problem", "computed by", "also possible")

@@ -14,12 +14,12 @@ from torch._dynamo.utils import get_compilation_metrics
 from ..lowering.graphs import user_frame_or_module
 from .explanation import RESUMED, Break, Line, Recompilation
 
-_PART = re.compile(r"^ *(Explanation|Hint|Developer debug context|For more details)", re.MULTILINE)
-_BRANCH = "Data-dependent branching"
+_SECTION = re.compile(r"^ *(Explanation|Hint|Developer debug context|For more details)", re.MULTILINE)
+_DATA_DEPENDENT_BRANCH = "Data-dependent branching"
 
 
 def first_line(module: torch.fx.GraphModule) -> Line | None:
-    """Returns the user's line of the first op in a graph that has one."""
+    """Returns the first user's line in a graph; None if no op has a line."""
     frames = (user_frame_or_module(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
     return next((line for frame in frames if (line := Line.of_frame(frame)) is not None), None)
 
@@ -29,21 +29,21 @@ def break_of(module: torch.fx.GraphModule) -> Break | None:
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
-    own = [frame for frame in reason.user_stack if "/torch/" not in frame.filename] or list(reason.user_stack)
-    line = Line.at(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
-    return told(reason.reason, line)
+    user_frames = [frame for frame in reason.user_stack if "/torch/" not in frame.filename] or list(reason.user_stack)
+    line = Line.at(user_frames[-1].filename, user_frames[-1].lineno or 0, user_frames[-1].name) if user_frames else None
+    return parse_break(reason.reason, line)
 
 
-def told(text: str, line: Line | None) -> Break:
-    """Parses torch's text about a graph break."""
-    parts = _PART.split(text)
+def parse_break(text: str, line: Line | None) -> Break:
+    """Parses torch's text about a graph break at a line."""
+    parts = _SECTION.split(text)
     headline = parts[0].strip().partition("\n")[0]
-    found: dict[str, list[str]] = {}
+    parsed: dict[str, list[str]] = {}
     for kind, rest in zip(parts[1::2], parts[2::2], strict=True):
-        found.setdefault(kind, []).append(" ".join(rest.removeprefix(":").split()))
+        parsed.setdefault(kind, []).append(" ".join(rest.removeprefix(":").split()))
     if headline.startswith("generic_jump"):
-        headline = _BRANCH
-    return Break(line, headline, " ".join(found.get("Explanation", [])), tuple(found.get("Hint", [])))
+        headline = _DATA_DEPENDENT_BRANCH
+    return Break(line, headline, " ".join(parsed.get("Explanation", [])), tuple(parsed.get("Hint", [])))
 
 
 def _function(name: str) -> str:
@@ -51,91 +51,93 @@ def _function(name: str) -> str:
     return resumed["name"] if resumed else name
 
 
-class Frames:
-    """The functions that TorchDynamo captures inside `heard`, in the threads that count.
+class DynamoMetrics:
+    """TorchDynamo's metrics of the functions that it captures inside `listening`.
 
     Args:
-        counts: returns True if the current thread counts.
+        is_collected: returns True if captures of the current thread are collected.
 
     Attributes:
         seconds: the time of TorchDynamo itself, without the backend.
     """
 
-    def __init__(self, counts: Callable[[], bool]) -> None:
-        self._counts = counts
+    def __init__(self, is_collected: Callable[[], bool]) -> None:
+        self._is_collected = is_collected
         self._ids: set[str] = set()
-        self._found: dict[tuple[str, float], Any] = {}
-        self._known: set[int] = set()
+        self._metrics: dict[tuple[str, float], Any] = {}
+        self._earlier_ids: set[int] = set()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        self._known = {id(metric) for metric in get_compilation_metrics()}
-        kept = get_compilation_metrics()  # keeps these objects alive, so that their ids are not reused
-        callback_handler.register_start_callback(self._begin)
+        self._earlier_ids = {id(metric) for metric in get_compilation_metrics()}
+        earlier_metrics = get_compilation_metrics()  # keeps these objects alive, so that their ids are not reused
+        callback_handler.register_start_callback(self._on_start)
         try:
             yield
         finally:
-            callback_handler.remove_start_callback(self._begin)
-            self.take()
-            del kept
+            callback_handler.remove_start_callback(self._on_start)
+            self.collect()
+            del earlier_metrics
 
-    def _begin(self, args: Any) -> None:
-        self.take()  # torch keeps only the last metrics
-        if self._counts():
+    def _on_start(self, args: Any) -> None:
+        self.collect()  # torch keeps only the last metrics
+        if self._is_collected():
             self._ids.add(str(args.compile_id))
 
-    def take(self) -> None:
+    def collect(self) -> None:
         for metric in get_compilation_metrics():
-            if id(metric) not in self._known and metric.co_name is not None:
-                self._found.setdefault((str(metric.compile_id), metric.start_time or 0.0), metric)
+            if id(metric) not in self._earlier_ids and metric.co_name is not None:
+                self._metrics.setdefault((str(metric.compile_id), metric.start_time or 0.0), metric)
 
     @property
-    def all(self) -> Sequence[Any]:
+    def metrics(self) -> Sequence[Any]:
         """torch's metrics of each capture, in order."""
-        return [metric for (compile_id, _), metric in self._found.items() if compile_id in self._ids]
+        return [metric for (compile_id, _), metric in self._metrics.items() if compile_id in self._ids]
 
     @property
     def seconds(self) -> float:
-        return sum(max(0.0, (metric.entire_frame_compile_time_s or 0.0) - (metric.backend_compile_time_s or 0.0)) for metric in self.all)
+        return sum(
+            max(0.0, (metric.entire_frame_compile_time_s or 0.0) - (metric.backend_compile_time_s or 0.0)) for metric in self.metrics
+        )
 
     def recompilations(self) -> list[Recompilation]:
         return [
-            Recompilation(_begin_of(metric), metric.recompile_reason.partition(": ")[2] or metric.recompile_reason)
-            for metric in self.all
+            Recompilation(_first_line(metric), metric.recompile_reason.partition(": ")[2] or metric.recompile_reason)
+            for metric in self.metrics
             if metric.recompile_reason
         ]
 
-    def breaks(self, known: Sequence[Break]) -> list[Break]:
-        """Returns the graph breaks that ended no graph, since there was no op before them.
+    def breaks(self, graph_ends: Sequence[Break]) -> list[Break]:
+        """Returns the graph breaks without a graph, since there was no op before them.
 
         Args:
-            known: the graph breaks that ended a graph.
+            graph_ends: the graph breaks that ended a graph.
         """
-        places = {(brk.line.file, brk.line.number) for brk in known if brk.line is not None}
-        found: list[Break] = []
-        resumed = [(metric.co_filename, match) for metric in self.all if (match := RESUMED.fullmatch(metric.co_name))]
-        for metric in self.all:
+        break_places = {(brk.line.file, brk.line.number) for brk in graph_ends if brk.line is not None}
+        breaks: list[Break] = []
+        resumed = [(metric.co_filename, match) for metric in self.metrics if (match := RESUMED.fullmatch(metric.co_name))]
+        for metric in self.metrics:
             name = _function(metric.co_name)
             for reason in sorted(metric.restart_reasons or ()):
                 if "Explanation" not in reason:
                     continue
-                if any(brk.reason == told(reason, None).reason and brk.line and brk.line.function == name for brk in known):
+                if any(brk.reason == parse_break(reason, None).reason and brk.line and brk.line.function == name for brk in graph_ends):
                     continue
                 after = [
                     int(match["number"])
                     for file, match in resumed
                     if file == metric.co_filename
                     and match["name"] == name
-                    and (file, int(match["number"])) not in places
+                    and (file, int(match["number"])) not in break_places
                     and int(match["number"]) >= (metric.co_firstlineno or 0)
                 ]
                 number = min(after, default=metric.co_firstlineno or 0)
-                found.append(told(reason, Line.at(metric.co_filename or "", number, name)))
+                breaks.append(parse_break(reason, Line.at(metric.co_filename or "", number, name)))
             if metric.fail_type:
                 line = Line.at(metric.fail_user_frame_filename or metric.co_filename or "", metric.fail_user_frame_lineno or 0, name)
-                found.append(told(f"{metric.fail_type}: {metric.fail_reason}", line))
-        return found
+                breaks.append(parse_break(f"{metric.fail_type}: {metric.fail_reason}", line))
+        return breaks
 
 
-def _begin_of(metric: Any) -> Line:
+def _first_line(metric: Any) -> Line:
     return Line.at(metric.co_filename or "", metric.co_firstlineno or 0, metric.co_name)

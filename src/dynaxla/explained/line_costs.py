@@ -1,8 +1,8 @@
 """Costs by line of the user's code, from XLA's profile of a few runs and the names of its instructions.
 
 XLA's profile has the time of each instruction. In the program's text the metadata of the instruction has the name under which it was
-traced, with the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly of several lines, and XLA
-measures only the whole: its time is divided among them by the number of elements that each computes.
+traced, with the number of the user's line (`events.line_scope`). A fusion consists of many instructions, possibly from several lines, and
+XLA measures only the fusion: its time is divided among the instructions by the number of elements that each computes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .explanation import Cost, Line
 from .formatting import BY_TORCH
 
 # The number of later runs of each program to measure.
-RUNS = 3
+PROFILED_RUNS = 3
 # The largest number of lines to report.
-MOST = 10
+MAX_LINES = 10
 # Seconds by kind of instruction.
 Kinds = Mapping[str, float]
-# A run of a program: seconds by event. A module: its name, and XLA's number for it.
+# The seconds by event of a run of a program; the name of a module, and XLA's number for it.
 Run = dict[str, float]
-Module = tuple[str, int]
-# The smallest likeness (see `Text.likeness`) with which events are attributed to a program.
-_LIKELY = 0.3
+ModuleKey = tuple[str, int]
+# The smallest `HloText.match_score` with which events are attributed to a program.
+_MIN_MATCH_SCORE = 0.3
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?(?P<name>[^\s(]+) (?:\(.*\) -> .*)?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>\S+) = (?P<type>.+?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)$")
@@ -43,18 +43,18 @@ _NUMBER = re.compile(r"line\[(\d+)\]")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 # Opcodes that move or name elements without computing.
-_FREE = frozenset({"parameter", "constant", "broadcast", "bitcast", "tuple", "get-tuple-element", "reshape", "iota"})
-_MOVES = _FREE | {"copy", "transpose", "fusion", "call", "slice", "copy-start", "copy-done"}
-# The number of data movements to follow back to an instruction that computes.
-_DEPTH = 8
+_NO_COMPUTATION = frozenset({"parameter", "constant", "broadcast", "bitcast", "tuple", "get-tuple-element", "reshape", "iota"})
+_DATA_MOVEMENTS = _NO_COMPUTATION | {"copy", "transpose", "fusion", "call", "slice", "copy-start", "copy-done"}
+# The maximum number of data movements between an instruction and the instruction whose line it gets.
+_MAX_DEPTH = 8
 # Opcodes that take many machine instructions for each element.
-_LONG = frozenset(
+_EXPENSIVE = frozenset(
     {"exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "sine", "cosine", "tan", "power", "logistic", "erf", "atan2"}
     | {"divide", "sqrt", "rsqrt", "cbrt"}
 )
-_LONG_WEIGHT = 8
+_EXPENSIVE_WEIGHT = 8
 # Opcodes whose computations have events of their own in the profile.
-_CONTROL = frozenset({"while", "conditional", "call"})
+_CONTROL_FLOW = frozenset({"while", "conditional", "call"})
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Instruction:
     operands: tuple[str, ...]
 
 
-class Text:
+class HloText:
     """The optimized HLO text of a program, parsed for the lines that its instructions come from."""
 
     def __init__(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Text:
                 target = _TARGET.search(rest)
                 count = max((math.prod(map(int, filter(None, shape.split(",")))) for shape in _SHAPE.findall(found["type"])), default=0)
                 self._instructions[found["name"]] = _Instruction(
-                    found["opcode"], target[1] if target else "", count, int(numbers[-1]) if numbers else events.UNPLACED, called,
+                    found["opcode"], target[1] if target else "", count, int(numbers[-1]) if numbers else events.NO_LINE, called,
                     tuple(_OPERAND.findall(rest.partition(")")[0])),
                 )  # fmt: skip
                 current.append(found["name"])
@@ -99,11 +99,11 @@ class Text:
             name = name.rpartition("__")[0]
         return name if name in self._instructions else None
 
-    def likeness(self, events: Collection[str]) -> float:
-        """Returns, from 0 to 1, how well events match this program: all of them belong to it, and all its instructions have events."""
-        known = {name for event in events if (name := self.name_of(event)) is not None}
-        timed = {name for name in self._entry if self._instructions[name].opcode not in _FREE}
-        return len(known) / len(events) * min(1.0, len(known) / max(1, len(timed)))
+    def match_score(self, events: Collection[str]) -> float:
+        """Returns a score from 0 to 1; 1 if all events belong to this program, and all its instructions have events."""
+        event_names = {name for event in events if (name := self.name_of(event)) is not None}
+        entry_names = {name for name in self._entry if self._instructions[name].opcode not in _NO_COMPUTATION}
+        return len(event_names) / len(events) * min(1.0, len(event_names) / max(1, len(entry_names)))
 
     def kind(self, name: str) -> str:
         """Returns a readable kind of an instruction."""
@@ -114,66 +114,66 @@ class Text:
             )
         return "fusion" if found.opcode == "fusion" else found.opcode
 
-    def runs_others(self, name: str) -> bool:
+    def is_control_flow(self, name: str) -> bool:
         """True if the computations of an instruction have events of their own."""
-        return self._instructions[name].opcode in _CONTROL
+        return self._instructions[name].opcode in _CONTROL_FLOW
 
-    def shares(self, name: str) -> Mapping[int, float]:
+    def line_shares(self, name: str) -> Mapping[int, float]:
         """Returns the share of each line number in an instruction; -1 is the number for an unknown line."""
         found = self._instructions[name]
         weights: Counter[int] = Counter()
         if found.opcode == "fusion":
-            for inner in self._inside(found.called, set()):
-                if inner.line != events.UNPLACED and inner.opcode not in _FREE:
-                    weights[inner.line] += max(inner.count, 1) * (_LONG_WEIGHT if inner.opcode in _LONG else 1)
+            for inner in self._nested(found.called, set()):
+                if inner.line != events.NO_LINE and inner.opcode not in _NO_COMPUTATION:
+                    weights[inner.line] += max(inner.count, 1) * (_EXPENSIVE_WEIGHT if inner.opcode in _EXPENSIVE else 1)
         if not weights:
             weights[self._line(found)] = 1
         total = sum(weights.values())
         return {line: weight / total for line, weight in weights.items()}
 
     def _line(self, found: _Instruction, depth: int = 0) -> int:
-        """Returns the line number of an instruction. For a data movement that XLA inserted, that of the instruction that it reads."""
-        inside = list(self._inside(found.called, set()))
-        own = next((line for line in (found.line, *(other.line for other in inside)) if line != events.UNPLACED), events.UNPLACED)
-        moves = all(other.opcode in _MOVES for other in (found, *inside))
-        if own != events.UNPLACED or not moves or depth == _DEPTH:
-            return own
-        read = (self._line(self._instructions[name], depth + 1) for name in found.operands if name in self._instructions)
-        return next((line for line in read if line != events.UNPLACED), events.UNPLACED)
+        """Returns the line number of an instruction. A data movement that XLA inserted has the number of the instruction that it reads."""
+        nested = list(self._nested(found.called, set()))
+        line = next((line for line in (found.line, *(other.line for other in nested)) if line != events.NO_LINE), events.NO_LINE)
+        is_data_movement = all(other.opcode in _DATA_MOVEMENTS for other in (found, *nested))
+        if line != events.NO_LINE or not is_data_movement or depth == _MAX_DEPTH:
+            return line
+        operand_lines = (self._line(self._instructions[name], depth + 1) for name in found.operands if name in self._instructions)
+        return next((line for line in operand_lines if line != events.NO_LINE), events.NO_LINE)
 
-    def _inside(self, computations: Sequence[str], seen: set[str]) -> Iterator[_Instruction]:
+    def _nested(self, computations: Sequence[str], seen: set[str]) -> Iterator[_Instruction]:
         for computation in computations:
             if computation in seen:
                 continue
             seen.add(computation)
             for name in self._computations.get(computation, ()):
                 yield self._instructions[name]
-                yield from self._inside(self._instructions[name].called, seen)
+                yield from self._nested(self._instructions[name].called, seen)
 
 
 class Profiler:
     """Profiles the first few runs of each program after its very first one, with XLA's profiler.
 
     Attributes:
-        problem: why there is no profile, or "".
+        problem: the reason why there is no profile, or "".
     """
 
     def __init__(self) -> None:
         self.problem = ""
         self._stop: Callable[[], bytes] | None = None
         self._data: list[bytes] = []
-        self._missing: dict[int, int] = {}
+        self._runs_left: dict[int, int] = {}
         self._runs: Counter[int] = Counter()
         self._lock = threading.RLock()
 
-    def ran(self, executable: Any) -> None:
-        """Notes a run of a program, and starts or stops the profiler accordingly."""
+    def count_run(self, executable: Any) -> None:
+        """Counts a run of a program, and starts or stops the profiler accordingly."""
         with self._lock:
-            left = self._missing.setdefault(id(executable), RUNS + 1)
-            self._missing[id(executable)] = max(0, left - 1)
+            runs_left = self._runs_left.setdefault(id(executable), PROFILED_RUNS + 1)
+            self._runs_left[id(executable)] = max(0, runs_left - 1)
             if self._stop is not None:
                 self._runs[id(executable)] += 1
-            if not any(self._missing.values()):
+            if not any(self._runs_left.values()):
                 self.end()
             elif self._stop is None and not self.problem:
                 self._begin()
@@ -198,11 +198,11 @@ class Profiler:
     def measured_runs(self, executable: Any) -> int:
         return self._runs[id(executable)]
 
-    def runs(self) -> dict[Module, list[Run]]:
+    def runs(self) -> dict[ModuleKey, list[Run]]:
         """Returns the measured runs by module."""
-        found: dict[Module, dict[Any, Run]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+        found: dict[ModuleKey, dict[Any, Run]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
         with warnings.catch_warnings():
-            # For the first event jaxlib creates a type in a way that Python 3.12 deprecates. That ends the process if warnings are errors.
+            # For the first event jaxlib creates a type in a way that Python 3.12 deprecates; as an error, the warning ends the process.
             warnings.simplefilter("ignore", DeprecationWarning)
             for number, data in enumerate(self._data):
                 for plane in jax.profiler.ProfileData.from_serialized_xspace(data).planes:
@@ -210,18 +210,18 @@ class Profiler:
         return {module: list(runs.values()) for module, runs in found.items()}
 
 
-def _read(plane: Any, number: int, found: dict[Module, dict[Any, Run]]) -> None:
+def _read(plane: Any, number: int, found: dict[ModuleKey, dict[Any, Run]]) -> None:
     ends: dict[Any, float] = {}
-    begun: list[tuple[Any, Run, str, float, float]] = []
+    op_events: list[tuple[Any, Run, str, float, float]] = []
     for line in plane.lines:
         for event in line.events:
             stats = dict(event.stats)
             if (op := stats.get("hlo_op")) is not None and "hlo_module" in stats:
                 run = found[str(stats["hlo_module"]), int(stats.get("program_id", 0))][number, stats.get("run_id")]
-                begun.append((stats.get("_p"), run, str(op), event.start_ns, event.duration_ns))
+                op_events.append((stats.get("_p"), run, str(op), event.start_ns, event.duration_ns))
             elif event.name.startswith("end: ") and "_c" in stats:
                 ends[stats["_c"]] = event.start_ns
-    for flow, run, op, start, duration in begun:
+    for flow, run, op, start, duration in op_events:
         # A thunk that continues in other threads returns before it is done.
         run[op] += max(duration, ends.get(flow, start) - start) / 1e9
 
@@ -229,73 +229,76 @@ def _read(plane: Any, number: int, found: dict[Module, dict[Any, Run]]) -> None:
 def costs(
     profiler: Profiler, runs: Sequence[tuple[Any, float]], by_torch: Mapping[int, Mapping[int, float]]
 ) -> tuple[tuple[Cost, ...], float | None]:
-    """Returns the costliest lines of the user's code, and the share of time without a known line (None: nothing was measured).
+    """Returns the costliest lines of the user's code, and the fraction of time without a known line; None if nothing was measured.
 
     Args:
+        profiler: the profiler of the runs.
         runs: the executables, with the number of runs of each for which costs are computed.
-        by_torch: for executables that are torch's kernels, by their id(), the seconds of a run by line number.
+        by_torch: the seconds of a run by line number, by id() of each executable that runs torch's kernels.
     """
-    texts: dict[str, list[tuple[Text, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
+    texts: dict[str, list[tuple[HloText, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
     for executable, count in runs:
         measured_runs = profiler.measured_runs(executable)
         if executable.program is None or not measured_runs:
             continue
         for module in executable.program.text().split("HloModule ")[1:]:  # a program may consist of several modules
-            texts[f"jit_{executable.name}"].append((Text(module), count / measured_runs))
-    spent: defaultdict[int, float] = defaultdict(float)
-    what: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+            texts[f"jit_{executable.name}"].append((HloText(module), count / measured_runs))
+    seconds_by_line: defaultdict[int, float] = defaultdict(float)
+    kinds_by_line: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for executable, count in runs:
         for line, seconds in by_torch.get(id(executable), {}).items():
-            spent[line] += seconds * count
-            what[line][BY_TORCH] += seconds * count
+            seconds_by_line[line] += seconds * count
+            kinds_by_line[line][BY_TORCH] += seconds * count
     for (name, _), measured in sorted(profiler.runs().items()):
-        middle = sorted(measured, key=lambda run: sum(run.values()))[(len(measured) - 1) // 2]
-        found = _best(texts.get(name, []), middle)
+        median = sorted(measured, key=lambda run: sum(run.values()))[(len(measured) - 1) // 2]
+        found = _take_best_match(texts.get(name, []), median)
         if found is None:
             continue
         text, weight = found[0], found[1] * len(measured)
-        for event, seconds in middle.items():
+        for event, seconds in median.items():
             instruction = text.name_of(event)
             if instruction is None:
-                spent[events.UNPLACED] += seconds * weight
+                seconds_by_line[events.NO_LINE] += seconds * weight
                 continue
-            if text.runs_others(instruction):
+            if text.is_control_flow(instruction):
                 continue
-            for line, share in text.shares(instruction).items():
-                spent[line] += seconds * weight * share
-                what[line][text.kind(instruction)] += seconds * weight * share
-    return _ordered(spent, what)
+            for line, share in text.line_shares(instruction).items():
+                seconds_by_line[line] += seconds * weight * share
+                kinds_by_line[line][text.kind(instruction)] += seconds * weight * share
+    return _costliest(seconds_by_line, kinds_by_line)
 
 
-def _best(texts: list[tuple[Text, float]], measured: Run) -> tuple[Text, float] | None:
+def _take_best_match(texts: list[tuple[HloText, float]], measured: Run) -> tuple[HloText, float] | None:
     """Finds the program of these events among programs with one name, and removes it from the list.
 
-    XLA numbers programs in the order of compilation, so programs that look alike are found in that order.
+    XLA numbers programs in the order of compilation, so programs with equal scores are found in that order.
     """
-    scores = [text.likeness(measured) for text, _ in texts]
-    if not scores or max(scores) < _LIKELY:
+    scores = [text.match_score(measured) for text, _ in texts]
+    if not scores or max(scores) < _MIN_MATCH_SCORE:
         return None
     return texts.pop(scores.index(max(scores)))
 
 
-def _ordered(spent: Mapping[int, float], what: Mapping[int, Kinds]) -> tuple[tuple[Cost, ...], float | None]:
-    total = sum(spent.values())
+def _costliest(seconds_by_line: Mapping[int, float], kinds_by_line: Mapping[int, Kinds]) -> tuple[tuple[Cost, ...], float | None]:
+    total = sum(seconds_by_line.values())
     if not total:
         return (), None
     frames = events.lines()
     merged: dict[Line, tuple[float, Kinds]] = {}
     unplaced = 0.0
-    for number, seconds in spent.items():
-        line = Line.of_frame(frames[number]) if number != events.UNPLACED else None
+    for number, seconds in seconds_by_line.items():
+        line = Line.of_frame(frames[number]) if number != events.NO_LINE else None
         if line is None:
             unplaced += seconds
         else:
             before, kinds = merged.get(line, (0.0, {}))
-            together = {kind: kinds.get(kind, 0.0) + what[number].get(kind, 0.0) for kind in kinds.keys() | what[number].keys()}
-            merged[line] = before + seconds, together
-    ordered = sorted(merged.items(), key=lambda item: -item[1][0])[:MOST]
+            merged_kinds = {
+                kind: kinds.get(kind, 0.0) + kinds_by_line[number].get(kind, 0.0) for kind in kinds.keys() | kinds_by_line[number].keys()
+            }
+            merged[line] = before + seconds, merged_kinds
+    ordered = sorted(merged.items(), key=lambda item: -item[1][0])[:MAX_LINES]
     found = []
     for line, (seconds, kinds) in ordered:
-        mostly = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
-        found.append(Cost(line, seconds, seconds / total, tuple(mostly)))
+        main_kinds = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
+        found.append(Cost(line, seconds, seconds / total, tuple(main_kinds)))
     return tuple(found), unplaced / total

@@ -1,4 +1,4 @@
-"""Formats an explanation as one HTML page with its styles and pictures. The page fetches nothing and has no scripts."""
+"""Formats an explanation as one HTML page with its styles and charts. The page loads no other files and has no scripts."""
 
 from __future__ import annotations
 
@@ -40,78 +40,80 @@ svg .rail { fill: var(--soft) }
 _WIDTH, _ROW, _NAMES, _VALUES = 760, 24, 230, 90
 
 
-def page(found: Explanation) -> str:
+def page(explanation: Explanation) -> str:
     """Returns the HTML of the whole page."""
-    title = _text(f"dynaxla explains {found.name}")
+    title = _text(f"dynaxla explains {explanation.name}")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{_STYLE}</style></head>\n<body>\n'
-        f"<header><h1>{title}</h1>{_paragraph(found.versions, 'dim')}</header>\n{''.join(_sections(found))}</body></html>\n"
+        f"<header><h1>{title}</h1>{_paragraph(explanation.versions, 'dim')}</header>\n{''.join(_sections(explanation))}</body></html>\n"
     )
 
 
-def framed(found: Explanation) -> str:
+def iframe(explanation: Explanation) -> str:
     """Returns the HTML of an iframe with the page."""
-    source = html.escape(page(found), quote=True)
+    source = html.escape(page(explanation), quote=True)
     return f'<iframe srcdoc="{source}" style="width: 100%; height: 40rem; border: 1px solid #8884" title="dynaxla.explain"></iframe>'
 
 
-def _sections(found: Explanation) -> Iterable[str]:
+def _sections(explanation: Explanation) -> Iterable[str]:
     parts = [
-        ("next", "What to do next", _advice(found)),
-        ("lines", f"The costliest lines, of {'all runs' if found.is_script else 'a later call'}", _lines(found)),
-        ("breaks", "Breaks", "".join(_break(found))),
-        ("again", "Captured again", _again(found)),
-        ("phases", f"Phases of {'the script' if found.is_script else 'the first call'}", _phases(found)),
-        ("graphs", "Graphs", "".join(map(_captured, found.captured))),
-        ("notes", "Steps and notes", "".join(_paragraph(note) for note in (*found.ways, *found.notes))),
+        ("next", "What to do next", _advice(explanation)),
+        ("lines", f"The costliest lines, of {'all runs' if explanation.is_script else 'a later call'}", _lines(explanation)),
+        ("breaks", "Breaks", "".join(_break(explanation))),
+        ("again", "Captured again", _recompilations(explanation)),
+        ("phases", f"Phases of {'the script' if explanation.is_script else 'the first call'}", _phases(explanation)),
+        ("graphs", "Graphs", "".join(map(_captured, explanation.captured))),
+        ("notes", "Steps and notes", "".join(_paragraph(note) for note in (*explanation.ways, *explanation.notes))),
     ]
     shown = [(name, title, body) for name, title, body in parts if body]
-    if found.error:
-        yield _paragraph(f"It failed: {found.error}", "failed")
+    if explanation.error:
+        yield _paragraph(f"It failed: {explanation.error}", "failed")
     yield "<nav>" + "".join(f'<a href="#{name}">{_text(title)}</a>' for name, title, _ in shown) + "</nav>\n"
-    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in formatting.summary(found))
+    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in formatting.summary(explanation))
     yield f'<dl class="summary">{cells}</dl>\n'
     for name, title, body in shown:
         yield f'<section id="{name}"><h2>{_text(title)}</h2>\n{body}</section>\n'
 
 
-def _advice(found: Explanation) -> str:
-    if not found.advice:
+def _advice(explanation: Explanation) -> str:
+    if not explanation.advice:
         return _paragraph("Nothing was found.")
-    items = (f"<li><strong>{_text(item.what)}</strong>{_paragraph(item.why)}{_line(item.line)}</li>" for item in found.advice)
+    items = (f"<li><strong>{_text(item.what)}</strong>{_paragraph(item.why)}{_line(item.line)}</li>" for item in explanation.advice)
     return f'<ol class="advice">{"".join(items)}</ol>'
 
 
-def _lines(found: Explanation) -> str:
-    if not found.costs:
+def _lines(explanation: Explanation) -> str:
+    if not explanation.costs:
         return ""
-    bars = {str(cost.line): cost.seconds for cost in found.costs}
-    rows = [(f"{cost.share:.1%}", formatting.seconds(cost.seconds), _located(cost.line), ", ".join(cost.what)) for cost in found.costs]
-    rest = f"{found.unplaced:.1%} of this time is of no line of yours that is known. It is that of processors, measured by XLA"
-    rest += f"; of {formatting.BY_TORCH}, by the clock." if found.torch_seconds else "."
+    bars = {str(cost.line): cost.seconds for cost in explanation.costs}
+    rows = [
+        (f"{cost.share:.1%}", formatting.seconds(cost.seconds), _line_cell(cost.line), ", ".join(cost.what)) for cost in explanation.costs
+    ]
+    rest = f"{explanation.unplaced:.1%} of this time cannot be attributed to a line of your code. XLA measures processor time"
+    rest += f"; for {formatting.BY_TORCH}, the time is wall-clock time." if explanation.torch_seconds else "."
     return _bars("The costliest lines", bars) + _table(("share", "time", "line", "mostly"), rows, numbers=2) + _paragraph(rest, "dim")
 
 
-def _break(found: Explanation) -> Iterable[str]:
-    for item in found.breaks:
+def _break(explanation: Explanation) -> Iterable[str]:
+    for item in explanation.breaks:
         times = f" ({item.count} times)" if item.count > 1 else ""
         yield f"<h3>{_text(item.reason)}{times}</h3>{_line(item.line)}{_paragraph(item.explanation)}"
         if item.hints:
             yield "<ul>" + "".join(f"<li>{_text(hint)}</li>" for hint in item.hints) + "</ul>"
 
 
-def _again(found: Explanation) -> str:
-    rows = [(str(item.line), item.reason) for item in found.recompilations]
+def _recompilations(explanation: Explanation) -> str:
+    rows = [(str(item.line), item.reason) for item in explanation.recompilations]
     return _table(("function", "since"), rows) if rows else ""
 
 
-def _phases(found: Explanation) -> str:
-    return _bars("Phases", found.phases)
+def _phases(explanation: Explanation) -> str:
+    return _bars("Phases", explanation.phases)
 
 
 def _captured(captured: CapturedGraph) -> str:
-    lines = _line(captured.line) + _paragraph(formatting.ended(captured), "dim")
+    lines = _line(captured.line) + _paragraph(formatting.end_sentence(captured), "dim")
     rows = [(item.op, str(item.count), item.reason, item.where) for item in captured.fallbacks]
     lines += _table(("op", "count", "by torch, because", "line"), rows) if rows else ""
     lines += _table(formatting.REWRITE, [formatting.rewrite_row(rewrite) for rewrite in captured.rewrites]) if captured.rewrites else ""
@@ -136,12 +138,12 @@ class _Html(str):
     """A string that is HTML already, and needs no escaping."""
 
 
-def _text(what: str) -> str:
-    return what if isinstance(what, _Html) else html.escape(what, quote=True)
+def _text(text: str) -> str:
+    return text if isinstance(text, _Html) else html.escape(text, quote=True)
 
 
-def _paragraph(what: str, kind: str = "") -> str:
-    return f"<p{f' class={kind}' if kind else ''}>{_text(what)}</p>" if what else ""
+def _paragraph(text: str, kind: str = "") -> str:
+    return f"<p{f' class={kind}' if kind else ''}>{_text(text)}</p>" if text else ""
 
 
 def _line(line: Line | None) -> str:
@@ -151,7 +153,7 @@ def _line(line: Line | None) -> str:
     return f'<p class="dim" title="{_text(line.file)}">{_text(str(line))}</p>{source}'
 
 
-def _located(line: Line) -> str:
+def _line_cell(line: Line) -> str:
     return _Html(f"{_text(str(line))}<br><code>{_text(line.source)}</code>")
 
 
@@ -168,17 +170,17 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: int =
 
 def _bars(title: str, values: Mapping[str, float]) -> str:
     """Returns an SVG bar chart of seconds by name."""
-    most = max(values.values(), default=0.0) or 1.0
-    room = _WIDTH - _NAMES - _VALUES
+    largest = max(values.values(), default=0.0) or 1.0
+    bar_width = _WIDTH - _NAMES - _VALUES
     rows = []
     for index, (name, value) in enumerate(values.items()):
-        top, width = index * _ROW, max(1.0, room * value / most)
-        short = name if len(name) <= 36 else f"{name[:35]}…"
+        top, width = index * _ROW, max(1.0, bar_width * value / largest)
+        label = name if len(name) <= 36 else f"{name[:35]}…"
         rows.append(
-            f'<text x="0" y="{top + 16}"><title>{_text(name)}</title>{_text(short)}</text>'
-            f'<rect class="rail" x="{_NAMES}" y="{top + 4}" width="{room}" height="{_ROW - 8}"/>'
+            f'<text x="0" y="{top + 16}"><title>{_text(name)}</title>{_text(label)}</text>'
+            f'<rect class="rail" x="{_NAMES}" y="{top + 4}" width="{bar_width}" height="{_ROW - 8}"/>'
             f'<rect class="bar" x="{_NAMES}" y="{top + 4}" width="{width:.1f}" height="{_ROW - 8}"/>'
-            f'<text x="{_NAMES + room + 8}" y="{top + 16}">{_text(formatting.seconds(value))}</text>'
+            f'<text x="{_NAMES + bar_width + 8}" y="{top + 16}">{_text(formatting.seconds(value))}</text>'
         )
     height = _ROW * len(rows)
     return (

@@ -1,4 +1,4 @@
-"""Restores everything that a function can reach after calls of it, so that the calls have no effect."""
+"""Restores all state that a function can reach, so that calls of the function have no effect."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from ..runtime.private import storage_id
 
 
 @contextlib.contextmanager
-def restored(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+def restored_afterwards(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """Restores, after the block, the state that the function and its arguments can reach.
 
-    That state is tensors (parameters, buffers, gradients, optimizer states, caches), containers, attributes, closures, globals that the
+    This state is tensors (parameters, buffers, gradients, optimizer states, caches), containers, attributes, closures, globals that the
     function's code names, NumPy arrays, random generators, and TorchDynamo's memory of dynamic sizes. Inside the block there is a second
     copy of all these tensors.
 
     A tensor that was written to has a new version, so a backward pass from before the block may reject it.
     """
-    found = walk({"function": function, "args": args, "kwargs": kwargs})
-    tensors = _Tensors(found.tensors.values())
-    held = [*tree_leaves((args, kwargs)), *(value for holder in found.holders.values() for value in holder.items.values())]
-    generators = [torch.default_generator, *(value for value in held if isinstance(value, torch.Generator))]
+    graph = walk({"function": function, "args": args, "kwargs": kwargs})
+    tensors = _TensorSnapshot(graph.tensors.values())
+    values = [*tree_leaves((args, kwargs)), *(value for holder in graph.holders.values() for value in holder.items.values())]
+    generators = [torch.default_generator, *(value for value in values if isinstance(value, torch.Generator))]
     states = [generator.get_state() for generator in generators]
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    pythons, numpys, grad = random.getstate(), np.random.get_state(), torch.is_grad_enabled()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    python_state, numpy_state, grad_enabled = random.getstate(), np.random.get_state(), torch.is_grad_enabled()
     sizes = copy.deepcopy(dict(pgo.get_code_state()))
     try:
         yield
     finally:
-        torch.set_grad_enabled(grad)
-        found.restore()
-        found.restore_values(())
+        torch.set_grad_enabled(grad_enabled)
+        graph.restore()
+        graph.restore_values(())
         tensors.restore()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        random.setstate(pythons)
-        np.random.set_state(numpys)
-        known = pgo.get_code_state()
-        known.clear()
-        known.update(sizes)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        code_state = pgo.get_code_state()
+        code_state.clear()
+        code_state.update(sizes)
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class _TensorMetadata:
 
     Attributes:
         tensor: the tensor.
-        storage: its storage.
-        view: its offset, shape and strides.
+        storage: the tensor's storage.
+        view: the tensor's offset, shape and strides.
         key: the identity of the storage.
         requires_grad: the tensor's flag.
     """
@@ -74,11 +74,11 @@ class _TensorMetadata:
     requires_grad: bool
 
 
-class _Tensors:
+class _TensorSnapshot:
     """A snapshot of tensors: their values and metadata."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._places: list[_TensorMetadata] = []
+        self._metadata: list[_TensorMetadata] = []
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._others: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
@@ -87,7 +87,7 @@ class _Tensors:
                     storage = tensor.untyped_storage()
                     view = tensor.storage_offset(), tensor.shape, tensor.stride()
                     key = storage_id(tensor)
-                    self._places.append(_TensorMetadata(tensor, storage, view, key, tensor.requires_grad))
+                    self._metadata.append(_TensorMetadata(tensor, storage, view, key, tensor.requires_grad))
                     if key not in self._storages:
                         self._storages[key] = storage, _bytes(storage).clone()
                 elif tensor.device.type != "meta":
@@ -95,19 +95,19 @@ class _Tensors:
 
     def restore(self) -> None:
         with torch.no_grad():
-            for storage, held in self._storages.values():
-                if storage.nbytes() != held.numel():
-                    storage.resize_(held.numel())
-                if not torch.equal(_bytes(storage), held):
-                    _bytes(storage).copy_(held)
-            for place in self._places:
-                tensor = place.tensor
-                if (tensor.storage_offset(), tensor.shape, tensor.stride()) != place.view or storage_id(tensor) != place.key:
-                    tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(place.storage, *place.view)
-                if tensor.is_leaf and tensor.requires_grad != place.requires_grad:
-                    tensor.requires_grad_(place.requires_grad)
-            for tensor, held in self._others:
-                tensor.copy_(held)
+            for storage, saved in self._storages.values():
+                if storage.nbytes() != saved.numel():
+                    storage.resize_(saved.numel())
+                if not torch.equal(_bytes(storage), saved):
+                    _bytes(storage).copy_(saved)
+            for metadata in self._metadata:
+                tensor = metadata.tensor
+                if (tensor.storage_offset(), tensor.shape, tensor.stride()) != metadata.view or storage_id(tensor) != metadata.key:
+                    tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(metadata.storage, *metadata.view)
+                if tensor.is_leaf and tensor.requires_grad != metadata.requires_grad:
+                    tensor.requires_grad_(metadata.requires_grad)
+            for tensor, saved in self._others:
+                tensor.copy_(saved)
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -98,8 +98,8 @@ def jax_device_of(device: torch.device) -> jax.Device:
         UnsupportedTensor: There is no such device.
         ForkError: This is a forked process that cannot use JAX.
     """
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     return devices.users_cpu_device() if device.type == "cpu" else devices.jax_device(device)
 
 

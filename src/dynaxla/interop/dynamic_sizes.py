@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ..artifact.stablehlo import scope_of
+from ..artifact.stablehlo import symbolic_scope
 from ..errors import CaptureError
 from ..lowering.graphs import user_line
 from ..lowering.metadata import SymbolValues, TensorSpec
@@ -58,7 +58,7 @@ class SymbolicSizes(SymbolValues):
 
     def __init__(self, names: Mapping[sympy.Symbol, str], dimensions: Mapping[str, tuple[int, int | None]]) -> None:
         self.dimensions = dict(dimensions)
-        scope = scope_of(dimensions)
+        scope = symbolic_scope(dimensions)
         super().__init__({symbol: export.symbolic_shape(name, scope=scope)[0] for symbol, name in names.items()})
 
     def examples(self) -> SymbolValues:

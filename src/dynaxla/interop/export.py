@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..artifact.manifest import DTYPES, ArraySpec, CheckSpec, Manifest
 from ..artifact.model import ExportedModel
-from ..artifact.stablehlo import calls, is_stable
+from ..artifact.stablehlo import called_functions, is_allowed
 from ..artifact.structures import ARRAY, CONSTANTS, Structure, constant, mapping, sequence
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
@@ -239,7 +239,7 @@ class _Exporter:
         self.weights = {
             position: item
             for position, item in self.weights.items()
-            if position in self.function.read or placeholders[position] in self.output_nodes
+            if position in self.function.used_inputs or placeholders[position] in self.output_nodes
         }
 
     def _read_outputs(self) -> None:
@@ -354,7 +354,7 @@ class _Exporter:
             ) from error
         except NotImplementedError as error:
             raise UnsupportedOp(f"{self.name} cannot run on {' or '.join(platforms)}: {error}", hint="choose other platforms") from error
-        unlisted = sorted(target for target in calls(exported.mlir_module_serialized) if not is_stable(target))
+        unlisted = sorted(target for target in called_functions(exported.mlir_module_serialized) if not is_allowed(target))
         if unlisted:
             raise UnsupportedOp(
                 f"{self.name} would call {', '.join(unlisted)}, which other machines and later versions may not have",

@@ -204,4 +204,4 @@ def _call_of_node(node: Node) -> JaxCall:
     return find_call(number)
 
 
-registry.hold(jax_call, _call_of_node)
+registry.keep_alive(jax_call, _call_of_node)

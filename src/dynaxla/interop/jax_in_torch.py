@@ -48,8 +48,8 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     if not callable(jax_fn):
         hint = "; dynaxla.as_torch takes an array" if isinstance(jax_fn, jax.Array) else ""
         raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}{hint}")
-    torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
-    if not guards.CAN_ASK:
+    torch_fn = functools.wraps(jax_fn)(private.skipped_by_dynamo(JaxInTorch(jax_fn, x64)))
+    if not guards.CAN_GUARD_RESULTS:
         return torch.compiler.disable(torch_fn)
     traceable_fn = torch._dynamo.nonstrict_trace(torch_fn)
     # TorchDynamo's guards identify a function by its code object, so this function gets a new one.
@@ -89,7 +89,7 @@ class JaxInTorch:
         _refuse_tracers(leaves, self._name)
         check_operands(tensors, self._name, x64)
         stamp = self.stamp()
-        guards.guard_answer("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
+        guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
         key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _cache_key(leaf) for leaf in leaves])
         flat_function = self._calls.get(key)
         if flat_function is None:

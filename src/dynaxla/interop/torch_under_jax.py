@@ -137,7 +137,7 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
         UnsupportedTensor: The device "jax" is not enabled, or the array is on several devices or on another one.
     """
     dtype = torch_dtype(array.dtype, "the array")
-    if not devices.drives(storages.NAME):
+    if not devices.holds_arrays(storages.NAME):
         raise UnsupportedTensor('the device "jax" is not enabled, and the tensor needs it', hint="call dynaxla.device.enable() first")
     device = device or torch.device(storages.NAME)
     if is_tracer(array):

@@ -194,7 +194,7 @@ class Interpreter:
                 continue
             ctx.node = step.node
             if step.node in ctx.fused_results:
-                coverage.lowered(str(step.node.target))
+                coverage.count_lowered(str(step.node.target))
                 value = ctx.fused_results[step.node]
                 if value is None:
                     continue
@@ -214,7 +214,7 @@ class Interpreter:
         """Counts the ops as lowered, like `run`, for a graph in which torch's kernels compute no op."""
         for node in self.needed(wanted):
             if isinstance(node.target, torch._ops.OpOverload):
-                coverage.lowered(str(node.target))
+                coverage.count_lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """Returns the nodes to evaluate: those from which the wanted nodes are computed, and those with effects.
@@ -306,7 +306,7 @@ class Interpreter:
                 hint="fix the lowering if it is yours; otherwise please report this with the lines above",
             ) from error
         if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
-            coverage.lowered(str(node.target))
+            coverage.count_lowered(str(node.target))
         return value
 
 
@@ -362,7 +362,7 @@ def _call_numbers(node: Node) -> list[Node]:
 
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
-    coverage.fell_back(str(node.target), reason, user_line(node))
+    coverage.count_fallback(str(node.target), reason, user_line(node))
     return _call_kernel(node, values, ctx, must_run)
 
 

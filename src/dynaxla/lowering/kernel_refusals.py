@@ -92,7 +92,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     if (known := _known.get(key)) is None:
         known = _try_kernel(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
         # Not in a forked child: larger matrix products would wait for threads that it does not have.
-        if not known and op._schema.name not in _WARN_OF_ONE and not forks.is_cut_off():
+        if not known and op._schema.name not in _WARN_OF_ONE and not forks.has_lost_xla():
             known = (
                 _try_kernel(op, args, kwargs, _OWN_SHAPES, None) if is_small else _try_kernel(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
             )

@@ -14,13 +14,13 @@ _fallbacks: defaultdict[str, int] = defaultdict(int)
 _logged: set[str] = set()
 
 
-def lowered(op: str) -> None:
+def count_lowered(op: str) -> None:
     """Counts a node that was lowered."""
     with _lock:
         _lowered[op] += 1
 
 
-def fell_back(
+def count_fallback(
     op: str, reason: str, where: str, remark: str = "XLA fuses nothing with it; options={'fallback': 'error'} raises an error instead"
 ) -> None:
     """Counts a node that torch's kernel computes. Logs a warning the first time for each op."""
@@ -29,7 +29,7 @@ def fell_back(
         first = op not in _logged
         _logged.add(op)
     if events.has_listeners():
-        events.emit(events.FellBack(op, reason, where))
+        events.emit(events.OpFellBack(op, reason, where))
     if first:
         place = f" (first at {where})" if where else ""
         log.warning("torch's own kernel computes %s: %s%s; %s", op, reason, place, remark)

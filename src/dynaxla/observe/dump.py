@@ -1,6 +1,6 @@
 """Writes the stages of each compiled graph to files, and logs them to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
 
-The files hold XLA's full text. The log is for people: it leaves out the tables of files, functions and stack frames before an HLO module
+The files hold XLA's full text. The log is for people: it omits the tables of files, functions and stack frames before an HLO module
 (which are longer than the module), the metadata of each instruction, and the bytes of large constants.
 """
 

@@ -24,7 +24,7 @@ class Verdict:
         why: The reason.
         seconds: The time of a call, in training with its backward pass, for each engine that was timed.
         left_out: The engines that were not timed, and the reasons.
-        kept: Whether an earlier process measured it.
+        kept: True if an earlier process made the measurement.
     """
 
     graph: str
@@ -45,12 +45,12 @@ class Verdict:
 
 # The latest verdicts.
 _verdicts: deque[Verdict] = deque(maxlen=4096)
-# The latest graphs for which engines compete: name and content key.
-_contents: deque[tuple[str, str]] = deque(maxlen=4096)
+# The names and content keys of the latest graphs for which engines compete.
+_content_keys: deque[tuple[str, str]] = deque(maxlen=4096)
 _lock = forks.lock()
 
 
-def note(verdict: Verdict) -> None:
+def record_verdict(verdict: Verdict) -> None:
     """Records a verdict, and logs it."""
     with _lock:
         _verdicts.append(verdict)
@@ -58,27 +58,34 @@ def note(verdict: Verdict) -> None:
 
 
 def verdicts() -> list[dict[str, Any]]:
-    """Returns the decisions since the process began or `reset()`, in order, as plain data (see `Verdict`). A later decision on the same
-    graph and sizes supersedes an earlier one."""
+    """Returns the decisions since the process began or `reset()`, in order, as plain data (see `Verdict`).
+
+    A later decision on the same graph and sizes supersedes an earlier one.
+    """
     with _lock:
         return [dataclasses.asdict(verdict) for verdict in _verdicts]
 
 
-def introduce(graph: str, content: str) -> None:
-    """Registers a graph for which engines will compete. content: A key that is equal for graphs to which the same verdict applies."""
+def register_graph(graph: str, content: str) -> None:
+    """Registers a graph for which engines will compete.
+
+    Args:
+        graph: The graph's name.
+        content: A key that is equal for graphs to which the same verdict applies.
+    """
     with _lock:
-        _contents.append((graph, content))
+        _content_keys.append((graph, content))
 
 
-def last_about(graph: str) -> tuple[Verdict | None, bool]:
-    """Returns the latest verdict on a graph, else on another graph of the same content; and whether it is on another graph."""
+def latest_verdict(graph: str) -> tuple[Verdict | None, bool]:
+    """Returns the latest verdict on a graph and False; else the latest on another graph of equal content and True; else None and False."""
     with _lock:
-        content = dict(_contents).get(graph)
-        alike = {name for name, known in _contents if known == content} - {graph}
-        for names in ({graph}, alike):
+        content = dict(_content_keys).get(graph)
+        equal_graphs = {name for name, other in _content_keys if other == content} - {graph}
+        for names in ({graph}, equal_graphs):
             for verdict in reversed(_verdicts):
                 if verdict.graph in names:
-                    return verdict, names is alike
+                    return verdict, names is equal_graphs
     return None, False
 
 
@@ -86,4 +93,4 @@ def reset() -> None:
     """Clears all verdicts and graphs."""
     with _lock:
         _verdicts.clear()
-        _contents.clear()
+        _content_keys.clear()

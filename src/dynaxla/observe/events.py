@@ -11,31 +11,31 @@ import jax
 from .. import forks
 
 
-class Captured(NamedTuple):
+class GraphCaptured(NamedTuple):
     """The backend has received a graph.
 
     Attributes:
         number: The graph's number.
         module: The graph of TorchDynamo, or of a step.
         options: The options of the compilation.
-        is_step: Whether it is the graph of a step.
-        competes: Whether other engines may run it.
+        is_step: True for the graph of a step.
+        competes: True if other engines may run the graph.
     """
 
     number: int
     module: Any
     options: Any
     is_step: bool
-    competes: bool = False
+    has_competitors: bool = False
 
 
-class Functional(NamedTuple):
+class GraphFunctionalized(NamedTuple):
     """AOTAutograd has turned a captured graph into a graph of ATen ops.
 
     Attributes:
         number: The number of the captured graph.
         graph: The `AtenGraph`.
-        ops: The names of its ops, before an engine changes the graph.
+        ops: The names of the graph's ops, before an engine changes the graph.
     """
 
     number: int
@@ -43,14 +43,14 @@ class Functional(NamedTuple):
     ops: Sequence[str]
 
 
-class Rewritten(NamedTuple):
+class GraphRewritten(NamedTuple):
     """A pass (see `passes.pipeline`) has rewritten a graph.
 
     Attributes:
         name: The pass.
         level: The kind of graph: "dynamo", "joint", "aten" or "jaxpr".
-        before: The number of nodes before it.
-        after: The number of nodes of each graph that it returned.
+        before: The number of nodes before the pass.
+        after: The number of nodes of each graph that the pass returned.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Rewritten(NamedTuple):
 
     @property
     def sizes(self) -> str:
-        """The numbers after it, such as "12 + 3"."""
+        """The numbers of nodes after the pass, such as "12 + 3"."""
         return " + ".join(map(str, self.after))
 
 
-class Building(NamedTuple):
-    """A program is about to be traced, lowered and compiled for concrete sizes.
+class CompileStarted(NamedTuple):
+    """JAX is about to trace and lower a program for concrete sizes, and XLA to compile it.
 
     Attributes:
         name: The graph's name.
@@ -78,8 +78,13 @@ class Building(NamedTuple):
     symbols: Any
 
 
-class Built(NamedTuple):
-    """The build announced by the last `Building` event has ended. executable: None if it has failed or built nothing."""
+class CompileEnded(NamedTuple):
+    """The compilation of the last `CompileStarted` event has ended.
+
+    Attributes:
+        name: The graph's name.
+        executable: The executable; None if the compilation has failed or had nothing to compile.
+    """
 
     name: str
     executable: Any
@@ -91,9 +96,9 @@ class ImplementationChosen(NamedTuple):
     Attributes:
         op: The op.
         problem: A description of the problem, for people.
-        implementation: The name of the chosen implementation.
-        others: The names of the other implementations that support the problem.
-        is_measurable: Whether the option `tune` measures these implementations.
+        form: The name of the chosen form.
+        others: The names of the other forms that fit.
+        is_measurable: True if the option `tune` measures these forms.
     """
 
     op: str
@@ -115,7 +120,7 @@ class PhaseEnded(NamedTuple):
     seconds: float
 
 
-class FellBack(NamedTuple):
+class OpFellBack(NamedTuple):
     """torch's kernel computes an op as a fallback.
 
     Attributes:
@@ -129,7 +134,7 @@ class FellBack(NamedTuple):
     where: str
 
 
-class Copied(NamedTuple):
+class InputCopied(NamedTuple):
     """An argument of the program that runs next had to be copied.
 
     Attributes:
@@ -143,13 +148,13 @@ class Copied(NamedTuple):
     bytes: int
 
 
-class Ran(NamedTuple):
+class ProgramRan(NamedTuple):
     """A program has run, or torch's kernels in its place.
 
     Attributes:
         executable: The executable, or the object that runs torch's kernels.
         seconds: The duration of the call.
-        is_first: Whether it is the executable's first run.
+        is_first: True for the executable's first run.
         lines: For torch's kernels, the seconds by number of the user's line (see `line_number`).
     """
 
@@ -164,7 +169,7 @@ class StepFellBack(NamedTuple):
 
     Attributes:
         step: The step.
-        way: How it runs instead, such as "in eager mode".
+        way: The mode in which the step runs instead, such as "in eager mode".
         reason: The reason.
     """
 
@@ -174,10 +179,10 @@ class StepFellBack(NamedTuple):
 
 
 # The line number of code without a user frame.
-UNPLACED = -1
+NO_LINE = -1
 
 _listeners: list[Callable[[Any], None]] = []
-# The numbers of user frames, in the form `File "model.py", line 41, in forward`. Traced programs refer to a frame by its number.
+# The numbers of user frames. A frame has the format `File "model.py", line 41, in forward`. Traced programs refer to a frame by its number.
 _lines: dict[str, int] = {}
 _lock = forks.lock()
 
@@ -208,15 +213,20 @@ def emit(event: Any) -> None:
 def line_scope(frame: str) -> contextlib.AbstractContextManager[Any]:
     """Returns a JAX name scope with the number of a user frame, for operations that are traced inside it.
 
-    frame: In the form of fx's stack traces; "" for none.
+    Args:
+        frame: The frame in the format of fx's stack traces; "" for none.
     """
     return jax.named_scope(f"line[{line_number(frame)}]") if frame else contextlib.nullcontext()
 
 
 def line_number(frame: str) -> int:
-    """Returns the number of a user frame; -1 for none. frame: In the form of fx's stack traces, or a module; "" for none."""
+    """Returns the number of a user frame; NO_LINE for none.
+
+    Args:
+        frame: The frame in the format of fx's stack traces, or the path of a module; "" for none.
+    """
     if not frame:
-        return UNPLACED
+        return NO_LINE
     with _lock:
         return _lines.setdefault(frame, len(_lines))
 

@@ -1,7 +1,7 @@
 """Process-wide counters and times, under dynaxla's own names and under those of PyTorch/XLA. Users know this module as `dynaxla.metrics`.
 
 `snapshot` returns dynaxla's counters, `seconds` its times, and `reset` sets both to zero. `report`, `counter_names`, `counter_value`,
-`metric_names`, `metric_data` and `clear` are those of `torch_xla.debug.metrics`.
+`metric_names`, `metric_data` and `clear` have the interface of `torch_xla.debug.metrics`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter
 _counts: Counter[str] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
-# PyTorch/XLA's names of phases; and the latest samples of each phase: the Unix time of its end, and its duration in seconds.
+# Phases by PyTorch/XLA's names.
 _METRICS = {"CompileTime": "compile", "ExecuteTime": "execute"}
+# The latest samples of each phase: the Unix time of its end, and its duration in seconds.
 _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for phase in _METRICS.values()}
-# Runs of programs that are not counted yet: the Unix time of the end of each, its seconds, and whether it was the first since the program
-# was compiled. A call only adds to the list, which takes a lock once for many calls.
-_runs: list[tuple[float, float, bool]] = []
-_MOST_RUNS = 256
-_thread = threading.local()  # inside: the seconds of phases that have ended within the current one
+# Runs of programs that are not counted yet: the Unix time of the end, the seconds, and True for the first run since the program was
+# compiled. A call only appends to the list; the lock is taken once for many calls.
+_pending_runs: list[tuple[float, float, bool]] = []
+_MAX_PENDING_RUNS = 256
+_thread = threading.local()  # nested_seconds: the seconds of phases that have ended within the current phase
 
 
 def add(name: str, amount: int = 1) -> None:
@@ -47,11 +48,11 @@ def timed(phase: str, graph: str = "", nodes: int = 0) -> Iterator[None]:
 
     Args:
         phase: The phase.
-        graph: The name of the graph that it works on, for reports of long compilations.
+        graph: The name of the phase's graph, for reports of long compilations.
         nodes: The number of the graph's nodes, if it is captured now.
     """
-    start, outer = _clock(), getattr(_thread, "inside", 0.0)
-    _thread.inside = 0.0
+    start, outer = _clock(), getattr(_thread, "nested_seconds", 0.0)
+    _thread.nested_seconds = 0.0
     token = progress.begin(phase, graph, nodes)
     try:
         yield
@@ -59,50 +60,50 @@ def timed(phase: str, graph: str = "", nodes: int = 0) -> Iterator[None]:
         if token is not None:
             progress.end(token)
         passed = _clock() - start
-        own = passed - _thread.inside
+        own = passed - _thread.nested_seconds
         with _lock:
-            _note(phase, own, time.time())
-        _thread.inside = outer + passed
+            _add_sample(phase, own, time.time())
+        _thread.nested_seconds = outer + passed
         if events.has_listeners():
             events.emit(events.PhaseEnded(phase, own))
 
 
 def now() -> float:
-    """Returns the start time for `ran`."""
+    """Returns the start time for `count_run`."""
     return _clock()
 
 
-def ran(start: float, is_first: bool) -> float:
+def count_run(start: float, is_first: bool) -> float:
     """Counts a run of a program.
 
     Args:
         start: The value of `now()` before the run.
-        is_first: Whether it was the first run since the program was compiled.
+        is_first: True for the first run since the program was compiled.
 
     Returns: the duration in seconds.
     """
     seconds = _clock() - start
-    _thread.inside = getattr(_thread, "inside", 0.0) + seconds
-    _runs.append((time.time(), seconds, is_first))
-    if len(_runs) >= _MOST_RUNS:
+    _thread.nested_seconds = getattr(_thread, "nested_seconds", 0.0) + seconds
+    _pending_runs.append((time.time(), seconds, is_first))
+    if len(_pending_runs) >= _MAX_PENDING_RUNS:
         with _lock:
             _count_runs()
     return seconds
 
 
 def _count_runs() -> None:
-    """Counts the runs in `_runs`. The caller must hold the lock; other threads may add runs meanwhile."""
-    runs = _runs.copy()
-    del _runs[: len(runs)]
+    """Counts the runs in `_pending_runs`. The caller must hold the lock; other threads may add runs meanwhile."""
+    runs = _pending_runs.copy()
+    del _pending_runs[: len(runs)]
     _counts["calls"] += len(runs)
     for when, seconds, is_first in runs:
         if not is_first:
             _counts["found_compiled"] += 1
-        _note("execute", seconds, when)
+        _add_sample("execute", seconds, when)
 
 
-def _note(phase: str, seconds: float, when: float) -> None:
-    """Adds a sample to a phase. The caller must hold the lock. when: the Unix time of its end."""
+def _add_sample(phase: str, seconds: float, when: float) -> None:
+    """Adds a sample to a phase. `when` is the Unix time of its end. The caller must hold the lock."""
     _seconds[phase] += seconds
     _counts[phase] += 1
     if (samples := _samples.get(phase)) is not None:
@@ -110,10 +111,10 @@ def _note(phase: str, seconds: float, when: float) -> None:
 
 
 @contextlib.contextmanager
-def _all() -> Iterator[None]:
-    """Holds the lock, with all runs counted."""
+def _locked_counts() -> Iterator[None]:
+    """Inside the context, the lock is held, and all runs are counted."""
     with _lock:
-        if _runs:
+        if _pending_runs:
             _count_runs()
         yield
 
@@ -145,19 +146,19 @@ def snapshot() -> dict[str, int]:
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
     device_fallbacks: ops of the device "jax" that ran on the CPU.
     """
-    with _all():
+    with _locked_counts():
         return dict(_counts)
 
 
 def seconds() -> dict[str, float]:
     """Returns the seconds by phase, such as capture, trace, lower, compile or execute, in wall time unless another clock is set."""
-    with _all():
+    with _locked_counts():
         return dict(_seconds)
 
 
 def reset() -> None:
     """Sets all counts and times to zero."""
-    with _all():
+    with _locked_counts():
         _counts.clear()
         _seconds.clear()
         for samples in _samples.values():
@@ -185,7 +186,7 @@ def counter_value(name: str) -> int | None:
 
 def metric_names() -> list[str]:
     """Returns the names of all metrics that have samples."""
-    with _all():
+    with _locked_counts():
         return [name for name, phase in _METRICS.items() if _counts[phase]]
 
 
@@ -196,7 +197,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     ExecuteTime: calls of programs of compiled graphs, and of recorded ops on the device "jax". A call may return before its program is
     done: on a GPU, and on the device "jax".
     """
-    with _all():
+    with _locked_counts():
         phase = _METRICS.get(name, "")
         return (_counts[phase], _seconds[phase], list(_samples[phase])) if _counts.get(phase) else None
 
@@ -220,20 +221,20 @@ def clear() -> None:
 
 
 def _counters() -> dict[str, int]:
-    with _all():
+    with _locked_counts():
         found = Counter({name: count for name, count in _counts.items() if name not in _METRICS.values()})
         found["UncachedCompile"] = _counts["compile"] - _counts["loads"]
         found["CachedCompile"] = _counts["found_compiled"]
-    for op, ways in coverage.snapshot().items():
+    for op, counts in coverage.snapshot().items():
         space, _, name = op.partition(".")
-        found[f"{space}::{name.partition('.')[0]}"] += ways["fallback"]
+        found[f"{space}::{name.partition('.')[0]}"] += counts["fallback"]
     return {name: count for name, count in found.items() if count}
 
 
 def _percentiles(samples: Sequence[tuple[float, float]]) -> str:
     ordered = sorted(seconds for _, seconds in samples)
-    places = (1, 5, 10, 20, 50, 80, 90, 95, 99)
-    return "Percentiles: " + "; ".join(f"{place}%={_time(ordered[len(ordered) * place // 100])}" for place in places)
+    percents = (1, 5, 10, 20, 50, 80, 90, 95, 99)
+    return "Percentiles: " + "; ".join(f"{place}%={_time(ordered[len(ordered) * place // 100])}" for place in percents)
 
 
 def _time(seconds: float) -> str:

@@ -4,7 +4,7 @@ Lines appear where a person reads them: on a terminal, or in a notebook. If the 
 go there instead, with the level INFO. The environment variable DYNAXLA_PROGRESS=0 turns them off.
 
 A thread writes the lines, since XLA compiles in a single call. The thread starts only if a phase begins when the compilation has already
-taken a while, or if a large graph is captured, and it ends with the phase. Calls that compile nothing do not come here.
+taken a while, or if a large graph is captured, and it ends with the phase. Calls that compile nothing do not use this module.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .. import forks
 log = logging.getLogger("dynaxla")
 
 # Seconds until the first line, and between two lines.
-FIRST, EVERY = 10.0, 30.0
+FIRST_LINE, LINE_INTERVAL = 10.0, 30.0
 # Seconds without a phase that end a compilation: the next phase begins another one.
-_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 # Seconds after which a compilation also ends if phases were less than half of the time, as in a loop whose calls compile now and then.
-_SPARSE = 5.0
-# Seconds of a compilation before a phase gets a thread. XLA takes longer for a graph than the phases before it, but no hundred times.
-_SHORT = 0.1
+_SPARSE_AFTER = 5.0
+# Seconds of a compilation before a phase gets a thread. XLA takes longer for a graph than earlier phases, but not a hundred times.
+_THREAD_AFTER = 0.1
 # Nodes of a graph whose capture may take seconds.
-_LARGE = 500
+_LARGE_CAPTURE = 500
 _PHASES = {
     "capture": "AOTAutograd captures it",
     "trace": "JAX traces it",
@@ -45,12 +45,12 @@ class _Phase(NamedTuple):
     Attributes:
         name: a key of _PHASES.
         graph: the graph's name, or "".
-        begun: the time at which it began.
+        started: the time at which the phase began, by `time.monotonic`.
     """
 
     name: str
     graph: str
-    begun: float
+    started: float
 
 
 class Progress:
@@ -58,24 +58,26 @@ class Progress:
 
     def __init__(self) -> None:
         self.after_fork()
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Resets the state. In a forked child: the phases are those of the parent."""
+        """Resets the state, because in a forked child the phases in progress are those of the parent."""
         self._changed = threading.Condition(forks.lock())
         self._phases: dict[object, _Phase] = {}
         self._graphs: dict[str, int] = {}  # the graphs of this compilation, numbered in order
-        self._begun = self._ended = self._due = self._resumed = float("-inf")
-        self._busy = 0.0  # seconds of this compilation with a phase in progress
+        self._started_at = self._ended_at = self._next_line_at = self._resumed_at = float("-inf")
+        self._busy_seconds = 0.0  # seconds of this compilation with a phase in progress
         self._thread: threading.Thread | None = None
 
     def begin(self, name: str, graph: str, nodes: int = 0) -> object | None:
-        """Notes the beginning of a phase. Returns a token for `end`; None for a phase that is not part of a compilation.
+        """Adds a phase to the phases in progress.
 
         Args:
             name: the phase.
             graph: the graph's name, or "".
             nodes: the number of the graph's nodes, if it is captured now.
+
+        Returns: a token for `end`; None for a phase that is not part of a compilation.
         """
         if name not in _PHASES:
             return None
@@ -85,27 +87,27 @@ class Progress:
                 self._continue_or_begin(now)
             self._phases[token] = _Phase(name, graph, now)
             if graph:
-                self._graphs.setdefault(_captured(graph), len(self._graphs) + 1)
-            if self._thread is None and (now - self._begun > _SHORT or nodes >= _LARGE) and is_wanted():
+                self._graphs.setdefault(_captured_graph(graph), len(self._graphs) + 1)
+            if self._thread is None and (now - self._started_at > _THREAD_AFTER or nodes >= _LARGE_CAPTURE) and is_enabled():
                 self._start()
         return token
 
     def end(self, token: object) -> None:
-        """Notes the end of a phase."""
+        """Removes a phase from the phases in progress."""
         with self._changed:
             self._phases.pop(token, None)
             if not self._phases:
-                self._ended = time.monotonic()
-                self._busy += self._ended - self._resumed
+                self._ended_at = time.monotonic()
+                self._busy_seconds += self._ended_at - self._resumed_at
                 self._changed.notify_all()
 
     def _continue_or_begin(self, now: float) -> None:
-        """Decides whether a phase that begins now, when there is no other, belongs to the compilation so far or to a new one."""
-        passed = now - self._begun
-        if now - self._ended > _PAUSE or (passed > _SPARSE and self._busy < passed / 2):
-            self._begun, self._due, self._busy = now, now + FIRST, 0.0
+        """Continues the compilation so far or begins a new one, for a phase that begins while there is no other."""
+        passed = now - self._started_at
+        if now - self._ended_at > _MAX_PAUSE or (passed > _SPARSE_AFTER and self._busy_seconds < passed / 2):
+            self._started_at, self._next_line_at, self._busy_seconds = now, now + FIRST_LINE, 0.0
             self._graphs.clear()
-        self._resumed = now
+        self._resumed_at = now
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="dynaxla progress", daemon=True)
@@ -123,20 +125,24 @@ class Progress:
         with self._changed:
             while self._phases and threading.main_thread().is_alive():
                 now = time.monotonic()
-                if now >= self._due:
-                    self._due = now + EVERY
+                if now >= self._next_line_at:
+                    self._next_line_at = now + LINE_INTERVAL
                     return self._line(now)
-                self._changed.wait(self._due - now)
+                self._changed.wait(self._next_line_at - now)
             self._thread = None
         return None
 
     def _line(self, now: float) -> str:
         phase = list(self._phases.values())[-1]
-        which = f"graph {self._graphs[_captured(phase.graph)]} of {len(self._graphs)} so far, {phase.graph}" if phase.graph else "a graph"
-        return f"dynaxla has been compiling for {now - self._begun:.0f} s: {which}: {_PHASES[phase.name]} ({now - phase.begun:.0f} s)"
+        subject = (
+            f"graph {self._graphs[_captured_graph(phase.graph)]} of {len(self._graphs)} so far, {phase.graph}" if phase.graph else "a graph"
+        )
+        return (
+            f"dynaxla has been compiling for {now - self._started_at:.0f} s: {subject}: {_PHASES[phase.name]} ({now - phase.started:.0f} s)"
+        )
 
 
-def _captured(graph: str) -> str:
+def _captured_graph(graph: str) -> str:
     """Returns the name of the captured graph to which a graph belongs: dynaxla_3 for dynaxla_3_backward."""
     return "_".join(graph.split("_", 2)[:2])
 
@@ -145,9 +151,9 @@ _progress = Progress()
 begin, end = _progress.begin, _progress.end
 
 
-def is_wanted() -> bool:
-    """True if somebody reads the lines: on a terminal, in a notebook, or in the log."""
-    return os.environ.get("DYNAXLA_PROGRESS", "1") != "0" and (_is_configured() or _is_read(sys.stderr))
+def is_enabled() -> bool:
+    """True if lines are written: to a terminal, to a notebook, or to a log that the user has configured."""
+    return os.environ.get("DYNAXLA_PROGRESS", "1") != "0" and (_is_configured() or _is_interactive(sys.stderr))
 
 
 def write_line(line: str) -> None:
@@ -163,8 +169,8 @@ def _is_configured() -> bool:
     return log.level != logging.NOTSET or bool(log.handlers)
 
 
-def _is_read(stream: object) -> bool:
-    """True for a terminal, and for the stream of a notebook's kernel."""
+def _is_interactive(stream: object) -> bool:
+    """True for a terminal, and for the output stream of a notebook's kernel."""
     if type(stream).__module__.partition(".")[0] == "ipykernel":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Reports what each rewrite of a graph did: the number of nodes before and after it, to listeners of events and to the dump."""
+"""Reports the number of nodes before and after each rewrite of a graph, to listeners of events and to the dump."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class _ThreadReports(threading.local):
     """The reports of a thread.
 
     Attributes:
-        file: The file of the dump that reports are appended to; None for none.
-        evaluations: The rewrites of the program that is being traced, each with the number of equations before it; None if no program is
-            traced, or nothing is reported.
+        file: The dump file to which reports are appended; None without a dump.
+        evaluations: The names of the rewrites of the program that is being traced, with the number of equations before each; None if no
+            program is traced, or if rewrites are not reported.
     """
 
     file: Path | None = None
@@ -32,7 +32,7 @@ def are_reported() -> bool:
 
 
 @contextlib.contextmanager
-def dumped(directory: Path | None, name: str) -> Iterator[None]:
+def dumping_to(directory: Path | None, name: str) -> Iterator[None]:
     """Appends this thread's reports inside the context to NAME.passes.txt in the directory of the dump, if there is one."""
     before = _thread.file
     _thread.file = None if directory is None else directory / f"{name}.passes.txt"
@@ -51,7 +51,7 @@ def report(name: str, level: str, before: int, after: Sequence[int]) -> None:
         before: The number of nodes or equations before it.
         after: This number for each graph that it returned.
     """
-    event = events.Rewritten(name, level, before, tuple(after))
+    event = events.GraphRewritten(name, level, before, tuple(after))
     if _thread.file is not None:
         with _thread.file.open("a") as file:
             file.write(f"{level:8}{name:24}{before} -> {event.sizes}\n")
@@ -61,12 +61,12 @@ def report(name: str, level: str, before: int, after: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[Callable[[int], None]]:
-    """Inside the context, a program is traced. Yields a function that takes its number of equations, and reports how it was rewritten."""
-    before, noted = _thread.evaluations, list[tuple[str, int]]()
-    _thread.evaluations = noted if are_reported() else None
+    """Inside the context, a program is traced. Yields a function that reports its rewrites, given its final number of equations."""
+    before, evaluations = _thread.evaluations, list[tuple[str, int]]()
+    _thread.evaluations = evaluations if are_reported() else None
 
     def finish(equations: int) -> None:
-        for (name, before), after in zip(noted, [*(count for _, count in noted[1:]), equations], strict=False):
+        for (name, before), after in zip(evaluations, [*(count for _, count in evaluations[1:]), equations], strict=False):
             report(name, "jaxpr", before, (after,))
 
     try:
@@ -75,7 +75,7 @@ def tracing() -> Iterator[Callable[[int], None]]:
         _thread.evaluations = before
 
 
-def evaluating(name: str, equations: int) -> None:
-    """Notes that a pass evaluates a traced program with this number of equations."""
+def note_evaluation(name: str, equations: int) -> None:
+    """Adds the evaluation of a traced program by a pass. `equations` is the number of the program's equations."""
     if _thread.evaluations is not None:
         _thread.evaluations.append((name, equations))

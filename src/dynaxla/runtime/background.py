@@ -41,7 +41,7 @@ class Background:
 
     def __init__(self) -> None:
         self.after_fork()
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     def after_fork(self) -> None:
         """Clears the queue. In a forked child: the parent runs the tasks that it has queued."""

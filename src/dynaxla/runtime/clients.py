@@ -26,8 +26,8 @@ def cpu_device() -> jax.Device:
 
     Raises: ForkError in a child of a process that had used XLA.
     """
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     if Fast.make_cpu_client is not None and (own := _own_cpu_device(torch.get_num_threads())):
         return own
     return jax.local_devices(backend="cpu")[0]
@@ -108,8 +108,8 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 def virtual_devices(count: int) -> list[jax.Device]:
     """Returns devices for which programs are compiled but never run. Raises: ForkError; UnsupportedVersion."""
-    if forks.is_cut_off():
-        raise forks.cut_off()
+    if forks.has_lost_xla():
+        raise forks.fork_error()
     with _creation_lock:
         if count not in _virtual_clients:
             with private.client_lock:
@@ -134,13 +134,13 @@ def _had_used_xla() -> bool:
     """
     devices = [own.device for own in _own_clients.values() if own.device is not None]
     for client in [*(device.client for device in devices), *_virtual_clients.values()]:
-        forks.leave(client)
+        forks.leak(client)
     if pool := private.mlir_threads():
-        forks.leave(pool)
+        forks.leak(pool)
     return bool(devices or _virtual_clients)
 
 
-forks.uses_xla(_had_used_xla)
+forks.register_xla_use(_had_used_xla)
 
 
 def is_own(device: jax.Device) -> bool:

@@ -31,13 +31,13 @@ def is_being_traced() -> bool:
 
 def is_needed(args: Sequence[Any]) -> bool:
     """True if an input is a fake tensor, or this process cannot use XLA."""
-    return forks.is_cut_off() or any(isinstance(arg, FakeTensor) for arg in args)
+    return forks.has_lost_xla() or any(isinstance(arg, FakeTensor) for arg in args)
 
 
 def run(module: GraphModule, args: list[Any]) -> list[Any]:
     """Returns the graph's outputs. Empties args."""
     metrics.add("by_torch")
-    if forks.is_cut_off():
+    if forks.has_lost_xla():
         _warn()
     with kernels():
         return list(_call(module, args))
@@ -45,7 +45,7 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
 
 def kernels() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which torch's ops run as kernels: below autograd, and in a forked child with one thread."""
-    return _kernels_in_fork() if forks.is_cut_off() else private.below_autograd()
+    return _kernels_in_fork() if forks.has_lost_xla() else private.below_autograd()
 
 
 @contextlib.contextmanager
@@ -81,4 +81,4 @@ def _warn() -> None:
     global _has_warned
     if not _has_warned:
         _has_warned = True
-        log.warning("torch's own kernels run compiled graphs in this process: %s", forks.cut_off())
+        log.warning("torch's own kernels run compiled graphs in this process: %s", forks.fork_error())

@@ -89,7 +89,7 @@ class _Abandoned:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._is_registered = False
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     def after_fork(self) -> None:
         """In a forked child: the calls' threads are the parent's."""

@@ -99,7 +99,7 @@ class Reports(ABC):
     def __init__(self) -> None:
         self._in_flight: deque[_Report] = deque()
         self._lock = forks.lock()
-        forks.renew(self)
+        forks.call_after_fork(self)
 
     @abstractmethod
     def _send(self, code: Any) -> Any:
@@ -151,7 +151,7 @@ class Reports(ABC):
 
     def after_fork(self) -> None:
         """In a forked child: drops the parent's codes without freeing them."""
-        forks.leave(self._in_flight)
+        forks.leak(self._in_flight)
         self._in_flight = deque()
 
     def at_exit(self) -> None:
@@ -204,7 +204,7 @@ class CudaReports(Reports):
         return int(self._codes[sent.position])
 
     def after_fork(self) -> None:
-        forks.leave(self._free)
+        forks.leak(self._free)
         super().after_fork()
 
 

@@ -505,7 +505,7 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # TorchDynamo's own lock, which is reentrant.
 capture_lock: Any = _find("torch._dynamo.convert_frame.compile_lock") or forks.lock()
-forks.adopt(capture_lock)
+forks.reset_after_fork(capture_lock)
 
 
 def compiling_flag() -> Any:

@@ -307,8 +307,8 @@ class _Rendezvous:
 def _had_networks() -> bool:
     """In a forked child: true if the parent had networks. The child does not free them."""
     for item in _immortal:
-        forks.leave(item)
+        forks.leak(item)
     return bool(_immortal)
 
 
-forks.uses_xla(_had_networks)
+forks.register_xla_use(_had_networks)

@@ -179,7 +179,7 @@ class _RecordedStep:
     """
 
     def __init__(
-        self, program: Program, inputs: list[Any], model: nn.Module, parameter_of: Mapping[int, str], batch: list[torch.Tensor]
+        self, program: CompiledGraph, inputs: list[Any], model: nn.Module, parameter_of: Mapping[int, str], batch: list[torch.Tensor]
     ) -> None:
         self.program, self.inputs, self.model, self.parameter_of, self.batch = program, inputs, model, parameter_of, batch
 
@@ -198,7 +198,7 @@ class _RecordedStep:
             ) from None
         if dry_run is None:
             raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="pass the training step")
-        if not isinstance(dry_run.program, Program):
+        if not isinstance(dry_run.program, CompiledGraph):
             hint = "replace the ops that have no lowering: `dynaxla ops` lists them"
             raise ArgumentError(
                 f"{getattr(function, '__name__', function)!r} is compiled to several programs, and a plan is for one program", hint=hint
@@ -305,7 +305,7 @@ class _PlacementSearch:
     def _compile(self, what: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
         program = self._recorded.program
         inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
-        executable, self._traced = compile_for_plan(program.unit, program.unit.specialise(inputs), self._traced)
+        executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)
         assert executable.program is not None
         collectives, memory = traffic.collectives_of(executable), traffic.memory_of(executable)
         flops = float(executable.program.costs().get("flops", 0.0))

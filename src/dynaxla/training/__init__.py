@@ -1,13 +1,13 @@
 """Training: a whole step (forward, backward, optimizer) as XLA programs.
 
 step.py          `compile_step`; decides for each call: replay a program, run in eager mode, or record
-replayed_steps.py  the programs of a step; one is replayed, without Python, while nothing that the step can read has changed
+replayed_steps.py  the programs of a step; a program is replayed, without Python, while no state that the step can read has changed
 value_reads.py   detects in eager mode that Python reads tensors' values; eager_collectives.py: a program's collectives, in eager mode
 recorded_graph.py  an executable graph: an XLA program, and the in-place updates that torch does after it (updates.py, fused_steps.py)
-recorder.py      runs the function once on fake tensors and records every ATen op below autograd; recordings.py: the result of that
-scalars.py       Python numbers that become inputs of the program, such as learning rates; tracked_arrays.py: NumPy arrays that do
+recorder.py      runs the function once on fake tensors and records every ATen op below autograd; recordings.py: the result of this run
+scalars.py       Python numbers as inputs of the program, such as learning rates; tracked_arrays.py: NumPy arrays as inputs
 draws.py         random draws that a step repeats, as activation checkpointing does
-recording_settings.py       settings that only the recording thread sees
+recording_settings.py  settings that only the recording thread sees
 """
 
 from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX

@@ -1,6 +1,6 @@
 """DistributedDataParallel inside a step: its gradients are averaged by a collective that is recorded like any other op.
 
-torch's own reducer is C++ that copies gradients between their memory and its buckets, which cannot be recorded. Inside a step the module is
+torch's own reducer is C++ code that copies gradients to and from its buckets, which cannot be recorded. Inside a step the module is
 called without its reducer, and at the end of each backward pass all gradients go through one functional all-reduce per dtype, in the order
 of the parameters, on every process.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
-def found_in(objects: Iterable[Any]) -> list[DistributedDataParallel]:
+def modules_among(objects: Iterable[Any]) -> list[DistributedDataParallel]:
     """Returns the DistributedDataParallel modules among the objects, each once."""
     found = {id(item): item for item in objects if isinstance(item, torch.nn.parallel.DistributedDataParallel)}
     return list(found.values())
@@ -32,33 +32,33 @@ def why_not(module: DistributedDataParallel) -> str:
 
 
 @contextlib.contextmanager
-def averaging(modules: Iterable[DistributedDataParallel]) -> Iterator[None]:
+def functional_averages(modules: Iterable[DistributedDataParallel]) -> Iterator[None]:
     """Inside the context, these modules average their gradients by functional collectives, at the end of each backward pass."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_averaging(module))
+            stack.enter_context(_functional_averages(module))
         yield
 
 
 @contextlib.contextmanager
-def _averaging(module: DistributedDataParallel) -> Iterator[None]:
-    average = _Average(module)
+def _functional_averages(module: DistributedDataParallel) -> Iterator[None]:
+    averager = _GradientAverager(module)
     try:
-        with private.without_reducer(module, lambda buffers: _share_buffers(buffers, module.process_group)):
+        with private.without_reducer(module, lambda buffers: _broadcast_buffers(buffers, module.process_group)):
             yield
     finally:
-        average.remove()
+        averager.remove()
 
 
-class _Average:
+class _GradientAverager:
     """Averages a module's gradients at the end of each backward pass that reaches its parameters."""
 
     def __init__(self, module: DistributedDataParallel) -> None:
         self._module = module
         self._parameters = private.averaged_parameters(module)
-        self._arrived: set[int] = set()
+        self._ready: set[int] = set()
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrive, index=index))
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._add_ready, index=index))
             for index, (_, parameter) in enumerate(self._parameters)
         ]
 
@@ -67,25 +67,25 @@ class _Average:
         for handle in self._handles:
             handle.remove()
 
-    def _arrive(self, _: torch.Tensor, *, index: int) -> None:
+    def _add_ready(self, _: torch.Tensor, *, index: int) -> None:
         if not self._module.require_backward_grad_sync:
             return
-        if not self._arrived:
-            private.call_after_backward(self._finish)
-        self._arrived.add(index)
+        if not self._ready:
+            private.call_after_backward(self._end_backward)
+        self._ready.add(index)
 
-    def _finish(self) -> None:
-        missing = [name for index, (name, _) in enumerate(self._parameters) if index not in self._arrived]
-        self._arrived.clear()
+    def _end_backward(self) -> None:
+        missing = [name for index, (name, _) in enumerate(self._parameters) if index not in self._ready]
+        self._ready.clear()
         if missing:
             raise RuntimeError(
                 f"DistributedDataParallel: {len(missing)} parameters got no gradient in this backward pass, among them {missing[0]}; other "
                 "processes may wait for it. Use all parameters in the loss, or freeze the unused ones with requires_grad_(False)"
             )
-        _average([parameter for _, parameter in self._parameters], self._module.process_group)
+        _average_gradients([parameter for _, parameter in self._parameters], self._module.process_group)
 
 
-def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
+def _average_gradients(parameters: list[torch.nn.Parameter], group: Any) -> None:
     """Replaces each parameter's gradient by its mean over the group's processes, with one collective for each dtype."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
@@ -94,12 +94,12 @@ def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
             assert parameter.grad is not None
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for gradients in by_dtype.values():
-            shares = [gradient / group.size() for gradient in gradients]
-            for gradient, total in zip(gradients, functional.all_reduce_coalesced(shares, "sum", group.group_name), strict=True):
+            scaled = [gradient / group.size() for gradient in gradients]
+            for gradient, total in zip(gradients, functional.all_reduce_coalesced(scaled, "sum", group.group_name), strict=True):
                 gradient.copy_(functional.wait_tensor(total))
 
 
-def _share_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
+def _broadcast_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
     """Broadcasts the buffers of rank 0 to all processes, as the module does before a forward pass."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
@@ -107,5 +107,5 @@ def _share_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
             buffer.copy_(functional.wait_tensor(functional.broadcast(buffer, 0, group.group_name)))
 
 
-# Code that is not the step's own: an observation ignores everything that runs inside it.
-HANDLERS = (_Average._arrive.__code__, _Average._finish.__code__, _share_buffers.__code__)
+# Code that is not the step's own: an observation ignores all code that runs inside it.
+IGNORED_CODE = (_GradientAverager._add_ready.__code__, _GradientAverager._end_backward.__code__, _broadcast_buffers.__code__)

@@ -31,7 +31,7 @@ class Draws:
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], tuple[Node, Any]] = {}
 
-    def place(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
+    def key_of(self, op: Any, args: Any, kwargs: Any, device: torch.device) -> tuple[Any, ...]:
         """Returns the key of a draw, and advances the generator by one number.
 
         The key has the op, the device, the generator's state before the draw, the shapes and dtypes of tensors, and the other arguments.
@@ -44,16 +44,16 @@ class Draws:
             torch.empty(1, device=device).uniform_(generator=generator)
         return (op, device, state, *((tensor.shape, tensor.dtype) for tensor in tensors), *others)
 
-    def first(self, place: tuple[Any, ...]) -> tuple[Node, Any] | None:
+    def first(self, key: tuple[Any, ...]) -> tuple[Node, Any] | None:
         """Returns the node and the result of the first draw with this key; None if no earlier draw has the key."""
-        return self._first.get(place)
+        return self._first.get(key)
 
-    def keep(self, place: tuple[Any, ...], node: Node, result: Any) -> None:
+    def add(self, key: tuple[Any, ...], node: Node, result: Any) -> None:
         """Stores the node and the result of the first draw with this key."""
-        self._first[place] = node, result
+        self._first[key] = node, result
 
 
-def draws(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
+def is_random_draw(op: Any, args: Sequence[Any], kwargs: Any) -> bool:
     """True if a call of an op draws numbers from torch's generator. A call with `dropout_p` 0 does not."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
@@ -97,7 +97,7 @@ def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
 
 
 @contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Restores the state of torch's default generators on exit."""
     generators = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():

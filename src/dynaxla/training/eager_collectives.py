@@ -1,7 +1,7 @@
 """Collectives of a step that runs in eager mode, called exactly as a compiled step calls them.
 
 Where several processes train together, one of them may run a step in eager mode, because it prints or has a batch of another size, while
-another replays its program. Their collectives have to match in kind, order and contents. So in eager mode, too, modules of
+another replays its program. Their collectives have to match in type, order and contents. So in eager mode, too, modules of
 torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with those of the other
 processes (runtime/collective_agreement.py).
 """
@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..guards.dispatch import has_own_dispatch
 from ..lowering.asynchronous import COLLECTIVES
 from ..lowering.ops import collectives
-from . import writing_collectives
+from . import inplace_collectives
 from .parallel_modules import ParallelModules
 
 
 @contextlib.contextmanager
-def as_in_programs(modules: ParallelModules) -> Iterator[None]:
+def program_collectives(modules: ParallelModules) -> Iterator[None]:
     """Inside the context, in this thread, modules and `torch.distributed` call the collectives that a program of the step calls.
 
     If a module's collectives cannot be part of a program (`ParallelModules.why_not`), all modules use torch's own, on every process alike.
@@ -32,17 +32,17 @@ def as_in_programs(modules: ParallelModules) -> Iterator[None]:
     if modules.why_not():
         yield
         return
-    with torch.autograd.set_multithreading_enabled(False), modules.in_a_step(), _Collectives():
+    with torch.autograd.set_multithreading_enabled(False), modules.functional_collectives(), _CollectivesMode():
         yield
 
 
-class _Collectives(TorchDispatchMode):
+class _CollectivesMode(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(map(has_own_dispatch, types)):
             return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
         if op.namespace == "c10d":
             with self:
-                found = writing_collectives.note(op, args)
+                found = inplace_collectives.run_as_functional(op, args)
             if found is not NotImplemented:
                 return found
         if isinstance(op, torch._ops.OpOverload) and op._schema.name in COLLECTIVES:
@@ -50,5 +50,5 @@ class _Collectives(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-# Code that is not the step's own: an observation ignores everything that runs inside it.
-HANDLERS = (_Collectives.__torch_dispatch__.__code__,)
+# Code that is not the step's own: an observation ignores all code that runs inside it.
+IGNORED_CODE = (_CollectivesMode.__torch_dispatch__.__code__,)

@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`) inside a step: parameters are gathered, and their gradients reduced, by collectives that can be recorded.
 
 torch's own hooks resize and fill the memory of unsharded parameters, which cannot be recorded. Inside a step these hooks are replaced. When
-a module of a parameter group is called, it has unsharded parameters, gathered by one collective for each dtype. If the group is freed after
+a module of a parameter group is called, the group's parameters are gathered, by one collective for each dtype. If the group is freed after
 its forward pass, autograd saves no unsharded parameters: the backward pass gathers them again. The gradients of a group are reduced by one
 collective, as soon as all of them have been computed.
 """
@@ -20,7 +20,7 @@ import torch
 from ..runtime import private
 from ..runtime import private_fsdp as fsdp
 
-found_in = fsdp.fsdp_modules
+modules_among = fsdp.fsdp_modules
 prepare = fsdp.prepare
 
 
@@ -32,15 +32,15 @@ def why_not(modules: Sequence[Any]) -> str:
 
 
 @contextlib.contextmanager
-def gathering(modules: Sequence[Any]) -> Iterator[None]:
+def functional_collectives(modules: Sequence[Any]) -> Iterator[None]:
     """Inside the context, these modules gather parameters and reduce gradients by functional collectives. Call `prepare` first."""
     call = _StepCall(modules)
     with contextlib.ExitStack() as stack:
-        stack.callback(call.drop)
+        stack.callback(call.reshard)
         for state in call.states:
             stack.enter_context(fsdp.replaced_hooks(state.state, state.pre_forward, state.post_forward))
         for group in call.groups:
-            stack.enter_context(fsdp.replaced_methods(group.group, group.gather, group.drop, group.end_backward))
+            stack.enter_context(fsdp.replaced_methods(group.group, group.unshard, group.reshard, group.end_backward))
         yield
 
 
@@ -58,22 +58,22 @@ class _StepCall:
         self.groups = [group for state in self.states for group in state.groups]
         self.root: _ShardedState | None = None
         # True if the running backward pass will call `finish` at its end.
-        self._is_awaited = False
-        self._places: dict[int, tuple[_ParameterGroup, int]] = {}
+        self._is_finish_scheduled = False
+        self._unsharded_storages: dict[int, tuple[_ParameterGroup, int]] = {}
         self._hooks = contextlib.ExitStack()
 
-    def drop(self) -> None:
+    def reshard(self) -> None:
         """Gives all modules their sharded parameters back."""
         self.end()
         for group in self.groups:
-            group.drop()
+            group.reshard()
 
     def begin(self, state: _ShardedState) -> bool:
         """Handles the call of a module of a state. Returns: True if this is the outermost forward pass."""
         if self.root not in (None, state) or private.backward_id() != -1:
             return False
         self.end()  # in case an earlier forward pass has raised
-        self.root, self._is_awaited = state, False
+        self.root, self._is_finish_scheduled = state, False
         if private.saved_tensor_hooks() is None:  # else the user's hooks apply to parameters, too
             self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
         return True
@@ -83,43 +83,43 @@ class _StepCall:
         self.root = None
         self._hooks.close()
 
-    def await_end(self) -> None:
+    def schedule_finish(self) -> None:
         """Schedules `finish` for the end of the running backward pass, once."""
-        if not self._is_awaited:
-            self._is_awaited = True
+        if not self._is_finish_scheduled:
+            self._is_finish_scheduled = True
             private.call_after_backward(self.finish)
 
     def finish(self) -> None:
         """Ends a backward pass, after all gradients have been computed."""
-        self._is_awaited = False
+        self._is_finish_scheduled = False
         for group in self.groups:
             group.end_backward()
 
     # Tensors that autograd saves.
 
-    def note(self, group: _ParameterGroup, values: Sequence[torch.Tensor]) -> None:
-        """Notes the storages of a group's unsharded parameters."""
-        for index, value in enumerate(values):
-            self._places[private.storage_id(fsdp.unwrap(value)[0])] = group, index
+    def add_storages(self, group: _ParameterGroup, unsharded: Sequence[torch.Tensor]) -> None:
+        """Adds the storages of a group's unsharded parameters, so that `pack` finds views of them."""
+        for index, value in enumerate(unsharded):
+            self._unsharded_storages[private.storage_id(fsdp.unwrap(value)[0])] = group, index
 
-    def forget(self, values: Sequence[torch.Tensor]) -> None:
-        """Removes the storages that `note` has noted."""
-        for value in values:
-            self._places.pop(private.storage_id(fsdp.unwrap(value)[0]), None)
+    def remove_storages(self, unsharded: Sequence[torch.Tensor]) -> None:
+        """Removes the storages of these unsharded parameters."""
+        for value in unsharded:
+            self._unsharded_storages.pop(private.storage_id(fsdp.unwrap(value)[0]), None)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Returns what autograd keeps for a saved tensor: for a view of an unsharded parameter, a `_Saved`, else the tensor itself."""
+        """Returns the object that autograd saves for a tensor: a `_SavedView` for a view of an unsharded parameter, else the tensor."""
         local, spec = fsdp.unwrap(tensor)
-        if local.layout != torch.strided or (place := self._places.get(private.storage_id(local))) is None:
+        if local.layout != torch.strided or (place := self._unsharded_storages.get(private.storage_id(local))) is None:
             return tensor
-        return _Saved(*place, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
+        return _SavedView(*place, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for an object that `pack` returned; the parameters are gathered if they have been freed."""
-        if not isinstance(saved, _Saved):
+        if not isinstance(saved, _SavedView):
             assert isinstance(saved, torch.Tensor)
             return saved
-        self.await_end()
+        self.schedule_finish()
         with torch.no_grad():
             value, _ = fsdp.unwrap(saved.group.value(saved.index))
             local = _view(value if value.dtype == saved.dtype else value.view(saved.dtype), *saved.geometry)
@@ -127,8 +127,8 @@ class _StepCall:
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """A view of an unsharded parameter.
+class _SavedView:
+    """The description of a view of an unsharded parameter, which autograd saves instead of the view.
 
     Attributes:
         group: the parameter's group.
@@ -148,11 +148,11 @@ class _Saved:
 def _view(value: torch.Tensor, size: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
     """Returns a view of a value's storage with this geometry: if possible a permutation, which XLA runs faster than as_strided."""
     dims = list(zip(value.shape, value.stride(), strict=True))
-    wanted = list(zip(size, stride, strict=True))
-    if offset != value.storage_offset() or sorted(dims) != sorted(wanted):
+    wanted_dims = list(zip(size, stride, strict=True))
+    if offset != value.storage_offset() or sorted(dims) != sorted(wanted_dims):
         return value.as_strided(size, stride, offset)
     order: list[int] = []
-    for item in wanted:
+    for item in wanted_dims:
         order.append(next(dim for dim, other in enumerate(dims) if other == item and dim not in order))
     return value if order == list(range(len(order))) else value.permute(order)
 
@@ -164,47 +164,47 @@ class _ShardedState:
         self.state, self._call = state, call
         self.groups = [_ParameterGroup(group, call) for group in fsdp.groups_of(state)]
         # The state's modules that have not yet run in the current forward pass.
-        self._to_come: set[torch.nn.Module] = set()
+        self._pending_modules: set[torch.nn.Module] = set()
 
     def pre_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Runs before a module of the state is called; returns its arguments, moved and cast as torch's hook does."""
-        if not self._to_come:
-            self._to_come.update(fsdp.modules_of(self.state))
+        if not self._pending_modules:
+            self._pending_modules.update(fsdp.modules_of(self.state))
         if self._call.begin(self):
             args, kwargs = fsdp.to_device(self.state, args, kwargs)
-        # Read here, too, since the state that a recorded step reads is watched: settings, and unreduced gradients.
+        # The groups are read at every call, because guards watch the state that a step has read: here settings and unreduced gradients.
         for group, _ in zip(self.groups, fsdp.groups_of(self.state), strict=True):
-            group.gather()
+            group.unshard()
         return fsdp.cast_inputs(self.state, args, kwargs)
 
     def post_forward(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         """Runs after a module of the state has been called; returns its output, cast as torch's hook does."""
-        self._to_come.discard(module)
-        if not self._to_come:
+        self._pending_modules.discard(module)
+        if not self._pending_modules:
             self._complete(output)
         if self._call.root is self:
             self._call.end()
             for state in reversed(self._call.states):
-                if state._to_come:
+                if state._pending_modules:
                     state._complete(output)
         return fsdp.cast_output(self.state, output)
 
     def _complete(self, output: Any) -> None:
-        self._to_come.clear()
+        self._pending_modules.clear()
         if private.backward_id() != -1:  # recomputation of a checkpoint: the backward pass continues with these parameters
             return
         for group in self.groups:
             group.end_forward()
         if torch.is_grad_enabled():
             for tensor in fsdp.tensors_with_gradient(output):
-                _call_with_gradient(tensor, self._pre_backward)
+                _register_hook(tensor, self._pre_backward)
 
     def _pre_backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """Runs when a backward pass reaches the state's modules: gathers the parameters for regions that are recomputed."""
-        self._call.await_end()
+        self._call.schedule_finish()
         for group in self.groups:
             if group.group.unshard_in_backward:
-                group.gather()
+                group.unshard()
         return gradient
 
 
@@ -213,109 +213,109 @@ class _ParameterGroup:
 
     Attributes:
         group: torch's parameter group.
-        values: the unsharded parameters, detached, while modules have them; else None.
+        unsharded: the unsharded parameters, detached, while modules have them; else None.
     """
 
     def __init__(self, group: fsdp.Group, call: _StepCall) -> None:
         self.group, self._call = group, call
-        self.values: list[torch.Tensor] | None = None
-        # True if the unsharded parameters have been used by a backward pass, so that the next use needs a new autograd node.
-        self._is_spent = False
+        self.unsharded: list[torch.Tensor] | None = None
+        # True if a backward pass has used the unsharded parameters: the next use needs a new autograd node.
+        self._is_used_in_backward = False
         # True if the running backward pass has reduced the group's gradients.
         self._is_reduced = False
 
-    def gather(self) -> None:
-        """Gives modules unsharded parameters, gathered if necessary."""
+    def unshard(self) -> None:
+        """Gives modules unsharded parameters, and gathers these if necessary."""
         parameters = self.group.fsdp_params
-        if self.values is None:
+        if self.unsharded is None:
             with torch.no_grad():
-                self.values = _gathered(self.group)
+                self.unsharded = _all_gather(self.group)
             if fsdp.is_resharded_after_forward(self.group):
-                self._call.note(self, self.values)
-        elif not self._is_spent:
+                self._call.add_storages(self, self.unsharded)
+        elif not self._is_used_in_backward:
             return
-        self._is_spent = False
+        self._is_used_in_backward = False
         needed = [fsdp.sharded(parameter).requires_grad for parameter in parameters]
-        wholes = _with_gradients(self, needed, self.values) if any(needed) else self.values
-        for parameter, whole in zip(parameters, wholes, strict=True):
-            fsdp.set_on_modules(parameter, whole)
+        tensors = _with_grad_fn(self, needed, self.unsharded) if any(needed) else self.unsharded
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            fsdp.set_on_modules(parameter, tensor)
 
     def value(self, index: int) -> torch.Tensor:
-        """Returns an unsharded parameter, gathered if modules do not have it."""
-        self.gather()
-        assert self.values is not None
-        return self.values[index]
+        """Returns an unsharded parameter, and gathers it if modules do not have it."""
+        self.unshard()
+        assert self.unsharded is not None
+        return self.unsharded[index]
 
     def end_forward(self) -> None:
         """Runs after the group's modules: frees the parameters if the group is freed after its forward pass."""
         if fsdp.is_resharded_after_forward(self.group):
-            self.drop()
+            self.reshard()
 
-    def drop(self) -> None:
+    def reshard(self) -> None:
         """Gives modules their sharded parameters back."""
-        if self.values is None:
+        if self.unsharded is None:
             return
-        self._call.forget(self.values)
-        self.values = None
+        self._call.remove_storages(self.unsharded)
+        self.unsharded = None
         for parameter in self.group.fsdp_params:
             fsdp.restore_sharded(parameter)
 
-    def take(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Accumulates gradients of unsharded parameters from a backward pass, and reduces them."""
-        self._call.await_end()
+        self._call.schedule_finish()
         with torch.no_grad():
             for parameter, gradient in zip(self.group.fsdp_params, gradients, strict=True):
                 if gradient is not None:
                     fsdp.add_unreduced_gradient(parameter, gradient)
-            self._reduce()
+            self._reduce_gradients()
 
     def end_backward(self) -> None:
-        """Runs at the end of a backward pass: reduces gradients of earlier passes, if this one computed none for the group."""
+        """Runs at the end of a backward pass: reduces gradients of earlier passes, if this pass computed none for the group."""
         with torch.no_grad():
             if not self._is_reduced:
-                self._reduce()
+                self._reduce_gradients()
         self._is_reduced = False
 
-    def _reduce(self) -> None:
-        self._is_reduced = self._is_spent = True
+    def _reduce_gradients(self) -> None:
+        self._is_reduced = self._is_used_in_backward = True
         if self.group.reshard_after_backward:
-            self.drop()
+            self.reshard()
         if self.group.reduce_grads:
-            _reduce(self.group)
+            _reduce_gradients(self.group)
         fsdp.set_reduction_pending(self.group, not self.group.reduce_grads)
 
 
-class _Gathered(torch.autograd.Function):
-    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients into those of the sharded parameters."""
+class _Unsharded(torch.autograd.Function):
+    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients, for the sharded parameters."""
 
     @staticmethod
-    def forward(ctx: Any, group: _ParameterGroup, needed: Sequence[bool], values: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
+    def forward(ctx: Any, group: _ParameterGroup, needed: Sequence[bool], unsharded: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
         ctx.group = group
         ctx.set_materialize_grads(False)
-        outputs = tuple(value.detach() for value in values)
+        outputs = tuple(value.detach() for value in unsharded)
         ctx.mark_non_differentiable(*(output for output, is_needed in zip(outputs, needed, strict=True) if not is_needed))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.group.take(gradients)
+        ctx.group.accumulate(gradients)
         return None, None, None, None
 
 
-def _with_gradients(group: _ParameterGroup, needed: Sequence[bool], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Returns unsharded parameters with a `grad_fn` that takes their gradients, for one backward pass."""
+def _with_grad_fn(group: _ParameterGroup, needed: Sequence[bool], unsharded: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Returns unsharded parameters with a `grad_fn` that passes their gradients to the group, for one backward pass."""
     with torch.enable_grad():
-        found: Sequence[torch.Tensor] = _Gathered.apply(group, needed, list(values), _ANCHOR)
+        found: Sequence[torch.Tensor] = _Unsharded.apply(group, needed, list(unsharded), _ANCHOR)
         return found
 
 
-def _call_with_gradient(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _register_hook(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor.register_hook(function)
 
 
-# Code that is not the step's own: an observation ignores everything that runs inside it.
-HANDLERS = (_with_gradients.__code__, _call_with_gradient.__code__, private.call_after_backward.__code__)
-# A differentiable input of `_Gathered`, so that autograd calls its backward pass. It gets no gradient.
+# Code that is not the step's own: an observation ignores all code that runs inside it.
+IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.call_after_backward.__code__)
+# A differentiable input of `_Unsharded`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
 
 
@@ -323,7 +323,7 @@ def _functional() -> Any:
     return torch.ops._c10d_functional
 
 
-def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
+def _all_gather(group: fsdp.Group) -> list[torch.Tensor]:
     """Gathers a group's unsharded parameters, with one collective for each dtype."""
     processes = fsdp.shard_group(group)
     count = processes.size()
@@ -334,33 +334,33 @@ def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
         by_dtype.setdefault(fsdp.compute_dtype(group.fsdp_params[index]), []).append(index)
     found: dict[int, torch.Tensor] = {}
     for dtype, indices in by_dtype.items():
-        parts = [_padded_part(group.fsdp_params[index], dtype) for index in indices]
+        parts = [_padded_shard(group.fsdp_params[index], dtype) for index in indices]
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
         if count > 1:
             flat = _functional().wait_tensor(_functional().all_gather_into_tensor(flat, count, processes.group_name))
         pieces = flat.view(count, -1).split([part.numel() for part in parts], 1)
         for index, piece in zip(indices, pieces, strict=True):
-            found[index] = fsdp.wrap_unsharded(group.fsdp_params[index], _joined(group.fsdp_params[index], piece))
+            found[index] = fsdp.wrap_unsharded(group.fsdp_params[index], _concatenated_shards(group.fsdp_params[index], piece))
     return [found[index] for index in order]
 
 
-def _padded_part(parameter: fsdp.Parameter, dtype: torch.dtype) -> torch.Tensor:
-    """Returns this process's shard, flattened, and padded to the length that all shards have."""
+def _padded_shard(parameter: fsdp.Parameter, dtype: torch.dtype) -> torch.Tensor:
+    """Returns this process's shard, flattened, and padded to the common length of all shards."""
     _, padded, _, _ = fsdp.shard_sizes(parameter)
     part = fsdp.local_shard(parameter).to(dtype).reshape(-1)
     missing = padded.numel() - part.numel()
     return torch.cat([part, part.new_zeros(missing)]) if missing else part
 
 
-def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
-    """Returns the unsharded parameter, in memory of its own, from all processes' padded shards as rows."""
-    _, padded, whole, dim = fsdp.shard_sizes(parameter)
+def _concatenated_shards(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
+    """Returns the unsharded parameter, in new memory. `pieces` has the padded shard of each process as a row."""
+    _, padded, unsharded, dim = fsdp.shard_sizes(parameter)
     parts = pieces.reshape(len(pieces), *padded)
-    joined = torch.cat(list(parts), dim).contiguous() if dim else parts.reshape(-1, *padded[1:]).narrow(0, 0, whole[0])
+    joined = torch.cat(list(parts), dim).contiguous() if dim else parts.reshape(-1, *padded[1:]).narrow(0, 0, unsharded[0])
     return joined.clone(memory_format=torch.contiguous_format)
 
 
-def _reduce(group: fsdp.Group) -> None:
+def _reduce_gradients(group: fsdp.Group) -> None:
     """Adds the mean over all processes of the unreduced gradients to each sharded parameter's gradient."""
     parameters, gradients = [], []
     for parameter in fsdp.reduction_order(group):
@@ -382,7 +382,9 @@ def _reduce(group: fsdp.Group) -> None:
     processes, replicas = fsdp.reduce_group(group), fsdp.replica_group(group)
     count, dtype = processes.size(), functools.reduce(torch.promote_types, [gradient.dtype for gradient in gradients])
     before, after, scatter, everywhere = fsdp.reduction_factors(group, dtype)
-    rows = [_rows(gradient, fsdp.shard_sizes(parameter)[3], count) for parameter, gradient in zip(parameters, gradients, strict=True)]
+    rows = [
+        _padded_rows(gradient, fsdp.shard_sizes(parameter)[3], count) for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
     flat = torch.cat(rows, 1).to(dtype).reshape(-1) / before
     if count > 1:
         flat = _functional().wait_tensor(_functional().reduce_scatter_tensor(flat, scatter, count, processes.group_name))
@@ -401,8 +403,8 @@ def _reduce(group: fsdp.Group) -> None:
         fsdp.add_gradient(parameter, part[: size.numel()].view(size).to(fsdp.gradient_dtype(parameter), copy=True))
 
 
-def _rows(gradient: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """Returns a gradient sharded as its parameter is: one padded row for each process."""
+def _padded_rows(gradient: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """Returns a gradient as a matrix with one row for each process: the padded shard of that process."""
     if dim:
         gradient = torch.cat(gradient.chunk(count, dim))
     missing = math.ceil(gradient.shape[0] / count) * count - gradient.shape[0]

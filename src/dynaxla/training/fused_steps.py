@@ -13,19 +13,21 @@ from ..torch_ops import aten
 Tensors = Sequence[torch.Tensor]
 
 
-class Fused:
+class FusedStep:
     """A callable with the arguments and the writes of one of torch's fused optimizer steps; `lr` may also be a float64 tensor of rank 0.
 
     Attributes:
         op: torch's op, which writes in place.
-        written: how many of the argument lists are written: parameters, gradients, and states.
+        written_lists: the number of argument lists that the op writes: parameters, gradients, and states.
         takes_halves: True if torch's op is also correct for half types.
     """
 
-    def __init__(self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, takes_halves: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, supports_half: bool = True, **settings: Any
+    ) -> None:
         self.op = op
-        self.takes_halves = takes_halves
-        self.written = sum(argument.alias_info is not None for argument in op._schema.arguments)
+        self.supports_half = supports_half
+        self.written_lists = sum(argument.alias_info is not None for argument in op._schema.arguments)
         self._functional = functional
         self._settings = settings
         self.__name__ = op._schema.name.partition("::")[2]
@@ -42,20 +44,20 @@ class Fused:
             self.op(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
             return
         new = self._functional(*lists, lr, grad_scale, found_inf, **settings, **self._settings)
-        params, grads, *states = lists[: self.written]
+        params, grads, *states = lists[: self.written_lists]
         pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
         for old, value in pairs if grad_scale is not None else pairs[: len(params)] + pairs[len(params) + len(grads) :]:
             old.copy_(value)
 
 
 _STEPS = [
-    Fused(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
-    Fused(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
+    FusedStep(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
+    FusedStep(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
     # On the CPU, torch 2.13 has errors of 0.1 and more from 48 elements of bfloat16 or float16 on; with 8 elements it is right.
-    Fused(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, takes_halves=False),
+    FusedStep(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, supports_half=False),
 ]
 
 
-def fused_step(op: torch._ops.OpOverload) -> Fused | None:
-    """Returns the `Fused` that replaces one of torch's fused steps in a recording; None for other ops."""
+def fused_step(op: torch._ops.OpOverload) -> FusedStep | None:
+    """Returns the `FusedStep` that replaces one of torch's fused steps in a recording; None for other ops."""
     return next((step for step in _STEPS if op._schema.name == step.op._schema.name), None)

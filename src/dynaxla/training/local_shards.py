@@ -13,19 +13,19 @@ import torch
 from ..runtime import private
 
 
-def local_lists(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+def with_local_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
     """Returns the arguments of a fused step with local tensors in place of DTensors.
 
     Returns None if a parameter, its gradient and its states have different placements, or if one of them is partial (a sum over processes
     that is still pending).
     """
     lists = [value for value in args if isinstance(value, (list, tuple))]
-    for same_place in zip(*(value for value in lists if len(value) == len(lists[0])), strict=True):
-        placed = {_placement(tensor) for tensor in same_place if not _is_count(tensor)}
-        if len(placed) != 1 or any(placement is not None and not _is_elementwise(placement) for placement in placed):
+    for items in zip(*(value for value in lists if len(value) == len(lists[0])), strict=True):
+        placements = {_placement(tensor) for tensor in items if not _is_count(tensor)}
+        if len(placements) != 1 or any(placement is not None and not _is_elementwise(placement) for placement in placements):
             return None
-    found = [[_local(item) for item in value] if isinstance(value, (list, tuple)) else value for value in args]
-    return found, kwargs
+    local_args = [[_local(item) for item in value] if isinstance(value, (list, tuple)) else value for value in args]
+    return local_args, kwargs
 
 
 def _placement(tensor: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""torch's modules for training on several processes (DistributedDataParallel, `fully_shard`), as a step finds them."""
+"""torch's modules for training on several processes (DistributedDataParallel, `fully_shard`) that a step can reach."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
-def may_be_there() -> bool:
-    """True if this process is one of a process group."""
+def in_process_group() -> bool:
+    """True if this process belongs to a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -35,18 +35,18 @@ class ParallelModules:
 
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
-        """Returns the modules among the objects that a step can reach; none without a process group."""
-        if not may_be_there():
+        """Returns such modules among the objects that a step can reach; no modules without a process group."""
+        if not in_process_group():
             return cls()
         objects = list(objects)
-        return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects))
+        return cls(data_parallel.modules_among(objects), fully_sharded.modules_among(objects))
 
     def prepare(self) -> None:
-        """Puts the parameters of sharded modules into their sharded state, as between two steps, whatever has run before."""
+        """Puts the parameters of sharded modules into their sharded state, in which they are between two steps."""
         fully_sharded.prepare(self.sharded)
 
     def why_not(self) -> str:
-        """Returns the reason why no program can call the collectives of these modules; "" if one can. Else they use torch's own."""
+        """Returns the reason why a program cannot call the collectives of these modules, which then use torch's own; "" if it can."""
         if reason := next(filter(None, map(data_parallel.why_not, self.averaged)), ""):
             return f"a DistributedDataParallel with {reason}"
         reason = fully_sharded.why_not(self.sharded)
@@ -58,11 +58,11 @@ class ParallelModules:
             raise CaptureError(f"the step uses {reason}", hint="call that module outside the step, or leave fullgraph=True out")
 
     @contextlib.contextmanager
-    def in_a_step(self) -> Iterator[None]:
+    def functional_collectives(self) -> Iterator[None]:
         """Inside the context, the modules use functional collectives. `prepare` must have been called, and `why_not` must be ""."""
-        with data_parallel.averaging(self.averaged), fully_sharded.gathering(self.sharded):
+        with data_parallel.functional_averages(self.averaged), fully_sharded.functional_collectives(self.sharded):
             yield
 
 
-# Code that is not the step's own: an observation ignores everything that runs inside it.
-HANDLERS = (*data_parallel.HANDLERS, *fully_sharded.HANDLERS)
+# Code that is not the step's own: an observation ignores all code that runs inside it.
+IGNORED_CODE = (*data_parallel.IGNORED_CODE, *fully_sharded.IGNORED_CODE)

@@ -1,4 +1,4 @@
-"""Records what a function does to tensors as a graph: every ATen op below autograd, including its backward pass and optimizer.
+"""Records a function as a graph of all ATen ops below autograd, with the ops of its backward pass and its optimizer.
 
 The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it reads (parameters, buffers,
 optimizer state) become inputs. Ops that write are recorded as they are; AOTAutograd functionalizes them later.
@@ -37,16 +37,16 @@ from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
 from ..runtime.private import storage_id
 from ..torch_ops import aten
-from . import parallel_modules, scalars, tracked_arrays, writing_collectives
-from .draws import Draws, depends_on_values, draws, is_same, kept_generators
-from .fused_steps import Fused, fused_step
-from .local_shards import local_lists
-from .recording_settings import InKernel, as_written
-from .scalars import Numbers, TracedFloat
-from .updates import written
-from .value_reads import LOOKS, REPLACES, in_optimizer
+from . import inplace_collectives, parallel_modules, scalars, tracked_arrays
+from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_rng_state
+from .fused_steps import FusedStep, fused_step
+from .local_shards import with_local_tensors
+from .recording_settings import InKernelFakeMode, without_torch_compile
+from .scalars import TracedFloat, TracedFloats
+from .updates import written_nodes
+from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, in_optimizer
 
-# First part of the key of a number that is a tensor's value; the tensor's id is the second.
+# First part of the key of a traced float that is a tensor's value. The second part is the tensor's id.
 _VALUE = "value"
 
 
@@ -55,38 +55,38 @@ class Recorder:
 
     Attributes:
         graph: the recorded ops.
-        leaves: placeholders of real tensors, by path.
-        numbers: placeholders of traced numbers, which are float64 tensors of rank 0.
+        tensor_placeholders: placeholders of real tensors, by path.
+        number_placeholders: placeholders of traced floats, which are float64 tensors of rank 0.
         constants: tensors that the function makes from Python numbers, by their names in the graph.
-        table: the traced numbers.
+        table: the traced floats.
         mode: the fake tensor mode.
         arrays: tensors in the memory of NumPy arrays that may be inputs, by path.
-        read: the paths of arrays whose values have been read.
-        refused: the reason why the graph differs from what the function does: the error of the first op or look that could not be recorded.
+        arrays_read: the paths of arrays whose values have been read.
+        refused: the error of the first op, or of the first read of a value, that could not be recorded; None if all were.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], read: set[str]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], arrays_read: set[str]) -> None:
         self.graph = Graph()
-        self.leaves: dict[str, Node] = {}
-        self.numbers: dict[Node, TracedFloat] = {}
+        self.tensor_placeholders: dict[str, Node] = {}
+        self.number_placeholders: dict[Node, TracedFloat] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.table = Numbers(seed)
+        self.table = TracedFloats(seed)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.arrays, self.read = arrays, read
+        self.arrays, self.arrays_read = arrays, arrays_read
         self._tensors = {**tensors, **arrays}
         self._paths = {id(tensor): path for path, tensor in self._tensors.items()}
-        self._makes_of_numbers = False
-        self._outside: list[tuple[FakeTensor, torch.Tensor, torch.Tensor]] = []
+        self._is_making_constant = False
+        self._foreign_constants: list[tuple[FakeTensor, torch.Tensor, torch.Tensor]] = []
         self._nodes: dict[int, Node] = {}
         self._originals: dict[int, torch.Tensor] = {}
         self._fakes: dict[int, FakeTensor] = {}
-        self._keep: list[Any] = []
+        self._kept_alive: list[Any] = []
         self._number_fakes: dict[float, FakeTensor] = {}
         self._draws = Draws()
-        # By the sequence number of autograd's node.
+        # The user's line, by the sequence number of autograd's node.
         self._lines: dict[int, str] = {}
-        self._again: dict[Node, Node] = {}
-        self._dispatch = _Dispatch(self)
+        self._repeated_draws: dict[Node, Node] = {}
+        self._dispatch = _RecordingMode(self)
         self.refused: Exception | None = None
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -94,17 +94,17 @@ class Recorder:
 
         Raises:
             CaptureError: Python needs a value, or an op cannot be recorded.
-            scalars.TracedNumberInspected: Python looks at a traced number.
+            scalars.TracedFloatInspected: Python reads the value of a traced float.
             Exception: any exception of the function.
         """
         try:
-            with self._surroundings():
+            with self._recording_modes():
                 result = function(*args, **kwargs)
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
-            if self.table.is_compared:
-                raise scalars.TracedNumberInspected
-            self._check_outside()
+            if self.table.is_inspected:
+                raise scalars.TracedFloatInspected
+            self._check_foreign_constants()
             self._check_shapes()
             return result
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -122,9 +122,9 @@ class Recorder:
             raise
 
     @contextlib.contextmanager
-    def _surroundings(self) -> Iterator[None]:
-        with kept_generators(), torch.autograd.set_multithreading_enabled(False), as_written(), without_cached_casts():  # noqa: SIM117
-            with self.mode, self._dispatch, _FunctionMode(self):
+    def _recording_modes(self) -> Iterator[None]:
+        with preserve_rng_state(), torch.autograd.set_multithreading_enabled(False), without_torch_compile(), without_cached_casts():  # noqa: SIM117
+            with self.mode, self._dispatch, _RecordingFunctionMode(self):
                 yield
 
     def node(self, tensor: torch.Tensor) -> Node:
@@ -132,12 +132,12 @@ class Recorder:
         return self._nodes[id(self._fake(tensor))]
 
     def key_of(self, placeholder: Node) -> Any:
-        """Returns the key of a traced number; None for a tensor."""
-        number = self.numbers.get(placeholder)
+        """Returns the key of the traced float of a placeholder; None for a tensor."""
+        number = self.number_placeholders.get(placeholder)
         return None if number is None else number.key
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the real tensor of a fake one; None if it was computed."""
+        """Returns the real tensor of a fake tensor; None if the fake tensor was computed."""
         return self._originals.get(id(tensor))
 
     def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -146,19 +146,19 @@ class Recorder:
             return op(*args, **kwargs)
         if op.namespace == "c10d":
             with self._dispatch:
-                found = writing_collectives.note(op, args)
-            if found is not NotImplemented:
-                return found
+                functional_result = inplace_collectives.run_as_functional(op, args)
+            if functional_result is not NotImplemented:
+                return functional_result
         waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
         if op.namespace in NAMESPACES and not (waits or op._schema.name in COLLECTIVES):
             hint = "compile only the model, with torch.compile(model, backend='dynaxla'): the other calls then run as usual"
             raise CaptureError(f"the step calls {op}, a collective or another op that runs in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
-            return self._number_of(args[0])
+            return self._traced_float_of(args[0])
         if (step := fused_step(op)) is not None:
-            return self._fused(step, args, kwargs)
-        if self._numbers((args, kwargs)):
-            return self._with_numbers(op, args, kwargs)
+            return self._record_fused_step(step, args, kwargs)
+        if self._traced_floats_in((args, kwargs)):
+            return self._record_with_traced_floats(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
             raise CaptureError("the step draws random numbers from its own torch.Generator", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
@@ -171,45 +171,45 @@ class Recorder:
             with self._dispatch:
                 return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
-        if draws(op, faked_args, faked_kwargs):
-            return self._draw(op, faked_args, faked_kwargs, result)
+        if is_random_draw(op, faked_args, faked_kwargs):
+            return self._record_draw(op, faked_args, faked_kwargs, result)
         if not op._schema.is_mutable:
             result = _distinct(result)
-        gives_nothing = not op._schema.returns and not op._schema.is_mutable
-        if gives_nothing and op.namespace != "aten":
+        returns_nothing = not op._schema.returns and not op._schema.is_mutable
+        if returns_nothing and op.namespace != "aten":
             hint = "call it outside the step, or leave fullgraph=True out"
             raise CaptureError(f"the step calls {op}, which returns nothing: dynaxla does not know its effect", op=str(op), hint=hint)
-        if not (op._schema.is_mutable or gives_nothing or any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0])):
+        if not (op._schema.is_mutable or returns_nothing or any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0])):
             return result  # a query, such as a tensor's device
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)
-        node.meta["stack_trace"] = self._line()
-        return self._note(node, result)
+        node.meta["stack_trace"] = self._user_line()
+        return self._bind_result(node, result)
 
-    def _line(self) -> str:
-        """Returns the user's line in fx's format; for an op in a backward pass, that of the op whose derivative it computes."""
+    def _user_line(self) -> str:
+        """Returns the user's line in fx's format. An op in a backward pass has the line of the op whose derivative it computes."""
         number, is_backward = private.autograd_position()
         if is_backward and number in self._lines:
             return self._lines[number]
-        found = user_frames.innermost()
-        line = "" if found is None else '  File "{}", line {}, in {}'.format(*found)
+        frame = user_frames.innermost()
+        line = "" if frame is None else '  File "{}", line {}, in {}'.format(*frame)
         if not is_backward:
             self._lines.setdefault(number, line)
         return line
 
-    def _draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Records an op that draws random numbers. `result` has fake tensors. A repeated draw becomes a copy of the first."""
+    def _record_draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Records an op that draws random numbers. `result` has fake tensors. A repeated draw becomes a copy of the first draw's result."""
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
-        place = self._draws.place(op, args, kwargs, tensors[0].device)
+        draw_key = self._draws.key_of(op, args, kwargs, tensors[0].device)
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (args, kwargs))
-        first = self._draws.first(place)
+        first = self._draws.first(draw_key)
         if first is None:
             node = self.graph.call_function(op, *inputs)
-            self._draws.keep(place, node, result)
-            return self._note(node, result)
+            self._draws.add(draw_key, node, result)
+            return self._bind_result(node, result)
         node, given = first
         if depends_on_values(op) and not is_same(
-            (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._again
+            (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._repeated_draws
         ):
             hint = "draw the numbers with torch.rand, whose results depend only on the generator"
             raise CaptureError(
@@ -221,29 +221,29 @@ class Recorder:
             value = node if isinstance(given, torch.Tensor) else self._nodes[id(fake)]
             with self.graph.inserting_after(value):
                 copy = self.graph.call_function(aten.clone.default, (value,))
-            self._again[copy] = value
-            copies.append(self._note(copy, aten.clone.default(tensors[index])))
+            self._repeated_draws[copy] = value
+            copies.append(self._bind_result(copy, aten.clone.default(tensors[index])))
         if op._schema.is_mutable:
             return self.call(aten.copy_.default, (args[0], copies[0]), {})
         return copies[0] if isinstance(result, torch.Tensor) else type(result)(copies)
 
-    def _numbers(self, values: Any) -> list[TracedFloat]:
+    def _traced_floats_in(self, values: Any) -> list[TracedFloat]:
         return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
 
-    def _fused(self, step: Fused, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Records a fused optimizer step, whose learning rate may be a traced number; it returns nothing."""
-        others = self._numbers((args, {key: value for key, value in kwargs.items() if key != "lr"}))
+    def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Records a fused optimizer step, whose learning rate may be a traced float."""
+        others = self._traced_floats_in((args, {key: value for key, value in kwargs.items() if key != "lr"}))
         if any(number.key[0] == _VALUE for number in others):
             hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
             raise CaptureError("an optimizer's setting is a tensor, and the step needs its value in Python", op=str(step.op), hint=hint)
         if others:
-            raise scalars.TracedNumberInspected
+            raise scalars.TracedFloatInspected
         settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
         inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
         self.graph.call_function(step, *inputs)
 
-    def _note(self, node: Node, result: Any) -> Any:
-        """Binds an op's results to its node. A result that is an argument the op wrote to is returned as the caller's own tensor."""
+    def _bind_result(self, node: Node, result: Any) -> Any:
+        """Binds an op's results to its node, and returns them. An argument among the results is returned as the caller's tensor."""
         if isinstance(result, torch.Tensor):
             if id(result) in self._nodes:  # the op wrote to this argument
                 return self._originals.get(id(result), result)
@@ -256,16 +256,16 @@ class Recorder:
                 if not isinstance(item, torch.Tensor):
                     items.append(item)
                     continue
-                items.append(self._note(self.graph.call_function(_getitem, (node, index)), item))
+                items.append(self._bind_result(self.graph.call_function(_getitem, (node, index)), item))
             return type(result)(items) if not hasattr(result, "_fields") else type(result)(*items)
         return result
 
     def _bind(self, fake: torch.Tensor, node: Node) -> None:
         self._nodes[id(fake)] = node
-        self._keep.append(fake)
+        self._kept_alive.append(fake)
 
     def _fake(self, tensor: torch.Tensor) -> FakeTensor:
-        """Returns the fake tensor of a tensor that the function uses; a real one becomes an input."""
+        """Returns the fake tensor of a tensor that the function uses. A real tensor becomes an input."""
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self._fakes.get(id(tensor))
@@ -280,13 +280,13 @@ class Recorder:
                     fake = aten.as_strided.default(base, *settings)
                 else:
                     fake = self.mode.from_tensor(tensor)
-            self._keep.append(tensor)
+            self._kept_alive.append(tensor)
             self._fakes[id(tensor)] = fake
             self._originals[id(fake)] = tensor
             if path is not None:
-                self.leaves[path] = self._placeholder(f"leaf_{len(self.leaves)}", fake)
-                self.leaves[path].meta["path"] = path
-                self._nodes[id(fake)] = self.leaves[path]
+                self.tensor_placeholders[path] = self._placeholder(f"leaf_{len(self.tensor_placeholders)}", fake)
+                self.tensor_placeholders[path].meta["path"] = path
+                self._nodes[id(fake)] = self.tensor_placeholders[path]
             elif source is not None:
                 node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *settings))
                 self._bind(fake, node)
@@ -319,18 +319,18 @@ class Recorder:
         node.meta["val"] = fake
         return node
 
-    def of_numbers(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a function that makes a tensor from Python numbers, or from objects that Python has asked for their values."""
-        self._makes_of_numbers = True
+    def constant_from_python(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a function that makes a tensor from Python numbers, or from objects whose values Python has read."""
+        self._is_making_constant = True
         try:
             return function(*args, **kwargs)
         finally:
-            self._makes_of_numbers = False
+            self._is_making_constant = False
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """Adds a constant for a tensor that the function has made from numbers."""
-        if not self._makes_of_numbers:  # `torch.Tensor(array)` copies an array without calling its methods
-            self.read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
+        if not self._is_making_constant:  # `torch.Tensor(array)` copies an array without calling its methods
+            self.arrays_read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
         name = f"constant_{len(self.constants)}"
         with _disable_current_modes():
             self.constants[name] = tensor.detach().clone()
@@ -340,12 +340,12 @@ class Recorder:
         node.meta["val"] = fake
         self._bind(fake, node)
         if is_foreign(tensor):
-            self._outside.append((fake, tensor, self.constants[name]))
+            self._foreign_constants.append((fake, tensor, self.constants[name]))
         return fake
 
-    def _changed(self) -> set[int]:
+    def _written_storages(self) -> set[int]:
         """Returns the storages of fake tensors that the graph writes to."""
-        return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written(item) if "val" in node.meta}
+        return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written_nodes(item) if "val" in node.meta}
 
     def tensor_at(self, path: str) -> torch.Tensor:
         """Returns the real tensor at a path."""
@@ -353,18 +353,18 @@ class Recorder:
 
     def written_arrays(self) -> set[str]:
         """Returns the paths of NumPy arrays that the graph writes to."""
-        found = {path: storage_of(node.meta["val"]) for path, node in self.leaves.items() if path in self.arrays}
-        return {path for path, storage in found.items() if storage in self._changed()} if found else set()
+        storages = {path: storage_of(node.meta["val"]) for path, node in self.tensor_placeholders.items() if path in self.arrays}
+        return {path for path, storage in storages.items() if storage in self._written_storages()} if storages else set()
 
-    def _check_outside(self) -> None:
-        """Checks tensors that the step makes in memory that is not torch's, such as that of a NumPy array.
+    def _check_foreign_constants(self) -> None:
+        """Checks tensors that the step makes in memory that is not torch's, such as the memory of a NumPy array.
 
         Raises: CaptureError if that memory was written to after the tensor was made: the program has only a copy.
         """
-        if not self._outside:
+        if not self._foreign_constants:
             return
-        changed = self._changed()
-        for fake, tensor, copy in self._outside:
+        changed = self._written_storages()
+        for fake, tensor, copy in self._foreign_constants:
             if storage_of(fake) in changed or not tracked_arrays.is_same_data(tensor, copy):
                 hint = "make the tensor with torch.tensor, which copies, or pass the array to the step as an argument"
                 raise CaptureError("the step makes a tensor that shares memory with a NumPy array, and writes to that memory", hint=hint)
@@ -377,8 +377,8 @@ class Recorder:
                 before, after = list(tensor.shape), list(fake.shape)
                 raise CaptureError(f"the step changes the shape of a tensor from {before} to {after}", hint="make a new tensor in the step")
 
-    def _number_of(self, tensor: torch.Tensor) -> float:
-        """Returns a stand-in for a tensor's only value, which C++ reads for an op that takes a number."""
+    def _traced_float_of(self, tensor: torch.Tensor) -> float:
+        """Returns the value of a traced float for a tensor's only element, which C++ reads for an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
@@ -386,14 +386,14 @@ class Recorder:
         self._number_fakes[float.__float__(number)] = fake
         return float.__float__(number)
 
-    def _with_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Records an op with a number that is an input of the program.
+    def _record_with_traced_floats(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Records an op with a traced float among its arguments.
 
         Raises: scalars.TracedNumberInspected if there is no rule for the op.
         """
-        function = scalars.rule(op)
+        function = scalars.op_with_traced_floats(op)
         if function is None:
-            raise scalars.TracedNumberInspected
+            raise scalars.TracedFloatInspected
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
@@ -406,14 +406,14 @@ class Recorder:
         return self.number(number)
 
     def number(self, number: TracedFloat) -> FakeTensor:
-        """Returns a traced number as a tensor of rank 0, float64 unless it is a tensor's value."""
+        """Returns a traced float as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
         key = float.__float__(number)
         if key not in self._number_fakes:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
-            node = self._placeholder(f"number_{len(self.numbers)}", fake)
+            node = self._placeholder(f"number_{len(self.number_placeholders)}", fake)
             scalars.mark_number(node)
-            self.numbers[node] = number
+            self.number_placeholders[node] = number
             self._nodes[id(fake)] = node
             self._number_fakes[key] = fake
         return self._number_fakes[key]
@@ -438,32 +438,32 @@ def _distinct(results: Any) -> Any:
     return type(results)(items) if type(results) in (tuple, list) else results
 
 
-_CANNOT_BE_NOTED = (
-    *(CaptureError, scalars.TracedNumberInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
+_RECORDING_ERRORS = (
+    *(CaptureError, scalars.TracedFloatInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
 )
 
 
-class _Dispatch(TorchDispatchMode):
+class _RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in types):
-            local = local_lists(args, kwargs or {}) if fused_step(op) is not None else None
+            local = with_local_tensors(args, kwargs or {}) if fused_step(op) is not None else None
             if local is None:
                 return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
             args, kwargs = local
         try:
-            with private.without_torch_function():  # from here on, looks at tensors are not the step's
+            with private.without_torch_function():  # reads of tensors' values from here on are not the step's own
                 return self._recorder.call(op, args, kwargs or {})
-        except _CANNOT_BE_NOTED as error:
+        except _RECORDING_ERRORS as error:
             self._recorder.refused = self._recorder.refused or error
             raise
 
 
-class _FunctionMode(TorchFunctionMode):
-    """Refuses functions that would bring a tensor's values to Python, and follows traced numbers into tensors."""
+class _RecordingFunctionMode(TorchFunctionMode):
+    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made of traced floats."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -475,15 +475,15 @@ class _FunctionMode(TorchFunctionMode):
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
                 return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
-                return _of_array(function, args[0], **(kwargs or {}))
-            return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
+                return _tensor_from_array(function, args[0], **(kwargs or {}))
+            return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
         if self._recorder.arrays:
             tracked_arrays.mark_read((args, kwargs))
-        if function in LOOKS:
+        if function in VALUE_READS:
             name = getattr(function, "__name__", str(function))
             hint = "compute with tensors (torch.where instead of if), or return the tensor and read it outside the step"
             raise self._refuse(CaptureError(f"the step needs the value of a tensor in Python ({name})", hint=hint))
-        if function in REPLACES:
+        if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
         return function(*args, **(kwargs or {}))
 
@@ -492,21 +492,21 @@ class _FunctionMode(TorchFunctionMode):
         return error
 
 
-def _of_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool = False, **settings: Any) -> torch.Tensor:
+def _tensor_from_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool = False, **settings: Any) -> torch.Tensor:
     """Returns the tensor that `torch.tensor` makes from a tracked array, or `torch.as_tensor` from any array."""
-    made = torch.from_numpy(array).to(**settings, copy=function is torch.tensor)
-    return made.requires_grad_() if requires_grad else made
+    tensor = torch.from_numpy(array).to(**settings, copy=function is torch.tensor)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
-_HANDLERS = (
-    *(_Dispatch.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, Numbers.add.__code__),
-    *(InKernel.__enter__.__code__, InKernel.__exit__.__code__),
+_IGNORED_CODE = (
+    *(_RecordingMode.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, TracedFloats.add.__code__),
+    *(InKernelFakeMode.__enter__.__code__, InKernelFakeMode.__exit__.__code__),
 )
 
 
-def handlers() -> tuple[CodeType, ...]:
-    """Returns code that is not the step's own: an observation ignores everything that runs inside it."""
-    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.op_lookup_codes())
+def ignored_code() -> tuple[CodeType, ...]:
+    """Returns code that is not the step's own: an observation ignores all code that runs inside it."""
+    return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -515,11 +515,11 @@ _TORCH = os.path.dirname(torch.__file__)
 
 def user_line(error: BaseException) -> str:
     """Returns the innermost line of an exception's traceback that is neither torch's nor dynaxla's."""
-    found = ""
+    line = ""
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith((_PACKAGE, _TORCH)) and os.path.isfile(file):
-            found = f"{file}:{trace.tb_lineno}, in {trace.tb_frame.f_code.co_name}"
+            line = f"{file}:{trace.tb_lineno}, in {trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
-    return found
+    return line

@@ -1,7 +1,7 @@
-"""Settings of optimizers that only the recording thread sees.
+"""Settings of optimizers, and of torch, that only the recording thread sees.
 
-During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are requested. These settings are not
-written into the optimizer, because another thread may read its learning rates to log them: only the recording thread gets other groups.
+During a recording learning rates are traced floats, step counts stay in tensors, and fused steps are requested. These settings are not
+written into the optimizer, because another thread may read its learning rates to log them: only the recording thread sees other groups.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..runtime import private
 
-_seen = threading.local()
+_thread = threading.local()
 
 
 @functools.cache
-def _shadowed(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def _with_replaceable_groups(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Returns a subclass of an optimizer class whose `param_groups` can be replaced in one thread."""
 
     def get(self: torch.optim.Optimizer) -> Any:
-        shadows = getattr(_seen, "groups", {})
-        return shadows.get(id(self)) or self.__dict__["param_groups"]
+        copies = getattr(_thread, "groups", {})
+        return copies.get(id(self)) or self.__dict__["param_groups"]
 
     def put(self: torch.optim.Optimizer, groups: Any) -> None:
         self.__dict__["param_groups"] = groups
 
-    made: Any = type(kind.__name__, (kind,), {"param_groups": property(get, put), "__module__": kind.__module__, "__doc__": kind.__doc__})
-    made.__qualname__ = kind.__qualname__
-    return made
+    subclass: Any = type(cls.__name__, (cls,), {"param_groups": property(get, put), "__module__": cls.__module__, "__doc__": cls.__doc__})
+    subclass.__qualname__ = cls.__qualname__
+    return subclass
 
 
 _lock = threading.Lock()
-_users: dict[int, int] = {}
+_reference_counts: dict[int, int] = {}
 
 
 @contextlib.contextmanager
-def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[str, Any]]]]) -> Iterator[None]:
+def replaced_param_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[str, Any]]]]) -> Iterator[None]:
     """Inside the context, and in this thread only, these optimizers have these parameter groups."""
-    before = getattr(_seen, "groups", {})
+    before = getattr(_thread, "groups", {})
     with _lock:
         for optimizer, _ in groups:
-            _users[id(optimizer)] = _users.get(id(optimizer), 0) + 1
-            if _users[id(optimizer)] == 1:
-                optimizer.__class__ = _shadowed(cast("Any", type(optimizer)))
-    _seen.groups = {**before, **{id(optimizer): shadows for optimizer, shadows in groups}}
+            _reference_counts[id(optimizer)] = _reference_counts.get(id(optimizer), 0) + 1
+            if _reference_counts[id(optimizer)] == 1:
+                optimizer.__class__ = _with_replaceable_groups(cast("Any", type(optimizer)))
+    _thread.groups = {**before, **{id(optimizer): copies for optimizer, copies in groups}}
     try:
         yield
     finally:
-        _seen.groups = before
+        _thread.groups = before
         with _lock:
             for optimizer, _ in groups:
-                _users[id(optimizer)] -= 1
-                if not _users[id(optimizer)]:
-                    del _users[id(optimizer)]
+                _reference_counts[id(optimizer)] -= 1
+                if not _reference_counts[id(optimizer)]:
+                    del _reference_counts[id(optimizer)]
                     optimizer.__class__ = type(optimizer).__mro__[1]
 
 
-class InKernel:
-    """Stands for a fake mode that is inside an op's kernel: compiled functions then run as plain Python.
+class InKernelFakeMode:
+    """Replaces the fake mode of a tracing context. It claims to be inside an op's kernel: compiled functions then run as plain Python.
 
-    DTensor runs ops in the current fake mode to find their results' metadata. Entering this object gives it a mode of its own, without the
-    other dispatch modes.
+    DTensor runs ops in the current fake mode to find their results' metadata. Entering this object gives DTensor a new fake mode, without
+    the other dispatch modes.
     """
 
     in_kernel_invocation = True
@@ -88,21 +88,26 @@ class InKernel:
 
 
 @contextlib.contextmanager
-def as_written() -> Iterator[None]:
+def without_torch_compile() -> Iterator[None]:
     """Inside the context, and in this thread only, functions that `torch.compile` has compiled run as plain Python."""
-    with torch._guards.tracing(torch._guards.TracingContext(cast("Any", InKernel()))):
+    with torch._guards.tracing(torch._guards.TracingContext(cast("Any", InKernelFakeMode()))):
         yield
 
 
-class _Compiling:
-    """A flag that is True in the threads that record; in other threads it has the value `elsewhere`."""
+class _ThreadFlag:
+    """A flag that is True in the threads that record.
 
-    def __init__(self, elsewhere: Any) -> None:
-        self.elsewhere = elsewhere
+    Attributes:
+        default: the flag's value in other threads.
+        threads: the number of entered `compiling` contexts, by thread id.
+    """
+
+    def __init__(self, default: Any) -> None:
+        self.default = default
         self.threads: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        return threading.get_ident() in self.threads or bool(self.elsewhere)
+        return threading.get_ident() in self.threads or bool(self.default)
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -136,8 +141,8 @@ def compiling() -> Iterator[None]:
     thread = threading.get_ident()
     with _lock:
         flag = private.compiling_flag()
-        if not isinstance(flag, _Compiling):
-            flag = _Compiling(flag)
+        if not isinstance(flag, _ThreadFlag):
+            flag = _ThreadFlag(flag)
             private.set_compiling_flag(flag)
         flag.threads[thread] = flag.threads.get(thread, 0) + 1
     try:
@@ -148,4 +153,4 @@ def compiling() -> Iterator[None]:
             if not flag.threads[thread]:
                 del flag.threads[thread]
             if not flag.threads and private.compiling_flag() is flag:
-                private.set_compiling_flag(flag.elsewhere)
+                private.set_compiling_flag(flag.default)

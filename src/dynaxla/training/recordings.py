@@ -29,7 +29,7 @@ from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .recorder import Recorder
 from .scalars import TracedFloat
-from .updates import written
+from .updates import written_nodes
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class Recording:
             items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
             empty = value.copy()
             empty.clear()
-            return ContainerTemplate(lambda pairs: _with_items(empty, dict(pairs)), items)
+            return ContainerTemplate(lambda pairs: _copy_with_items(empty, dict(pairs)), items)
         if type(value) in (list, tuple, set, frozenset, deque):
-            kind = type(value)
-            return ContainerTemplate(lambda pairs: kind(item for _, item in pairs), [(None, self._template(item, where)) for item in value])
+            cls = type(value)
+            return ContainerTemplate(lambda pairs: cls(item for _, item in pairs), [(None, self._template(item, where)) for item in value])
         if content(value) is not NO_CONTENT or _is_shareable(value):
             return value
         raise CaptureError(
@@ -129,16 +129,16 @@ class Recording:
 
     def _wrapper(self, value: Any, where: str) -> ContainerTemplate:
         """Returns the template of a tensor of a wrapper class, which each call builds from the program's outputs for the inner tensors."""
-        kind = type(value)
+        cls = type(value)
         names, context = value.__tensor_flatten__()
         size, stride = value.size(), value.stride()
         inner = {name: getattr(value, name) for name in names}
         constants = {name: part for name, part in inner.items() if not isinstance(part, torch.Tensor)}  # for example a mesh
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in inner.items() if isinstance(part, torch.Tensor)]
-        return ContainerTemplate(lambda pairs: kind.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
+        return ContainerTemplate(lambda pairs: cls.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
 
     def initial_values(self, state: Snapshot) -> dict[Place, Any]:
-        """Returns the new values of places that depend only on tensors of the surroundings, before the step changes these tensors."""
+        """Returns the new values of places that can be computed before the step, because they depend only on unchanged surroundings."""
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], state.surroundings)
         initial: dict[Place, Any] = {}
         for place, template in self.changes.items():
@@ -148,14 +148,14 @@ class Recording:
         return initial
 
     def _evaluate(self, outputs: Sequence[Node], surroundings: ObjectGraph) -> dict[Node, torch.Tensor]:
-        """Computes the nodes of `outputs` that depend only on tensors of the surroundings, before the step changes these tensors."""
+        """Computes the nodes of `outputs` that depend only on tensors of the surroundings, with the values from before the step."""
         needed = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in needed:
                 needed.update(node.all_input_nodes)
         values: dict[Node, Any] = {}
         overwritten: set[Node] = set()
-        paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
+        paths = {placeholder: path for path, placeholder in self.recorder.tensor_placeholders.items()}
         for node in self.recorder.graph.nodes:
             if node.op == "placeholder" and paths.get(node) in surroundings.tensors:
                 values[node] = surroundings.tensors[paths[node]]
@@ -170,13 +170,13 @@ class Recording:
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 with torch.no_grad():
                     values[node] = node.target(*args, **kwargs)
-            overwritten.update(written(node))
+            overwritten.update(written_nodes(node))
         used = {storage_id(tensor) for tensor in [*surroundings.tensors.values(), *self.recorder.constants.values()]}
         results = {node: values[node] for node in outputs if node in values}
         return {node: value.clone() if storage_id(value) in used else value for node, value in results.items()}
 
-    def left(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
-        """Returns the values of the changed places after a step from this state. New tensors that are not in `initial` are empty."""
+    def values_after(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """Returns the values of the changed places after a step from this state. New tensors without a value in `initial` are empty."""
 
         @functools.cache
         def empty(output: Output) -> torch.Tensor:
@@ -185,44 +185,44 @@ class Recording:
 
         return {place: initial[place] if place in initial else build(template, empty, state) for place, template in self.changes.items()}
 
-    def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
+    def has_same_program(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """True if the other recording has the same program, apart from the nodes that compute the values in `initial`.
 
         These values must be inputs of the other recording.
         """
-        made = {}
+        initial_outputs = {}
         for place in initial:
             for output in outputs_of(self.changes[place]):
-                made[self.recorder.node(self.outputs[output.index])] = output
-        skipped = set(made)
+                initial_outputs[self.recorder.node(self.outputs[output.index])] = output
+        skipped = set(initial_outputs)
         users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
         for node in users:  # nodes that only compute values in `initial`
-            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written(node):
+            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written_nodes(node):
                 skipped.add(node)
-        mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
-        others = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
-        if len(mine) != len(others):
+        own_nodes = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
+        other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
+        if len(own_nodes) != len(other_nodes):
             return False
         pairs: dict[Node, Node] = {}
-        theirs = {node: path for path, node in other.recorder.leaves.items()}
-        paths = {node: path for path, node in self.recorder.leaves.items()}
+        other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
+        paths = {node: path for path, node in self.recorder.tensor_placeholders.items()}
 
         def same(one: Any, two: Any) -> bool:
             if isinstance(one, Node) and isinstance(two, Node):
                 if one in pairs:
                     return pairs[one] is two
-                if one in made:
+                if one in initial_outputs:
                     pairs[one] = two
-                    return two in theirs
+                    return two in other_paths
                 if one.op == two.op == "placeholder":
                     pairs[one] = two
-                    return paths.get(one) == theirs.get(two) and self.recorder.key_of(one) == other.recorder.key_of(two)
+                    return paths.get(one) == other_paths.get(two) and self.recorder.key_of(one) == other.recorder.key_of(two)
                 return False
             if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
                 return len(one) == len(two) and all(map(same, one, two))
             return type(one) is type(two) and (one == two or (one != one and two != two))
 
-        for one, two in zip(mine, others, strict=True):
+        for one, two in zip(own_nodes, other_nodes, strict=True):
             if one.op != two.op or (one.op == "call_function" and one.target is not two.target):
                 return False
             if one.op == "get_attr":
@@ -249,7 +249,7 @@ class Recording:
         if isinstance(template, ContainerTemplate):
             one, two = ([item for pair in built.items for item in pair] for built in (template, other_template))
             return len(one) == len(two) and all(
-                self._gives_equal_results(mine, other, its, pairs) for mine, its in zip(one, two, strict=True)
+                self._gives_equal_results(item, other, other_item, pairs) for item, other_item in zip(one, two, strict=True)
             )
         return content(template) == content(other_template) and (not isinstance(template, KnownObject) or template == other_template)
 
@@ -264,7 +264,7 @@ def _is_shareable(value: Any) -> bool:
 def _is_pure(node: Node) -> bool:
     """True if a node is deterministic and has no effects. A collective has effects: other processes may not call it now."""
     op = node.target
-    if written(node) or is_collective(node):
+    if written_nodes(node) or is_collective(node):
         return False
     return not isinstance(op, torch._ops.OpOverload) or not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
 
@@ -277,7 +277,7 @@ class ContainerTemplate:
     items: Sequence[tuple[Any, Any]]
 
 
-def _with_items(empty: Any, items: dict[Any, Any]) -> Any:
+def _copy_with_items(empty: Any, items: dict[Any, Any]) -> Any:
     """Returns a copy of `empty`, a dict such as an OrderedDict or defaultdict, with these items."""
     filled = empty.copy()
     filled.update(items)
@@ -293,12 +293,12 @@ def outputs_of(template: Any) -> list[Output]:
     return []
 
 
-def known_of(template: Any) -> list[str]:
+def known_paths_of(template: Any) -> list[str]:
     """Returns the paths of the `KnownObject`s in a template."""
     if isinstance(template, KnownObject):
         return [template.path]
     if isinstance(template, ContainerTemplate):
-        return [path for pair in template.items for item in pair for path in known_of(item)]
+        return [path for pair in template.items for item in pair for path in known_paths_of(item)]
     return []
 
 

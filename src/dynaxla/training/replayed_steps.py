@@ -1,7 +1,7 @@
-"""The programs of a step: a program is replayed, without running the step's Python code, while nothing that the step can read has changed.
+"""The programs of a step: a program is replayed, without the step's Python code, while no state that the step can read has changed.
 
 The function is recorded on fake tensors (recorder.py), once in the current state and once in the state after that call. If both recordings
-have the same program, as for most optimizers once their state exists, that program serves all calls.
+have the same program, as for most optimizers after their state has been created, that program serves all calls.
 """
 
 from __future__ import annotations
@@ -28,99 +28,110 @@ from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
 from . import parallel_modules
-from .eager_collectives import HANDLERS as collectives_handlers
-from .eager_collectives import as_in_programs
+from .eager_collectives import IGNORED_CODE as collectives_code
+from .eager_collectives import program_collectives
 from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
-from .recorder import Recorder, handlers
-from .recording_settings import as_written, compiling, other_groups
-from .recordings import Recording, build, known_of, outputs_of
-from .scalars import TracedFloat, TracedNumberInspected
+from .recorder import Recorder, ignored_code
+from .recording_settings import compiling, replaced_param_groups, without_torch_compile
+from .recordings import Recording, build, known_paths_of, outputs_of
+from .scalars import TracedFloat, TracedFloatInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
-from .value_reads import HANDLERS as looks_handlers
-from .value_reads import Looks
+from .value_reads import IGNORED_CODE as value_reads_code
+from .value_reads import ValueReadDetector
 
-# The maximum number of recordings of a step, if each one runs code that the earlier ones did not run, or reads the value of an input.
+# The maximum number of recordings of one capture. A recording is repeated if it runs new code, or if it reads the value of an input.
 _MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
 T = TypeVar("T")
 
 
 class StepPrograms:
-    """The programs of a function, one for each situation, that is, for each combination of surroundings, arguments and torch's settings."""
+    """The programs of a function, one for each state.
+
+    A state is the combination of the function's surroundings (all objects that it can read besides its arguments), its arguments, and
+    torch's settings. `Snapshot.key` identifies it.
+    """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
         self._programs: LeastRecentlyUsed[_RecordedProgram] = LeastRecentlyUsed(options.executables)
-        # Keys of situations in which a call has run in eager mode, and has done nothing that a program would not do.
-        self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
-        # The recording of the last capture, if its program is only for a first call.
-        self._first: Recording | None = None
+        # Keys of states in which a call has run in eager mode, and has done nothing that a program would not do.
+        self._recordable: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
+        # The recording of the last capture, if its program serves only a first call.
+        self._first_call: Recording | None = None
         # The modules of torch.distributed that the last recording could reach.
         self._modules = ParallelModules()
 
-    def situation(self, args: Any, kwargs: Any) -> Snapshot:
+    def take_snapshot(self, args: Any, kwargs: Any) -> Snapshot:
         """Returns a snapshot of the state before a call. Raises: CaptureError for state that cannot be compared."""
         self._modules.prepare()
         self._modules.refuse()
         return self._guards.take(args, kwargs)
 
     @property
-    def has_seen_anything(self) -> bool:
+    def has_run(self) -> bool:
         """True if the function has run, so that the state that it can read is known."""
         return self._guards.have_seen_a_call
 
-    def has_seen(self, snapshot: Snapshot) -> bool:
-        """True if a call in this situation has run in eager mode, and has done nothing that a program would not do."""
-        return self._seen.get(snapshot.key) is not None
+    def is_recordable(self, snapshot: Snapshot) -> bool:
+        """True if a call in this state has run in eager mode, and has done nothing that a program would not do."""
+        return self._recordable.get(snapshot.key) is not None
 
     def observe(self, snapshot: Snapshot | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
         """Runs the function in eager mode under observation.
 
         Args:
-            snapshot: the situation, if it is known.
+            snapshot: the state before the call; None for the first call, whose state is unknown.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
 
         Returns:
             The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
-            code ran, or a new question was asked: then each situation needs another call in eager mode.
+            code ran, or a new question was asked: then each state needs another call in eager mode.
         """
-        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.op_lookup_codes())
-        with as_written(), self._in_eager_mode(args, kwargs), guards.collected_getters() as questions, Looks() as looks:
+        ignored = (*value_reads_code, *collectives_code, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
+        with (
+            without_torch_compile(),
+            self._eager_collectives(args, kwargs),
+            guards.collected_getters() as questions,
+            ValueReadDetector() as reads,
+        ):
             result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.self_guarding.values()))
-        is_new = self._widen(observation, questions)
+        is_new = self._widen_guards(observation, questions)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
-        reason = looks.first or (
+        reason = reads.first or (
             f"the step does something that a program cannot repeat: {effect or settings}" if effect or settings else ""
         )
         if snapshot is not None and not reason and not is_new:
-            self._seen.put(snapshot.key, True)
+            self._recordable.put(snapshot.key, True)
         return result, reason, is_new
 
     def run_eagerly(self, args: Any, kwargs: Any) -> Any:
         """Runs the function in eager mode, without observation."""
-        with self._in_eager_mode(args, kwargs):
+        with self._eager_collectives(args, kwargs):
             return self._function(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _in_eager_mode(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Inside the context, the function in eager mode calls the same collectives as a program of the step does in other processes."""
-        if parallel_modules.may_be_there():
-            with as_in_programs(self._parallel_modules(args, kwargs)):
+    def _eager_collectives(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Inside the context, the function calls the same collectives in eager mode as the step's program does in other processes."""
+        if parallel_modules.in_process_group():
+            with program_collectives(self._parallel_modules(args, kwargs)):
                 yield
         else:
             yield
 
     def run(self, snapshot: Snapshot) -> tuple[bool, Any]:
-        """Runs the program for the situation. Returns True and the result; False and None if there is no program."""
+        """Runs the program for this state. Returns True and the result; False and None if there is no program."""
         program = self._programs.get(snapshot.key)
         return (False, None) if program is None else (True, program.run(snapshot))
 
     def capture(self, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
-        """Records and compiles the step for the current situation.
+        """Records and compiles the step for the current state.
 
         Returns:
             The program, and the values that `run_first` must put into places before the program runs.
@@ -135,8 +146,8 @@ class StepPrograms:
                 snapshot = self._guards.take(args, kwargs)
                 self._guards.check_reached(snapshot)
                 try:
-                    return self._settled(snapshot, args, kwargs)
-                except TracedNumberInspected:
+                    return self._compile_for(snapshot, args, kwargs)
+                except TracedFloatInspected:
                     self._guards.compare_learning_rates(snapshot)
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
@@ -146,7 +157,7 @@ class StepPrograms:
 
     def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
         """Returns the modules of torch.distributed that the function can reach."""
-        if not parallel_modules.may_be_there():
+        if not parallel_modules.in_process_group():
             return ParallelModules()
         return ParallelModules.among(self._guards.take_reached(args, kwargs).objects.values())
 
@@ -162,68 +173,70 @@ class StepPrograms:
             snapshot.restore()
             raise
 
-    def dry_run(self, args: Any, kwargs: Any, look: Callable[[ObjectGraph], T]) -> tuple[DryRun | None, T]:
+    def dry_run(self, args: Any, kwargs: Any, inspect: Callable[[ObjectGraph], T]) -> tuple[DryRun | None, T]:
         """Prepares the program that calls will run after a first call, without running it. All state is as before afterwards.
 
-        Returns: the prepared program (None if there is no XLA program), and the result of `look` for the surroundings after a first call.
+        Returns: the prepared program, or None if there is no XLA program; the result of `inspect` for the surroundings after a first call.
         Raises: the same exceptions as `capture`.
         """
         program, initial = self.capture(args, kwargs)
         snapshot = self._guards.take(args, kwargs)
         try:
-            if self._first is None:
+            if self._first_call is None:
                 snapshot.put(initial)
-            else:  # the first call has a program of its own, so look at the state after it
-                snapshot.put(self._first.left(snapshot, initial))
-                return self.dry_run(args, kwargs, look)
+            else:  # the first call has a program of its own; later calls start in the state after it
+                snapshot.put(self._first_call.values_after(snapshot, initial))
+                return self.dry_run(args, kwargs, inspect)
             later = self._guards.take(args, kwargs)
-            return program.dry_run(later), look(later.surroundings)
+            return program.dry_run(later), inspect(later.surroundings)
         finally:
             snapshot.restore()
 
-    # The following functions run once per situation.
+    # The following functions run once per state.
 
-    def _settled(self, snapshot: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
+    def _compile_for(self, snapshot: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Returns the program for this state, and the values that must be put into places before the program runs."""
-        self._first = None
+        self._first_call = None
         first = self._record(snapshot, args, kwargs)
         initial = first.initial_values(snapshot)
         try:
-            snapshot.put(first.left(snapshot, initial))  # new tensors have the right shapes, but no values
+            snapshot.put(first.values_after(snapshot, initial))  # new tensors have the right shapes, but no values
             later = self._guards.take_anew(args, kwargs)
             second = self._record(later, args, kwargs)
-            self._check_settled(later, second)
-            if first.is_like(second, initial):
+            self._check_reusable(later, second)
+            if first.has_same_program(second, initial):
                 program = _RecordedProgram(second)
                 program.compile(self._options, later)
                 self._programs.put(later.key, program)
                 if not first.changes.keys() - second.changes.keys():
                     self._programs.put(snapshot.key, program)
                     return program, {}
-                return program, {place: value for place, value in first.left(snapshot, initial).items() if place not in second.changes}
-            following = _RecordedProgram(second)
-            following.describe(later)
+                return program, {
+                    place: value for place, value in first.values_after(snapshot, initial).items() if place not in second.changes
+                }
+            later_program = _RecordedProgram(second)
+            later_program.store_input_layouts(later)
         finally:
             snapshot.restore()
-        again = self._record(snapshot, args, kwargs)
-        if not first.is_like(again, {}):
+        repeated = self._record(snapshot, args, kwargs)
+        if not first.has_same_program(repeated, {}):
             if self._guards.learning_rates(snapshot.surroundings):
-                raise TracedNumberInspected
+                raise TracedFloatInspected
             hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
                 "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
-        program, self._first = _RecordedProgram(again), again
+        program, self._first_call = _RecordedProgram(repeated), repeated
         program.compile(self._options, snapshot)
         self._programs.put(snapshot.key, program)
-        if following.share(program):
-            self._programs.put(later.key, following)
+        if later_program.reuse_executable(program):
+            self._programs.put(later.key, later_program)
         return program, {}
 
-    def _check_settled(self, snapshot: Snapshot, recording: Recording) -> None:
+    def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
         """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
         try:
-            snapshot.put(recording.left(snapshot, {}))
+            snapshot.put(recording.values_after(snapshot, {}))
             differing = self._guards.why_not(snapshot)
         finally:
             snapshot.restore()
@@ -238,32 +251,34 @@ class StepPrograms:
         refuse_sources(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()
-        stand_ins = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
-        recorder = Recorder(snapshot.tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
-        untouched = MetadataSnapshot(everything.tensors, everything.objects)
+        tracked = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
+        recorder = Recorder(snapshot.tensors, next(_seeds), tracked.tensors, tracked.read)
+        metadata = MetadataSnapshot(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _ParamGroups(
             snapshot.surroundings, {place: recorder.table.at(place) for place in self._guards.learning_rates(snapshot.surroundings)}
         )
         try:
-            with compiling(), other_groups(groups.shadows), modules.in_a_step():
-                result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
-            if written := stand_ins.restore_values(all_of_them=not self._guards.have_seen_a_call):
+            with compiling(), replaced_param_groups(groups.copies), modules.functional_collectives():
+                result = recorder.run(self._observed, *tracked.enter(args, kwargs))
+            if written := tracked.restore_values(include_unread=not self._guards.have_seen_a_call):
                 hint = "write to the array outside the step, or keep the numbers in a tensor"
                 raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
-            stand_ins.check(recorder.written_arrays())
+            tracked.check(recorder.written_arrays())
             refuse_shared_memory(recorder, snapshot)
-            changes = {place: value for place, value in snapshot.changes().items() if not stand_ins.is_one(place, value)} | groups.changes()
-            untouched.check()
+            changes = {
+                place: value for place, value in snapshot.changes().items() if not tracked.is_tracked_view(place, value)
+            } | groups.changes()
+            metadata.check()
             return Recording(
                 recorder, result, {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}, snapshot
             )
         finally:
-            stand_ins.restore_values(all_of_them=not self._guards.have_seen_a_call)
-            stand_ins.leave()
+            tracked.restore_values(include_unread=not self._guards.have_seen_a_call)
+            tracked.leave()
             snapshot.restore()
             everything.restore()
-            untouched.restore()
+            metadata.restore()
 
     def _observed(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function under observation.
@@ -273,17 +288,19 @@ class StepPrograms:
             _NewCode: the function has run code that no earlier call has run.
         """
         with guards.collected_getters() as questions:
-            result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.self_guarding.values()))
+            result, observation = observe(
+                self._function, args, kwargs, refuse=True, ignore=(*ignored_code(), *guards.self_guarding.values())
+            )
         if not observation.is_pure:
             raise CaptureError(
                 f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"
             )
         refuse_comparing_classes(observation.codes)
-        if self._widen(observation, questions):
+        if self._widen_guards(observation, questions):
             raise _NewCode
         return result
 
-    def _widen(self, observation: Observation, questions: Set[Getter]) -> bool:
+    def _widen_guards(self, observation: Observation, questions: Set[Getter]) -> bool:
         """Adds executed code and questions to the guards. Returns True if any is new.
 
         Then all programs are dropped, because their guards may have missed state.
@@ -291,7 +308,7 @@ class StepPrograms:
         is_new = self._guards.widen(observation.codes, questions)
         if is_new:
             self._programs = LeastRecentlyUsed(self._options.executables)
-            self._seen = LeastRecentlyUsed(self._options.executables)
+            self._recordable = LeastRecentlyUsed(self._options.executables)
         return is_new
 
 
@@ -303,46 +320,46 @@ class _ParamGroups:
     """Copies of optimizers' parameter groups for a recording.
 
     Attributes:
-        shadows: each optimizer with its groups during the recording.
+        copies: each optimizer with the groups that it has during the recording.
     """
 
     def __init__(self, surroundings: ObjectGraph, numbers: Mapping[Place, TracedFloat]) -> None:
-        self.shadows: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
-        # For each group: its path, the group during the recording, and a copy of that group before the recording.
+        self.copies: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
+        # For each group: its path, the group during the recording, and that group's content before the recording.
         self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._counts: list[tuple[list[Any], int]] = []
         for path, optimizer in surroundings.optimizers.items():
-            shadows = []
+            copies = []
             for index, group in enumerate(optimizer.param_groups):
                 group_path = f"{path}.param_groups[{index}]"
-                shadow = dict(group) | _switches(group, optimizer.state)
+                copy = dict(group) | _recording_settings(group, optimizer.state)
                 if (group_path, "lr") in numbers:
-                    shadow["lr"] = numbers[group_path, "lr"]
-                self._groups.append((group_path, shadow, dict(shadow)))
-                shadows.append(shadow)
-            self.shadows.append((optimizer, shadows))
-            self._counts.append((shadows, len(shadows)))
+                    copy["lr"] = numbers[group_path, "lr"]
+                self._groups.append((group_path, copy, dict(copy)))
+                copies.append(copy)
+            self.copies.append((optimizer, copies))
+            self._counts.append((copies, len(copies)))
 
     def changes(self) -> dict[Place, Any]:
         """Returns the entries of groups that the step has changed, by place.
 
         Raises: CaptureError for a new group.
         """
-        if any(len(shadows) != count for shadows, count in self._counts):
+        if any(len(copies) != count for copies, count in self._counts):
             raise CaptureError("the step adds a parameter group to an optimizer", hint="add the group outside the step")
         changes: dict[Place, Any] = {}
-        for path, shadow, before in self._groups:
-            changes |= {(path, key): value for key, value in shadow.items() if before.get(key, ABSENT) is not value}
-            changes |= {(path, key): ABSENT for key in before if key not in shadow}
+        for path, copy, before in self._groups:
+            changes |= {(path, key): value for key, value in copy.items() if before.get(key, ABSENT) is not value}
+            changes |= {(path, key): ABSENT for key in before if key not in copy}
         return changes
 
 
-# The key with which an optimizer notes that its parameters support fused steps. Its changes are ignored: the user has not requested these.
+# The key with which an optimizer stores that its parameters support fused steps. Its changes are ignored: the user has not requested them.
 _FUSED_SUPPORT_KEY = "_need_device_dtype_check_for_fused"
 
 
-def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
-    """Returns the settings of a parameter group that differ during the recording. `state`: the state of the optimizer.
+def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
+    """Returns the settings of a parameter group that differ during the recording. `state` is the optimizer's state.
 
     Adam's capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0 it gives
     NaN. Its fused step does not. Fused steps can run in torch's own memory (see updates.py).
@@ -366,36 +383,36 @@ class _RecordedProgram:
     def __init__(self, recording: Recording) -> None:
         self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
         recorder = recording.recorder
-        paths = {node: path for path, node in recorder.leaves.items()}
+        paths = {node: path for path, node in recorder.tensor_placeholders.items()}
         placeholders = recorder.graph.find_nodes(op="placeholder")
-        self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
+        self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.number_placeholders[node] for node in placeholders]
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
-        # True if the program has collectives, which fail when another process ends.
-        self._may_be_left = any(map(is_collective, recorder.graph.nodes))
+        # A program with collectives fails when another process ends.
+        self._has_collectives = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
-        self._used = {
-            *(item for position in self._graph.read if isinstance(item := self._inputs[position], str)),
-            *(path for template in templates for path in known_of(template)),
+        self._used_paths = {
+            *(item for position in self._graph.used_positions if isinstance(item := self._inputs[position], str)),
+            *(path for template in templates for path in known_paths_of(template)),
         }
 
     def compile(self, options: Options, snapshot: Snapshot) -> None:
         """Compiles the program for the values of a call."""
         self._graph.compile(options, self._values(snapshot))
 
-    def describe(self, snapshot: Snapshot) -> None:
-        """Stores metadata and aliasing of the program's inputs, for `share`."""
-        self._graph.describe(self._values(snapshot))
+    def store_input_layouts(self, snapshot: Snapshot) -> None:
+        """Stores metadata and aliasing of the program's inputs, for `reuse_executable`."""
+        self._graph.store_input_layouts(self._values(snapshot))
 
-    def share(self, other: _RecordedProgram) -> bool:
+    def reuse_executable(self, other: _RecordedProgram) -> bool:
         """Uses the other program's executable if the XLA programs are equal. Returns True if they are equal."""
-        return self._graph.share(other._graph)
+        return self._graph.reuse_executable(other._graph)
 
     def _values(self, snapshot: Snapshot) -> list[Any]:
         values: list[Any] = [None] * len(self._inputs)
-        for position in self._graph.read:
+        for position in self._graph.used_positions:
             item = self._inputs[position]
             values[position] = item.compute(snapshot.number_at) if isinstance(item, TracedFloat) else snapshot.input_at(item)
         return values
@@ -407,15 +424,15 @@ class _RecordedProgram:
     def run(self, snapshot: Snapshot) -> Any:
         """Runs the program, applies the step's changes to Python state, and returns the step's result."""
         values = self._values(snapshot)
-        before = snapshot.surroundings.gradients_at(self._new_gradients) if self._may_be_left else {}
-        released = snapshot.surroundings.release_gradients(self._new_gradients, self._used)
+        before = snapshot.surroundings.gradients_at(self._new_gradients) if self._has_collectives else {}
+        released = snapshot.surroundings.release_gradients(self._new_gradients, self._used_paths)
         try:
             outputs = self._graph.run(values)
         except BaseException:
             snapshot.put(before)
             raise
         metrics.add("steps")
-        # All values are built before anything is changed: a new number may depend on a place that changes, too.
+        # All values are built before any place changes: a new number may depend on a place that changes, too.
         changes = {place: build(template, lambda output: outputs[output.index], snapshot) for place, template in self._changes.items()}
         leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in self._result]
         snapshot.put(changes)

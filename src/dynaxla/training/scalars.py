@@ -1,7 +1,7 @@
 """Python numbers that a recorded program takes as inputs: a learning rate may change without a new program.
 
-During a recording, such a number is a `TracedFloat`: a float with a random value that no other number has. Python arithmetic on a traced
-float gives another traced float. If an ATen op gets a traced float as a plain number, the value identifies the traced float.
+During a recording, such a number is a `TracedFloat`: a float with a random value that no other float has. Python arithmetic on a traced
+float gives another traced float. If an ATen op gets a traced float as a plain number, the random value identifies the traced float.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from torch.fx import Node
 from ..guards.slots import Place
 
 
-class TracedNumberInspected(Exception):
-    """Raised when Python reads the value of a traced number, as in `if lr > 0`."""
+class TracedFloatInspected(Exception):
+    """Raised when Python reads the value of a traced float, as in `if lr > 0`."""
 
 
 Read = Callable[[Place], float]
 
 
 class TracedFloat(float):
-    """A float whose value identifies a traced number.
+    """A float that Python code computes with while a step is recorded; its value is random, and identifies it.
 
     Attributes:
         key: the number's origin: a place, or an operation and its operands' keys.
         compute: computes the true value, given a function that reads the number at a place.
-        table: the table of the recording.
+        table: all traced floats of the recording.
     """
 
     key: Any
     compute: Callable[[Read], float]
-    table: Numbers
+    table: TracedFloats
 
     def _apply(self, name: str, function: Callable[..., float], *operands: float) -> TracedFloat:
         key = name, *(operand.key if isinstance(operand, TracedFloat) else operand for operand in operands)
         return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)))
 
-    def _looked_at(self, *_: Any) -> Any:
-        self.table.is_compared = True
-        raise TracedNumberInspected
+    def _inspected(self, *_: Any) -> Any:
+        self.table.is_inspected = True
+        raise TracedFloatInspected
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _looked_at
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inspected
     __hash__ = float.__hash__
 
     def __neg__(self) -> TracedFloat:
@@ -77,39 +77,39 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(TracedFloat, f"__r{_name}__", _arithmetic(_name, _function, True))
 
 
-class Numbers:
-    """The traced numbers of one recording.
+class TracedFloats:
+    """The traced floats of one recording.
 
     Attributes:
-        is_compared: True if Python has read the value of a traced number.
-        known: the traced numbers by their random values.
+        is_inspected: True if Python has read the value of a traced float.
+        by_value: the traced floats by their random values.
     """
 
     def __init__(self, seed: int) -> None:
-        self.is_compared = False
+        self.is_inspected = False
         self._random = random.Random(seed)
-        self.known: dict[float, TracedFloat] = {}
+        self.by_value: dict[float, TracedFloat] = {}
         self._by_key: dict[Any, TracedFloat] = {}
 
     def at(self, place: Place) -> TracedFloat:
-        """Returns the traced number of a place."""
+        """Returns the traced float of the number at a place."""
         return self.add(place, lambda read: read(place))
 
     def add(self, key: Any, compute: Callable[[Read], float]) -> TracedFloat:
-        """Returns the traced number with this key. The first call creates the number."""
+        """Returns the traced float with this key. The first call creates it."""
         if key not in self._by_key:
             number = TracedFloat(self._random.uniform(0.1, 0.9))
             number.key, number.compute, number.table = key, compute, self
-            self._by_key[key] = self.known[float.__float__(number)] = number
+            self._by_key[key] = self.by_value[float.__float__(number)] = number
         return self._by_key[key]
 
     def find(self, value: Any) -> TracedFloat | None:
-        """Returns the traced number that has the value of a plain float, which C++ code passes on; None if there is none."""
-        return self.known.get(float.__float__(value)) if isinstance(value, float) else None
+        """Returns the traced float with the value of a plain float, which C++ code has passed on; None if there is none."""
+        return self.by_value.get(float.__float__(value)) if isinstance(value, float) else None
 
 
 def mark_number(placeholder: Node) -> None:
-    """Marks a placeholder of a recorded graph as a traced number."""
+    """Marks a placeholder of a recorded graph as a Python number."""
     placeholder.meta[_MARK] = True
 
 
@@ -137,7 +137,7 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """Returns alpha * other. Both may be traced numbers. The result does not change the dtype of `x` in arithmetic."""
+    """Returns alpha * other. Both may be tensors of traced floats. The result does not change the dtype of `x` in arithmetic."""
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
     if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:
@@ -149,7 +149,7 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     return x + _multiply(end - x, weight)
 
 
-# By the name of an op: a function with the same arguments. Traced numbers among these are float64 tensors of rank 0.
+# A function with the op's arguments, by the op's name. Traced floats among the arguments are float64 tensors of rank 0.
 _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
     "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
@@ -164,8 +164,11 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """Returns a function that computes an op with traced numbers among its arguments, in place for an in-place op; None without a rule."""
+def op_with_traced_floats(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """Returns a function that computes an op with traced floats among its arguments, in place for an in-place op.
+
+    Returns None for an op that is not in `_TRACED_OPS`. The function's attribute `stands_for` is the op.
+    """
     name = op._schema.name.partition("::")[2]
     each = name.startswith("_foreach_")
     name = name.removeprefix("_foreach_")
@@ -174,13 +177,13 @@ def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     if function is None or op.namespace != "aten" or "out" in op._overloadname or "mode" in op._overloadname:
         return None
     if not inplace:
-        written = function
+        variant = function
     else:
 
-        def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def variant(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return x.copy_(function(x, *args, **kwargs))
 
-    traced_op: Any = _for_each(written) if each else _copy_of(written)
+    traced_op: Any = _for_each(variant) if each else _copy_of(variant)
     traced_op.stands_for = op
     return traced_op
 

@@ -1,13 +1,13 @@
-"""`compile_step`: decides for each call of a step whether it replays a program, runs in eager mode, or is recorded.
+"""`compile_step`: for each call of a step, decides between the replay of a program, eager mode, and a recording.
 
-A call with surroundings and arguments that have been recorded runs a program and nothing else (replayed_steps.py). Any other call runs in
-eager mode and is watched. Only if such a call does nothing that a program would not do (print, count, look at values), the next call like
-it is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always runs in eager mode: it
-shows what state the step can read. A step that repeatedly does what no program can do rests: it runs in eager mode without being watched,
-for twice as many calls each time.
+If the state and the arguments of a call have been recorded, the call runs a program and nothing else (replayed_steps.py). Any other call
+runs in eager mode and is observed. Only if the observed call does nothing that a program would not do (print, count, read values), the next
+call in the same state is recorded and compiled. So every program repeats a step that has succeeded in eager mode. The first call always
+runs in eager mode: it shows which state the step can read. A step that repeatedly has effects backs off: it runs in eager mode without
+observation, for twice as many calls each time.
 
 With `fullgraph` every call without a program is recorded at once, and refused before it has any effect if that fails. With several
-processes, each decides for itself: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
+processes, each process decides alone: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("dynaxla")
 
-# How many calls in a row may each find new surroundings or arguments before the step rests, that is, runs unwatched for some calls. Calls
-# with tensors of new shapes do not count. After a rest, the second number applies.
-_MOST_IN_VAIN = 8
-_MOST_AFTER_REST = 2
-# How many calls in a row may do something that a program would not before the step rests; the first call does not count.
-_MOST_FAILURES = 2
-# How many calls a step rests the first time; each later rest is twice as long. A watched call takes as long as twenty others.
-_FIRST_REST = 256
+# The maximum number of calls in a row with new state or arguments. After as many, the step backs off: it runs unobserved for some calls.
+# Calls with tensors of new shapes do not count. After a backoff, the second number applies.
+_MAX_NEW_STATES = 8
+_MAX_NEW_STATES_AFTER_BACKOFF = 2
+# The maximum number of calls in a row that do something that a program would not. The first call does not count.
+_MAX_FAILURES = 2
+# The number of calls of the first backoff; each later one is twice as long. An observed call takes as long as twenty others.
+_FIRST_BACKOFF = 256
 
 
 @overload
@@ -58,12 +58,12 @@ def compile_step(
 def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None) -> Any:
     """Compiles a training step to one program: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
-    The first two calls run in eager mode and are watched. A step that has done nothing but compute with tensors is recorded at the third
+    The first two calls run in eager mode and are observed. A step that has done nothing but compute with tensors is recorded at the third
     call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
-    globals) is watched: if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is
-    recorded again. State outside Python, such as files, is not watched.
+    globals) is guarded: if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is
+    recorded again. State outside Python, such as files, is not guarded.
 
-    A step whose Python code has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
+    A step whose Python code has effects or reads values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
     in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several
     processes may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in
     both.
@@ -111,100 +111,103 @@ class CompiledStep(Generic[P, R]):
         self._function = function
         self._options = options
         self._fullgraph = fullgraph
-        self._watched = StepPrograms(function, options)
-        # The number of next calls that are not watched, and the length of the next rest.
-        self._resting, self._rest = 0, _FIRST_REST
-        # Calls since a program has last run: those that did something that no program does, and those in situations not seen before.
-        self._failures = self._in_vain = 0
-        # For each call that ran no program: the shapes of the tensors among its arguments.
-        self._shapes: set[tuple[torch.Size, ...]] = set()
+        self._programs = StepPrograms(function, options)
+        # The number of calls that still run unobserved in this backoff, and the number of calls of the next backoff.
+        self._eager_calls_left, self._next_backoff = 0, _FIRST_BACKOFF
+        # Numbers of calls since a program has last run: calls that did something that no program does, and calls in a new state.
+        self._failures = self._new_states = 0
+        # The shapes of the tensors among the arguments, for each call that ran no program.
+        self._seen_shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _inside.get() or eager_fallback.is_being_traced():  # called inside another step, or while torch traces
+        if _running_steps.any() or eager_fallback.is_being_traced():  # called inside another step, or while torch traces
             return self._function(*args, **kwargs)
-        with _inside:
-            if self._resting > 0:
-                self._resting -= 1
+        with _running_steps:
+            if self._eager_calls_left > 0:
+                self._eager_calls_left -= 1
                 return self._run_in_eager_mode(args, kwargs)
             with self._lock:
                 return self._call(args, kwargs, self._fullgraph)
 
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the step. If it has no program, record it at once, as with `fullgraph`; if that fails, run it in eager mode.
+        """Calls the step. A step without a program is recorded at this call, as with `fullgraph`; if that fails, it runs in eager mode.
 
-        Reports about programs, such as sharding/traffic.py, use this.
+        For reports about programs, such as sharding/traffic.py.
         """
-        with _inside, self._lock:
-            return self._call(args, kwargs, at_once=True)
+        with _running_steps, self._lock:
+            return self._call(args, kwargs, record_now=True)
 
-    def _call(self, args: Any, kwargs: Any, at_once: bool) -> Any:
-        """Run a call. With `at_once`, a call without a program is recorded even if no call like it has run in eager mode."""
-        if not at_once and not self._watched.has_seen_anything:
+    def _call(self, args: Any, kwargs: Any, record_now: bool) -> Any:
+        """Runs a call. With `record_now`, a call without a program is recorded even if no call in this state has run in eager mode."""
+        if not record_now and not self._programs.has_run:
             return (
                 self._function(*args, **kwargs)
                 if eager_fallback.is_needed(_tensors(args, kwargs))
-                else self._run_watched(None, args, kwargs)
+                else self._run_observed(None, args, kwargs)
             )
         try:
-            found = self._watched.situation(args, kwargs)
+            snapshot = self._programs.take_snapshot(args, kwargs)
         except CaptureError as error:
-            return self._without_program(error, args, kwargs)
-        done, result = self._watched.run(found)
-        if done:
-            self._in_vain, self._failures, self._rest = 0, 0, _FIRST_REST
+            return self._handle_refusal(error, args, kwargs)
+        has_program, result = self._programs.run(snapshot)
+        if has_program:
+            self._new_states, self._failures, self._next_backoff = 0, 0, _FIRST_BACKOFF
             return result
         tensors = _tensors(args, kwargs)
         if eager_fallback.is_needed(tensors):
             return self._function(*args, **kwargs)
-        if self._in_vain >= _MOST_IN_VAIN and not at_once:
-            return self._without_program(
+        if self._new_states >= _MAX_NEW_STATES and not record_now:
+            return self._handle_refusal(
                 CaptureError("the step's arguments, or the objects that it can reach, differ at each call"), args, kwargs
             )
-        if not at_once and not self._watched.has_seen(found):
+        if not record_now and not self._programs.is_recordable(snapshot):
             shapes = tuple(tensor.shape for tensor in tensors)
-            if shapes in self._shapes or len(self._shapes) >= self._options.executables:
-                self._in_vain += 1
+            if shapes in self._seen_shapes or len(self._seen_shapes) >= self._options.executables:
+                self._new_states += 1
             else:
-                self._shapes.add(shapes)
-            return self._run_watched(found, args, kwargs)
+                self._seen_shapes.add(shapes)
+            return self._run_observed(snapshot, args, kwargs)
         try:
-            program, initial = self._watched.capture(args, kwargs)
+            program, initial = self._programs.capture(args, kwargs)
         except (Exception, Refused) as error:  # the step's own error, or one that fake tensors have caused
             if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
                 raise
-            return self._without_program(error, args, kwargs)
-        self._in_vain = 0
-        self._shapes.clear()
-        return self._watched.run_first(program, initial, args, kwargs)
+            return self._handle_refusal(error, args, kwargs)
+        self._new_states = 0
+        self._seen_shapes.clear()
+        return self._programs.run_first(program, initial, args, kwargs)
 
-    def _run_watched(self, found: Snapshot | None, args: Any, kwargs: Any) -> Any:
-        """Run in eager mode, and note whether a program would have done the same."""
+    def _run_observed(self, snapshot: Snapshot | None, args: Any, kwargs: Any) -> Any:
+        """Runs a call in eager mode, and counts it as a failure if a program would not have done the same."""
         metrics.add("eager_steps")
-        is_first = not self._watched.has_seen_anything
+        is_first = not self._programs.has_run
         with without_cached_casts():
-            result, reason, is_new = self._watched.observe(found, args, kwargs)
-        if is_new and not is_first:  # earlier situations have to be seen once more
-            self._in_vain += 1
-            self._shapes.clear()
+            result, reason, is_new = self._programs.observe(snapshot, args, kwargs)
+        if is_new and not is_first:  # each state needs another observed call
+            self._new_states += 1
+            self._seen_shapes.clear()
         if reason and not is_first:
-            self._fail(reason)
+            self._count_failure(reason)
         return _detached(result)
 
-    def _fail(self, reason: str) -> None:
-        """Note that a call could not have run as a program. After several such calls in a row the step rests."""
+    def _count_failure(self, reason: str) -> None:
+        """Counts a call that could not have run as a program. After several such calls in a row the step backs off."""
         self._failures += 1
-        if self._failures >= _MOST_FAILURES or self._in_vain >= _MOST_IN_VAIN:
-            if self._rest == _FIRST_REST:
-                self._tell(reason)
-            self._resting, self._rest = self._rest, 2 * self._rest
-            self._failures, self._in_vain = _MOST_FAILURES - 1, _MOST_IN_VAIN - _MOST_AFTER_REST
+        if self._failures >= _MAX_FAILURES or self._new_states >= _MAX_NEW_STATES:
+            if self._next_backoff == _FIRST_BACKOFF:
+                self._warn(reason)
+            self._eager_calls_left, self._next_backoff = self._next_backoff, 2 * self._next_backoff
+            self._failures, self._new_states = _MAX_FAILURES - 1, _MAX_NEW_STATES - _MAX_NEW_STATES_AFTER_BACKOFF
 
-    def _without_program(self, error: BaseException, args: Any, kwargs: Any) -> Any:
-        """Run a call in eager mode after its recording has failed, without effects. Raises: the error, with fullgraph."""
+    def _handle_refusal(self, error: BaseException, args: Any, kwargs: Any) -> Any:
+        """Handles the error of a recording, which had no effects: runs the call in eager mode.
+
+        Raises: the error, with fullgraph.
+        """
         if self._fullgraph:
             if isinstance(error, Refused):
                 hint = "do that outside the step, or leave fullgraph=True out"
@@ -212,21 +215,23 @@ class CompiledStep(Generic[P, R]):
                     f"the step does something that a program cannot repeat: {error}", where=error.effect.where, hint=hint
                 ) from None
             raise error
-        self._fail(str(error) or type(error).__name__)
+        self._count_failure(str(error) or type(error).__name__)
         return self._run_in_eager_mode(args, kwargs)
 
-    def _tell(self, reason: str) -> None:
-        _log.warning("%s runs in eager mode: %s (this call and the next %d; fullgraph=True raises the error)", self, reason, self._rest)
+    def _warn(self, reason: str) -> None:
+        _log.warning(
+            "%s runs in eager mode: %s (this call and the next %d; fullgraph=True raises the error)", self, reason, self._next_backoff
+        )
         if events.has_listeners():
             events.emit(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
-    def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
-        """Return a new compiled step of the same function, which has not been called, with other options if they are given."""
+    def fresh_copy(self, options: Options | None = None) -> CompiledStep[P, R]:
+        """Returns a new compiled step of the same function, with these options or the present ones. It has not been called."""
         return CompiledStep(self._function, options or self._options, self._fullgraph)
 
     @property
     def eager_calls(self) -> int:
-        """The number of calls that run in eager mode before one is compiled, if all calls are alike."""
+        """The number of calls that run in eager mode before one is compiled, if all calls have the same state."""
         return 0 if self._fullgraph else 2
 
     @property
@@ -241,14 +246,14 @@ class CompiledStep(Generic[P, R]):
     def _run_in_eager_mode(self, args: Any, kwargs: Any) -> Any:
         metrics.add("eager_steps")
         with without_cached_casts():
-            return _detached(self._watched.run_eagerly(args, kwargs))
+            return _detached(self._programs.run_eagerly(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<compiled step {getattr(self._function, '__qualname__', self._function)}>"
 
 
 def _detached(result: Any) -> Any:
-    """Return a step's result with detached tensors, which keep nothing alive that autograd has saved."""
+    """Returns a step's result with detached tensors, so that the result keeps no tensors alive that autograd has saved."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
 
 
@@ -256,12 +261,12 @@ def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
     return [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
 
 
-class _Inside(threading.local):
-    """Counts, for each thread, the steps that it is inside of."""
+class _RunningSteps(threading.local):
+    """Counts the compiled steps that are running in each thread."""
 
     depth = 0
 
-    def get(self) -> bool:
+    def any(self) -> bool:
         return self.depth > 0
 
     def __enter__(self) -> None:
@@ -271,4 +276,4 @@ class _Inside(threading.local):
         self.depth -= 1
 
 
-_inside = _Inside()
+_running_steps = _RunningSteps()

@@ -36,11 +36,11 @@ class TrackedArray(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, source: Any) -> None:
         if isinstance(source, TrackedArray):  # a view of this view, whose reads would not be recorded
-            _note(source)
+            _record_read(source)
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _METADATA:
-            _note(self)
+            _record_read(self)
         return np.ndarray.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -60,7 +60,7 @@ class TrackedArray(np.ndarray[Any, Any]):
 TrackedArray.__module__, TrackedArray.__qualname__, TrackedArray.__name__ = "numpy", "ndarray", "ndarray"
 
 
-def _note(array: TrackedArray) -> None:
+def _record_read(array: TrackedArray) -> None:
     """Records that the current thread reads an array, if it is the recording thread.
 
     Raises: Refused for a large array, before the read or write.
@@ -72,21 +72,21 @@ def _note(array: TrackedArray) -> None:
             _refuse(array, "a read of the values of", ", a large array")
 
 
-def _refuse(array: TrackedArray, what: str, kind: str = "") -> None:
-    raise Refused(Effect(f"{what} {path_of(array)}{kind}", ""))
+def _refuse(array: TrackedArray, action: str, detail: str = "") -> None:
+    raise Refused(Effect(f"{action} {path_of(array)}{detail}", ""))
 
 
 def _plain(value: Any) -> Any:
     """Returns nested containers with plain arrays in place of tracked arrays, and records that these are read."""
     if isinstance(value, TrackedArray):
-        _note(value)
+        _record_read(value)
         return untracked(value)
     if type(value) in (tuple, list):
         return type(value)(map(_plain, value))
     return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def _reading(name: str) -> Any:
+def _recording_method(name: str) -> Any:
     method = getattr(np.ndarray, name)
 
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,9 +97,9 @@ def _reading(name: str) -> Any:
 
 for _name, _value in vars(np.ndarray).items():  # special methods, which Python calls without asking for an attribute
     if _name.startswith("__") and callable(_value) and _name not in {*vars(TrackedArray), *vars(object), *_METADATA}:
-        setattr(TrackedArray, _name, _reading(_name))
+        setattr(TrackedArray, _name, _recording_method(_name))
 for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(TrackedArray, _name, _reading(_name))
+    setattr(TrackedArray, _name, _recording_method(_name))
 
 
 def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> TrackedArray:
@@ -120,7 +120,7 @@ def mark_read(values: Any) -> None:
 
 
 class ValuesRead(Exception):
-    """Python has read the values of the arrays at `paths`."""
+    """Raised when Python has read the values of the arrays at `paths`."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__(f"values of {', '.join(sorted(paths))} are read")
@@ -168,8 +168,8 @@ class TrackedArrays:
         for tracked in self._tracked.values():
             self._state.arguments.paths.pop(id(tracked), None)
 
-    def is_one(self, place: tuple[str, Any], value: Any) -> bool:
-        """True if `enter` put the value into this place."""
+    def is_tracked_view(self, place: tuple[str, Any], value: Any) -> bool:
+        """True if the value is the tracked view that `enter` put into this place."""
         return value is not None and self._tracked_entries.get(place) is value
 
     def check(self, written: Collection[str]) -> None:
@@ -179,24 +179,26 @@ class TrackedArrays:
             written: the paths of arrays that the graph writes to, after Python has run.
 
         Raises:
-            ValuesRead: Python has read arrays, or could have read arrays through a reference that no tracked view replaced.
+            ValuesRead: Python has read arrays, or could have read arrays through a reference that `enter` did not replace.
             CaptureError: Python reads an array that the graph writes to.
         """
         repeated = self._state.repeated
-        lost = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (self._paths - self._replaced_paths)
-        if paths := frozenset((self.read | lost) & self._paths):
+        not_replaced = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (
+            self._paths - self._replaced_paths
+        )
+        if paths := frozenset((self.read | not_replaced) & self._paths):
             raise ValuesRead(paths)
         if unsafe := frozenset(written) - self._paths:
             hint = "copy the array, or read it only through tensors"
             raise CaptureError(f"the step writes to {min(unsafe)} through a tensor, and its Python code reads that array", hint=hint)
 
-    def restore_values(self, all_of_them: bool) -> list[str]:
-        """Restores the values of arrays. Without `all_of_them`, tracked arrays that this thread has not read keep their values.
+    def restore_values(self, include_unread: bool) -> list[str]:
+        """Restores the values of arrays. Without `include_unread`, tracked arrays that this thread has not read keep their values.
 
         Returns: the paths of the arrays whose values had changed.
         """
-        quiet = frozenset() if all_of_them else self._paths - self.read
-        return self._state.restore_values(quiet)
+        unread = frozenset() if include_unread else self._paths - self.read
+        return self._state.restore_values(unread)
 
     def _replaced(self, value: Any) -> Any:
         if (tracked := self._tracked.get(id(value))) is not None:

@@ -18,7 +18,7 @@ from ..guards.shared_memory import shared
 from ..guards.snapshot import Snapshot
 from ..guards.trusted_code import is_trusted_namespace
 from .recorder import Recorder
-from .updates import written
+from .updates import written_nodes
 
 # Classes of objects that return another item each time, and cannot be restored.
 _SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
@@ -41,14 +41,14 @@ def refuse_overlapping(recorder: Recorder) -> None:
 
     Raises: CaptureError.
     """
-    fakes = {path: node.meta["val"] for path, node in recorder.leaves.items()}
-    changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written(item) if "val" in node.meta}
-    found: dict[int, list[tuple[tuple[int, int], str]]] = {}
+    fakes = {path: node.meta["val"] for path, node in recorder.tensor_placeholders.items()}
+    changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written_nodes(item) if "val" in node.meta}
+    by_storage: dict[int, list[tuple[tuple[int, int], str]]] = {}
     for path, fake in fakes.items():
         if storage_of(fake) in changed:
-            found.setdefault(storage_of(fake), []).append((_extent(fake), path))
-    for places in found.values():
-        for (before, one), (after, other) in itertools.pairwise(sorted(places)):
+            by_storage.setdefault(storage_of(fake), []).append((_extent(fake), path))
+    for intervals in by_storage.values():
+        for (before, one), (after, other) in itertools.pairwise(sorted(intervals)):
             if after[0] < before[1]:
                 raise CaptureError(
                     f"the step writes to memory in which {one} and {other} overlap", hint="give the step a clone of one of them"
@@ -61,15 +61,15 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + span) * tensor.itemsize
 
 
-def refuse_shared_memory(recorder: Recorder, found: Snapshot) -> None:
+def refuse_shared_memory(recorder: Recorder, snapshot: Snapshot) -> None:
     """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that it computes with.
 
-    A program reads and writes its tensors after all Python code of the step has run, and contents that Python reads are compared before.
+    A program reads and writes its tensors after all Python code of the step has run. Contents that Python reads are compared earlier.
 
     Raises: CaptureError.
     """
-    holders = found.surroundings.holders_of_values | found.arguments.holders_of_values
-    tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
+    holders = snapshot.surroundings.holders_of_values | snapshot.arguments.holders_of_values
+    tensors = {path: recorder.tensor_at(path) for path in recorder.tensor_placeholders if path not in holders}
     if pairs := shared(holders, tensors):
         path, other = pairs[0]
         raise CaptureError(
@@ -86,9 +86,9 @@ def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str
     Raises:
         CaptureError: code uses `type` or `__class__`, and names Tensor.
     """
-    for code, places in executed.items():
+    for code, intervals in executed.items():
         names = names_of(code)
-        asks = "type" in names.read or any("__class__" in part.co_names for part in codes(code))
-        if asks and "Tensor" in names.all and not all(map(is_trusted_namespace, places)):
+        reads_class = "type" in names.read or any("__class__" in part.co_names for part in codes(code))
+        if reads_class and "Tensor" in names.all and not all(map(is_trusted_namespace, intervals)):
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"
             raise CaptureError("the step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")

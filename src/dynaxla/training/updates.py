@@ -1,8 +1,8 @@
 """In-place updates at the end of a step, which torch's own kernels run after the program has succeeded.
 
 XLA cannot write to torch's memory: new parameters and optimizer state would be results of the program, which are then copied over the old
-ones. That takes twice the memory, and nearly twice the passes over it, of torch's fused steps. So if nothing later in the step reads the
-tensors that an update writes, the program ends with the gradients, and torch does the update.
+ones. These copies take twice the memory, and nearly twice the passes over it, of torch's fused steps. So if no later op of the step reads
+the tensors that an update writes, the program ends with the gradients, and torch does the update.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..guards.dispatch import written_arguments
 from ..guards.object_graph import storage_of
 from ..runtime import devices
 from ..torch_ops import aten
-from .fused_steps import Fused
+from .fused_steps import FusedStep
 from .scalars import is_number
 
-_COUNTS = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
+_COUNT_UPDATES = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
 # Moving averages of parameters, which read the parameters that the optimizer writes.
-_AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
-_ZEROS = {aten.zero_.default, aten._foreach_zero_.default}
+_MOVING_AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
+_ZERO_FILLS = {aten.zero_.default, aten._foreach_zero_.default}
 # Ops that make new state for an update to fill, such as SGD's first momentum.
-_MAKERS = {aten.empty_like.default, aten.detach.default}
+_STATE_CREATING_OPS = {aten.empty_like.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class InplaceUpdate:
         """
         copies: dict[Node, torch.Tensor] = {}
 
-        def given(node: Node) -> Any:
+        def with_strides(node: Node) -> Any:
             value, strides = value_of(node), self.strides.get(node)
             if strides is None or value.stride() == strides or _has_strides(value, strides):
                 return value
             copies[node] = torch.empty_strided(value.shape, self.strides[node], dtype=value.dtype, device=value.device).copy_(value)
             return copies[node]
 
-        args, kwargs = map_arg((self.args, dict(self.kwargs)), given)
+        args, kwargs = map_arg((self.args, dict(self.kwargs)), with_strides)
         result = self.op(*args, **kwargs) if failed is None else self._run_unless(failed, args, kwargs, value_of)
         for node in copies.keys() & set(self.written):
             value_of(node).copy_(copies[node])
@@ -80,15 +80,15 @@ class InplaceUpdate:
 
     def _run_unless(self, failed: torch.Tensor, args: Any, kwargs: Any, value_of: Callable[[Node], Any]) -> Any:
         """Runs the op so that it writes nothing if `failed` is 1. torch's fused steps have `found_inf` for that."""
-        if isinstance(self.node.target, Fused):
+        if isinstance(self.node.target, FusedStep):
             found = kwargs.get("found_inf")
             return self.op(*args, **{**kwargs, "found_inf": failed if found is None else torch.maximum(found, failed)})
-        if self.node.target in _ZEROS:
+        if self.node.target in _ZERO_FILLS:
             for node in self.written:
                 value = value_of(node)
                 value.masked_fill_(failed.to(value.device) == 0, 0)
             return None
-        if self.node.target in _COUNTS and (found := self._count_unless(failed, *args, **kwargs)) is not None:
+        if self.node.target in _COUNT_UPDATES and (found := self._count_unless(failed, *args, **kwargs)) is not None:
             return found[0]
         before = {node: value_of(node).clone() for node in self.written}
         result = self.op(*args, **kwargs)
@@ -101,7 +101,7 @@ class InplaceUpdate:
     def _count_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
         """Adds a number, or 0 if `failed` is 1, to all counts, with one kernel.
 
-        Returns: a tuple of the op's result; None, and does nothing, where the addition would not be exact.
+        Returns: the op's result in a tuple; None if the addition would not be exact, and then nothing has been added.
         """
         tensors = counts if isinstance(counts, (list, tuple)) else [counts]
         device, dtype = tensors[0].device, tensors[0].dtype
@@ -114,14 +114,14 @@ class InplaceUpdate:
         return (add(counts, torch.where(failed.to(device) == 0, step, 0)),)
 
 
-def written(node: Node) -> list[Node]:
+def written_nodes(node: Node) -> list[Node]:
     """Returns the nodes whose memory a node writes to."""
     op = _op(node)
     if not isinstance(op, torch._ops.OpOverload):
         return []
     found = []
     for name, value in written_arguments(op, node.args, node.kwargs).items():
-        untouched = isinstance(node.target, Fused) and name == "grads" and node.kwargs.get("grad_scale") is None
+        untouched = isinstance(node.target, FusedStep) and name == "grads" and node.kwargs.get("grad_scale") is None
         if not untouched:
             found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
     return found
@@ -136,32 +136,32 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[InplaceUpdate]
     """
     if any(devices.is_in_xla(node.meta["val"].device) for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)):
         return []  # on XLA devices a program writes in place
-    given = set(outputs)
+    output_nodes = set(outputs)
     kept_reads: set[int] = set()
     kept_writes: set[int] = set()
-    taken: list[Node] = []
+    deferred: list[Node] = []
     for node in reversed(graph.nodes):
         if node.op == "placeholder":
             continue
-        targets = written(node)
-        if targets and not node.users and _is_one_pass(node) and all(item.op == "placeholder" or item in given for item in targets):
+        targets = written_nodes(node)
+        if targets and not node.users and _is_one_pass(node) and all(item.op == "placeholder" or item in output_nodes for item in targets):
             writes = _storages(targets)
-            can_wait = not writes & kept_reads and not writes & kept_writes and not _storages(node.all_input_nodes) & kept_writes
+            can_be_deferred = not writes & kept_reads and not writes & kept_writes and not _storages(node.all_input_nodes) & kept_writes
         else:
-            can_wait = node.target in _MAKERS and bool(node.users) and node.users.keys() <= set(taken)
-        if can_wait:
-            taken.append(node)
+            can_be_deferred = node.target in _STATE_CREATING_OPS and bool(node.users) and node.users.keys() <= set(deferred)
+        if can_be_deferred:
+            deferred.append(node)
         else:
             kept_reads |= _storages(node.all_input_nodes)
             kept_writes |= _storages(targets)
-    taken.reverse()
-    updates = _together(map(_update, taken))
-    for node in reversed(taken):
+    deferred.reverse()
+    updates = _merge_count_updates(map(_update, deferred))
+    for node in reversed(deferred):
         graph.erase_node(node)
     return updates
 
 
-def _together(updates: Iterable[InplaceUpdate]) -> list[InplaceUpdate]:
+def _merge_count_updates(updates: Iterable[InplaceUpdate]) -> list[InplaceUpdate]:
     """Merges consecutive updates that add the same number to counts, as batch norms do, into one call."""
     found: list[InplaceUpdate] = []
     for update in updates:
@@ -183,9 +183,9 @@ def _increment(update: InplaceUpdate) -> Any:
 
 
 def _update(node: Node) -> InplaceUpdate:
-    read = node.all_input_nodes if isinstance(node.target, Fused) else []
+    read = node.all_input_nodes if isinstance(node.target, FusedStep) else []
     strides = {item: item.meta["val"].stride() for item in read if not is_number(item)}
-    return InplaceUpdate(node, _op(node).overloadpacket, node.args, node.kwargs, strides, written(node))
+    return InplaceUpdate(node, _op(node).overloadpacket, node.args, node.kwargs, strides, written_nodes(node))
 
 
 def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -193,39 +193,41 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _op(node: Node) -> Any:
-    """Returns the ATen op of a node, or the one that its target replaces."""
-    return node.target.op if isinstance(node.target, Fused) else getattr(node.target, "stands_for", node.target)
+    """Returns the ATen op of a node; for a node with another target, the op that the target replaces."""
+    return node.target.op if isinstance(node.target, FusedStep) else getattr(node.target, "stands_for", node.target)
 
 
 def _is_one_pass(node: Node) -> bool:
     """True if torch runs a node in one pass over memory.
 
-    These nodes are fused steps, the updates of step counts before them, and after them moving averages and the zeroing of gradients.
+    These nodes are fused steps, additions to step counts (which come before them), and moving averages and zeroed gradients (after them).
     """
-    if not isinstance(node.target, Fused):
-        if node.target in _AVERAGES:
+    if not isinstance(node.target, FusedStep):
+        if node.target in _MOVING_AVERAGES:
             return all(item.op == "placeholder" for item in node.all_input_nodes)
-        return node.target in _ZEROS or (node.target in _COUNTS and not any(item.meta["val"].dim() for item in written(node)))
+        return node.target in _ZERO_FILLS or (
+            node.target in _COUNT_UPDATES and not any(item.meta["val"].dim() for item in written_nodes(node))
+        )
     # torch's CPU kernels assume that a parameter, its gradient and states have one dtype and one order of elements.
-    lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written] if items]
-    return _suits_device(node, lists[0]) and all(
+    lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written_lists] if items]
+    return _supports_device(node, lists[0]) and all(
         len({(item.dtype, item.shape, item.stride(), item.device) for item in items}) == 1
         and aten.is_non_overlapping_and_dense.default(items[0])
-        and (node.target.takes_halves or items[0].itemsize >= 4)
+        and (node.target.supports_half or items[0].itemsize >= 4)
         for items in zip(*lists, strict=True)
     )
 
 
-def _suits_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
+def _supports_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
     """True if the device's kernel supports a fused step's arguments.
 
     CPU kernels process one parameter after the other. Others need lists of one dtype, float32 step counts, and all tensors on their device.
     """
-    assert isinstance(node.target, Fused)
+    assert isinstance(node.target, FusedStep)
     device, dtype = params[0].device, params[0].dtype
     if device.type == "cpu":
         return True
-    counts: Any = [item.meta["val"] for items in node.args[node.target.written :] for item in items]
+    counts: Any = [item.meta["val"] for items in node.args[node.target.written_lists :] for item in items]
     settings = [item.meta["val"] for item in node.kwargs.values() if isinstance(item, Node) and not is_number(item)]
     return (
         all(item.dtype == dtype for item in params)

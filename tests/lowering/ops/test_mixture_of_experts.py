@@ -8,15 +8,15 @@ from gradients import check_gradients
 from newer import fails_in_oldest
 
 import dynaxla
-from dynaxla.bench.suites import _import
+from dynaxla.bench.suites import import_package
 
 
 @pytest.mark.filterwarnings("ignore")  # of the model library, on import
 @fails_in_oldest("it cannot trace the backward pass of transformers, which looks at sizes that are values")
 @pytest.mark.parametrize("ends", [[2, 2, 8], [0, 0, 0], [4, 7, 10]], ids=str)
 def test_grouped_mm_of_transformers(ends: list[int]) -> None:
-    _import("transformers")
-    _import("transformers.integrations.moe")  # defines the ops
+    import_package("transformers")
+    import_package("transformers.integrations.moe")  # defines the ops
     check_gradients(
         torch.ops.transformers.grouped_mm_fallback,
         torch.randn(10, 4, dtype=torch.float64),

@@ -53,7 +53,7 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
         return backend.dynaxla(module, inputs)
 
     def told(event: Any) -> None:
-        if isinstance(event, events.Functional):
+        if isinstance(event, events.GraphFunctionalized):
             ops.extend(event.ops)
 
     ops: list[str] = []

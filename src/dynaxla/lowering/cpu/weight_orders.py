@@ -224,7 +224,7 @@ _processors: int | None = None
 
 def are_orders_valid() -> bool:
     """True if oneDNN uses the orders that were found, in this thread."""
-    return affinity.processors() == _processors and not forks.is_cut_off()
+    return affinity.processors() == _processors and not forks.has_lost_xla()
 
 
 def _is_uniform() -> bool:

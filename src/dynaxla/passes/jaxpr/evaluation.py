@@ -58,7 +58,7 @@ class Evaluation(ABC, Generic[Value]):
 
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
-            rewrites.evaluating(self.title, len(closed.jaxpr.eqns))
+            rewrites.note_evaluation(self.title, len(closed.jaxpr.eqns))
             results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
             return jax.tree.unflatten(jax.tree.structure(shapes), [self.give(index, value) for index, value in enumerate(results)])
 

@@ -7,30 +7,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaxla.bench import requests
+from dynaxla.bench import argument_checks
 from dynaxla.bench.benchmark_error import BenchmarkError
 
 
 def test_names_by_comma_and_repeated() -> None:
-    assert requests.split(["a, b", "c", ",,"]) == ["a", "b", "c"]
-    assert requests.split(None) == []
-    assert requests.with_more(["a"], ["b"]) == ["a", "b"]
-    assert requests.with_more([], ["b"]) == [], "no names mean the usual ones, not these alone"
+    assert argument_checks.split(["a, b", "c", ",,"]) == ["a", "b", "c"]
+    assert argument_checks.split(None) == []
+    assert argument_checks.with_more(["a"], ["b"]) == ["a", "b"]
+    assert argument_checks.with_more([], ["b"]) == [], "no names mean the usual ones, not these alone"
 
 
 def test_dtypes_and_devices() -> None:
-    assert requests.check_dtype("bfloat16") is torch.bfloat16
-    assert requests.check_device("cpu") == torch.device("cpu")
+    assert argument_checks.check_dtype("bfloat16") is torch.bfloat16
+    assert argument_checks.check_device("cpu") == torch.device("cpu")
     with pytest.raises(BenchmarkError, match="no dtype 'int8'; there are: float32"):
-        requests.check_dtype("int8")  # torch has it, the benchmark does not
+        argument_checks.check_dtype("int8")  # torch has it, the benchmark does not
     for name, message in {"abacus": "no device", "meta": "no device", f"cuda:{torch.cuda.device_count()}": "CUDA devices"}.items():
         with pytest.raises(BenchmarkError, match=message):
-            requests.check_device(name)
+            argument_checks.check_device(name)
 
 
 def test_a_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None:
-    requests.check_writable(tmp_path / "a" / "b")
+    argument_checks.check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(BenchmarkError, match="cannot write to"):
-        requests.check_writable(tmp_path / "file" / "below")
+        argument_checks.check_writable(tmp_path / "file" / "below")

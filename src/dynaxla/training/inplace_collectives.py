@@ -1,6 +1,6 @@
 """In-place collectives (`dist.all_reduce(x)`), expressed by functional ones, which can be recorded.
 
-They return finished work: the graph's order ensures that the next op that reads the tensors runs after the collective.
+They return a finished `Work`: the graph's order ensures that the next op that reads the tensors runs after the collective.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..runtime import private
 Tensors = Sequence[torch.Tensor]
 
 
-def note(op: Any, args: Sequence[Any]) -> Any:
+def run_as_functional(op: Any, args: Sequence[Any]) -> Any:
     """Runs an in-place collective as functional ops, and returns its result. The caller's dispatch mode records these ops.
 
-    Returns: NotImplemented for an op, or arguments, without a functional form.
+    Returns: NotImplemented for an op, or arguments, without a functional version.
     """
-    write = _FORMS.get(op._schema.name)
-    if write is None or not all(_is_plain(item) for item in args[:2]):
+    run = _FUNCTIONAL_VERSIONS.get(op._schema.name)
+    if run is None or not all(_is_plain(item) for item in args[:2]):
         return NotImplemented
-    return write(*args)
+    return run(*args)
 
 
 def _is_plain(item: Any) -> bool:
@@ -34,19 +34,19 @@ def _is_plain(item: Any) -> bool:
 
 
 def _all_reduce(tensors: Tensors, group: Any, reduce_op: Any, sparse_indices: Any = None, *_: Any) -> Any:
-    how = _name(reduce_op)
-    if how is None or sparse_indices is not None:
+    reduction = _reduction_name(reduce_op)
+    if reduction is None or sparse_indices is not None:
         return NotImplemented
     for tensor in tensors:
-        tensor.copy_(_wait(_functional().all_reduce(tensor, how, _group(group))))
+        tensor.copy_(_wait(_functional().all_reduce(tensor, reduction, _group_name(group))))
     return list(tensors), _done()
 
 
 def _all_reduce_coalesced(tensors: Tensors, group: Any, reduce_op: Any, *_: Any) -> Any:
-    how = _name(reduce_op)
-    if how is None:
+    reduction = _reduction_name(reduce_op)
+    if reduction is None:
         return NotImplemented
-    found = _functional().all_reduce_coalesced(list(tensors), how, _group(group))
+    found = _functional().all_reduce_coalesced(list(tensors), reduction, _group_name(group))
     for tensor, result in zip(tensors, found, strict=True):
         tensor.copy_(_wait(result))
     return _done()
@@ -55,18 +55,18 @@ def _all_reduce_coalesced(tensors: Tensors, group: Any, reduce_op: Any, *_: Any)
 def _broadcast(tensors: Tensors, group: Any, root_rank: int, root_tensor: int, *_: Any) -> Any:
     if len(tensors) != 1 or root_tensor:
         return NotImplemented
-    tensors[0].copy_(_wait(_functional().broadcast(tensors[0], root_rank, _group(group))))
+    tensors[0].copy_(_wait(_functional().broadcast(tensors[0], root_rank, _group_name(group))))
     return list(tensors), _done()
 
 
 def _all_gather_base(output: torch.Tensor, tensor: torch.Tensor, group: Any, *_: Any) -> Any:
-    size, name = _size(group), _group(group)
+    size, name = _size(group), _group_name(group)
     output.view(-1).copy_(_wait(_functional().all_gather_into_tensor(tensor.reshape(-1), size, name)))
     return output, _done()
 
 
 def _all_gather(outputs: Sequence[Tensors], tensors: Tensors, group: Any, *_: Any) -> Any:
-    size, name = _size(group), _group(group)
+    size, name = _size(group), _group_name(group)
     if len(tensors) != 1 or len(outputs[0]) != size or any(output.numel() != tensors[0].numel() for output in outputs[0]):
         return NotImplemented
     parts = _wait(_functional().all_gather_into_tensor(tensors[0].reshape(-1), size, name)).chunk(size)
@@ -76,15 +76,15 @@ def _all_gather(outputs: Sequence[Tensors], tensors: Tensors, group: Any, *_: An
 
 
 def _reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor, group: Any, reduce_op: Any, *_: Any) -> Any:
-    how = _name(reduce_op)
-    if how is None:
+    reduction = _reduction_name(reduce_op)
+    if reduction is None:
         return NotImplemented
-    found = _functional().reduce_scatter_tensor(tensor.reshape(-1), how, _size(group), _group(group))
+    found = _functional().reduce_scatter_tensor(tensor.reshape(-1), reduction, _size(group), _group_name(group))
     output.view(-1).copy_(_wait(found))
     return output, _done()
 
 
-_FORMS: dict[str, Callable[..., Any]] = {
+_FUNCTIONAL_VERSIONS: dict[str, Callable[..., Any]] = {
     "c10d::_allgather_base_": _all_gather_base,
     "c10d::_reduce_scatter_base_": _reduce_scatter_base,
     "c10d::allgather_": _all_gather,
@@ -104,8 +104,8 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _name(reduce_op: Any) -> str | None:
-    """Returns the name of a reduction in functional collectives; None if they do not have it."""
+def _reduction_name(reduce_op: Any) -> str | None:
+    """Returns the name that functional collectives have for a reduction; None if they do not support it."""
     name = torch.distributed.ReduceOp.RedOpType(int(reduce_op.op())).name.lower()
     return name if name in _REDUCTIONS else None
 
@@ -114,7 +114,7 @@ def _unboxed(group: Any) -> torch.distributed.ProcessGroup:
     return torch.distributed.ProcessGroup.unbox(group)
 
 
-def _group(group: Any) -> str:
+def _group_name(group: Any) -> str:
     return str(_unboxed(group).group_name)
 
 

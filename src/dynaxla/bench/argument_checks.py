@@ -1,4 +1,4 @@
-"""Checks of a command's arguments. Each function raises BenchmarkError for a value that is not possible, and lists the possible ones.
+"""Checks of a command's arguments. Each function raises BenchmarkError for an invalid value, and lists the valid values.
 
 Importing this module imports neither torch nor JAX, and neither do the functions `check_names` and `check_device_name`.
 """
@@ -22,7 +22,7 @@ def split(names: Iterable[str] | None) -> list[str]:
 
 
 def with_more(names: list[str], more: Iterable[str]) -> list[str]:
-    """Returns these names and more; an empty list stays empty, since it stands for the default names."""
+    """Returns these names and more. An empty list stays empty, since it means the default names."""
     return [*names, *more] if names else []
 
 
@@ -30,10 +30,10 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], where: st
     """Checks names, such as those of engines.
 
     Args:
-        kind: the kind of thing that has these names, in the singular.
+        kind: the noun for these names in messages, such as "engine".
         names: the names to check.
-        known: all names.
-        where: the place where they are known, such as " on the device jax", or "".
+        known: all valid names.
+        where: the place where the names are valid, such as " on the device jax", or "".
     """
     known = list(known)
     if unknown := [name for name in dict.fromkeys(names) if name not in known]:
@@ -51,7 +51,8 @@ def check_device_name(name: str, *, with_jax: bool = False) -> None:
     """Checks the form of a device's name, such as "cuda:1".
 
     Args:
-        with_jax: the command supports the device "jax".
+        name: the device's name.
+        with_jax: True if the command supports the device "jax".
     """
     types = ("cpu", "cuda", "jax") if with_jax else ("cpu", "cuda")
     if not re.fullmatch(rf"({'|'.join(types)})(:\d+)?", name):
@@ -63,7 +64,7 @@ def check_device(name: str, jax_threads: int | None = None) -> torch.device:
 
     Args:
         name: for example "cuda:1".
-        jax_threads: threads for the device "jax", which is enabled if it is named; None if the command does not support it.
+        jax_threads: threads for the device "jax", which is enabled if `name` names it; None if the command does not support it.
     """
     check_device_name(name, with_jax=jax_threads is not None)
     if jax_threads is not None and name.partition(":")[0] == "jax":
@@ -81,10 +82,10 @@ def _device_of_jax(name: str, threads: int) -> torch.device:
 
     from ..device import registration
     from ..errors import DynaxlaError
-    from .measure import pool_of
+    from .measure import xla_thread_pool
 
     try:
-        with pool_of(threads):
+        with xla_thread_pool(threads):
             registration.enable()
         return torch.zeros(0, device=name).device
     except (RuntimeError, DynaxlaError) as error:

@@ -384,6 +384,7 @@ def test_run_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert all(result["complete"] for result in load(results).values())
 
 
+@pytest.mark.thorough
 def test_worker_compiles_and_counts_ops(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     assert command.main([*FEW[:-1], "^logical_not$", "--results", str(results)]) == 0

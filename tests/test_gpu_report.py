@@ -65,6 +65,7 @@ def test_hang():
 """
 
 
+@pytest.mark.thorough
 def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +145,7 @@ def test_every_file_of_gpu_tests_is_run_and_attention_after_the_others() -> None
     assert listed[-1] == "test_cuda_attention.py"
 
 
+@pytest.mark.thorough
 def test_pytest_runs_without_its_timeouts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text("def test_it():\n    pass\n")

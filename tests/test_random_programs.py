@@ -150,6 +150,7 @@ def test_every_step_can_be_drawn() -> None:
     assert not left
 
 
+@pytest.mark.thorough
 def test_planted_faults_are_found(quick_xla: None) -> None:
     programs = faults.Programs([46, *range(100)])  # 46: no program before it takes such a view
     for name in QUICKLY_FOUND:
@@ -178,6 +179,7 @@ def test_a_failing_program_is_made_small() -> None:
     assert len(small.outputs) == 1
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     seen: list[int] = []

@@ -24,6 +24,7 @@ def invoke(output: Path, *arguments: str) -> Any:
     return json.loads((output / "cpu.json").read_text())
 
 
+@pytest.mark.thorough
 def test_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two engines each: Inductor calls a C++ compiler. (test_engines.py has a model compiled by it.)"""
     for name in ("small", "functions"):

@@ -73,6 +73,7 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert len(double.asked) == 4, "what was measured is measured again"
 
 
+@pytest.mark.thorough
 def test_rows_compile_side_by_side_and_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model that still compiles when the time is nearly over is stopped, and left for another call."""
     timed: list[str] = []
@@ -114,6 +115,7 @@ def test_times_are_kept_though_no_time_is_left_for_memory(monkeypatch: pytest.Mo
     assert double.memory_of == [(model, engine) for model in ("resnet18", "vgg16") for engine in PARTS[PART].engines]
 
 
+@pytest.mark.thorough
 def test_what_people_ask_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     double = Double(monkeypatch)
     assert invoke("--models", "bert_base,gpt_block,resnet50,vgg16", "--output", str(tmp_path)).exit_code == 0

@@ -23,6 +23,7 @@ from dynaxla.bench import runner
 PART, PYTHON = "float32-batch1", sys.executable
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("training", ["", "adamw"])
 def test_what_a_process_prints(training: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a tiny model, on the CPU, which does not tell the most memory."""
@@ -89,6 +90,7 @@ def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert found["engines"]["eager"]["failure"] == "exit code -11"
 
 
+@pytest.mark.thorough
 def test_a_process_that_takes_too_long_is_stopped_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child"
     source = f"import subprocess, time; open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '100']).pid)); time.sleep(100)"

@@ -31,6 +31,7 @@ def test_the_part_of_bench_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(read) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [layers.PLAIN, layers.REGION])
 def test_a_measurement(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of small layers. Regions give what the layers give."""

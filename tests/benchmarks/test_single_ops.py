@@ -29,12 +29,14 @@ def test_rows_are_what_is_promised() -> None:
     assert len(CASES) == len(list(single_op_cases._cases())), "no two have one name"
 
 
+@pytest.mark.thorough
 def test_what_is_left_out_has_a_reason() -> None:
     found = left_out({case.entry for case in CASES.values()})
     assert found.get("no reason") is None
     assert "nonzero" in found["the size of the result depends on values"]
 
 
+@pytest.mark.thorough
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_ops, "CASES", SMALL)
     monkeypatch.setattr(single_ops, "left_out", lambda known: {"random numbers": ["rand"]})

@@ -23,6 +23,7 @@ def test_programs(seed: int) -> None:
         assert dynaxla.metrics.snapshot().get("steps", 0) > before, "no call was replayed"
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_found(name: str) -> None:

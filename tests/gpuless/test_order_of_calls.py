@@ -311,7 +311,7 @@ def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> 
 
 
 def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
-    program = executable(device, lambda _: [torch.zeros(4)], has_side_effects=True)
+    program = executable(device, lambda _: [torch.zeros(4)], acts=True)
     device.missing = 1
     with pytest.raises(OutOfMemory):
         program([])

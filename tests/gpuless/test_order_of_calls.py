@@ -224,10 +224,10 @@ def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
     while any(stream.step() for stream in (device.compute, *device.external)) or len(device.default.work) > 2:
         if device.default.work and len(device.default.work) > 2:
             device.default.step()  # all but the copy of the code, and the event behind it
-    late_checks.look(CUDA)
+    late_checks.raise_if_failed(CUDA)
     device.go()
     with pytest.raises(IndexError):
-        late_checks.look(CUDA)
+        late_checks.raise_if_failed(CUDA)
 
 
 def test_finish_waits_for_what_is_under_way(device: Device) -> None:

@@ -532,7 +532,7 @@ class StorageBinding:
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         if self._reports_late:
-            late_checks.look(self._place.device)
+            late_checks.raise_if_failed(self._place.device)
         taken = cast("_Taken", tensors)
         arrays = taken.arrays
         if self.donates_inputs:

@@ -422,7 +422,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         assert not found[-1] or args == []
         return outputs
 
-    monkeypatch.setattr(EagerExecutable, "again", spied)
+    monkeypatch.setattr(EagerExecutable, "fast_path", spied)
     return found
 
 

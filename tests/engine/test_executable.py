@@ -113,7 +113,7 @@ def test_a_call_without_memory_is_repeated_once_if_torch_can_give_some() -> None
 def test_a_call_is_not_repeated_in_vain_nor_where_its_kernels_may_act(memory: bool, text: str, acts: bool) -> None:
     binding, program = Numbers(memory), Memory(1, text)
     with pytest.raises(ExecutionError):
-        executable(program, binding, has_side_effects=acts)([])
+        executable(program, binding, acts=acts)([])
     assert (program.calls, len(binding.abandoned)) == (1, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a trace tells besides arrays survives it."""
+"""The metadata of a trace survives it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from dynaxla.engine.trace_outputs import TracedOutputs, TraceMetadata
 
 
-def test_facts_are_in_the_tree() -> None:
-    facts = TraceMetadata(((IndexError, "out of range"),), (3,), ("kernel",), 2)
-    traced = jax.jit(lambda x: TracedOutputs([x, x + 1], facts)).trace(jax.ShapeDtypeStruct((2,), "float32"))
-    assert traced.out_info.facts == facts
+def test_the_metadata_is_in_the_tree() -> None:
+    metadata = TraceMetadata(((IndexError, "out of range"),), (3,), ("kernel",), 2)
+    traced = jax.jit(lambda x: TracedOutputs([x, x + 1], metadata)).trace(jax.ShapeDtypeStruct((2,), "float32"))
+    assert traced.out_info.metadata == metadata
     assert [array.shape for array in traced.out_info.arrays] == [(2,), (2,)]
     with pytest.raises(AttributeError):
-        facts.draws = 3  # type: ignore[misc]
+        metadata.draws = 3  # type: ignore[misc]

@@ -224,10 +224,10 @@ def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
     while any(stream.step() for stream in (device.compute, *device.external)) or len(device.default.work) > 2:
         if device.default.work and len(device.default.work) > 2:
             device.default.step()  # all but the copy of the code, and the event behind it
-    late_checks.look(CUDA)
+    late_checks.raise_if_failed(CUDA)
     device.go()
     with pytest.raises(IndexError):
-        late_checks.look(CUDA)
+        late_checks.raise_if_failed(CUDA)
 
 
 def test_finish_waits_for_what_is_under_way(device: Device) -> None:
@@ -311,7 +311,7 @@ def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> 
 
 
 def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
-    program = executable(device, lambda _: [torch.zeros(4)], has_side_effects=True)
+    program = executable(device, lambda _: [torch.zeros(4)], acts=True)
     device.missing = 1
     with pytest.raises(OutOfMemory):
         program([])

@@ -338,7 +338,7 @@ class NativeBinding:
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         if self._on_gpu:
-            late_checks.look(self._place.device)
+            late_checks.raise_if_failed(self._place.device)
         arrays = self.arguments.arrays(tensors if len(tensors) == self._count else tensors[: self._count])
         if not self._draws_random and not self._on_gpu:
             return arrays

@@ -565,7 +565,7 @@ class StorageBinding:
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         if self._reports_late:
-            late_checks.look(self._device.device)
+            late_checks.raise_if_failed(self._device.device)
         call = cast("_CallTensors", tensors)
         arrays = call.arrays
         if self.donates_inputs:

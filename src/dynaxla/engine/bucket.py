@@ -176,7 +176,7 @@ class BucketProgram:
 
     def _run_kernels(self, plan: CallPlan, inputs: Sequence[Any], counter: str) -> list[Any]:
         """Returns the graph's outputs, computed by torch's kernels. Increments this counter of `observe.metrics`."""
-        late_checks.look(self._device)
+        late_checks.raise_if_failed(self._device)
         profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
         with profiled, background.eager_call():
             values = dict(zip(self._eager_graph.nodes, self._eager_graph.values(inputs), strict=True))

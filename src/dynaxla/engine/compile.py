@@ -84,7 +84,7 @@ def trace_graph(
         avals: The shapes and dtypes of its arguments.
         interpreter: The graph or the part that the function evaluates.
         reorders: True if passes/jaxpr/transposes.py evaluates the function.
-        free: The indices of results whose dimensions may lie in any order.
+        free: The indices of results whose dimensions may have any order in memory.
         donated: See `Buffers`.
 
     Returns: the traced program and the dimension orders of its `free` results.
@@ -137,7 +137,7 @@ def compile_lowered(
         lowered: The program as StableHLO.
         traced: The same program as a jaxpr; some XLA options depend on it.
         settings: torch's settings, which the program follows.
-        module: The part of the graph that the program computes, for the dump; the whole graph by default.
+        module: The graph that the program computes, for the dump; the whole graph by default.
         mesh: The replicated sharding of the mesh on which the program runs, if any.
         processes: One device of each participating process, for a program with XLA's own collectives.
         device: This process's device; the graph's by default.

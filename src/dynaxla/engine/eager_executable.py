@@ -179,7 +179,7 @@ class EagerExecutable:
 
     def _run(self, inputs: list[Any]) -> list[Any]:
         if self._device.type != "cpu":
-            late_checks.look(self._device)
+            late_checks.raise_if_failed(self._device)
         values = self._values(inputs)
         metrics.add(self._counter)
         return self._outputs(values, inputs)

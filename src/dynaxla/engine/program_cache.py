@@ -76,13 +76,13 @@ class ProgramCache:
     Attributes:
         foreground_left: The number of programs that calls still wait for. Another thread compiles further programs, while torch's kernels
             run the calls.
-        again: The fast path (`EagerExecutable.fast_path`) if torch's kernels run every call of the graph.
+        fast_path: The fast path (`EagerExecutable.fast_path`) if torch's kernels run every call of the graph.
     """
 
     def __init__(self, unit: CompilationUnit) -> None:
         self._unit = unit
         self._count = unit.options.executables
-        self._begin()
+        self._create_executables()
         self.fast_path: Callable[[list[Any]], list[Any] | None] | None = None
         self.foreground_left = unit.foreground_programs
         self._min_requests = _MIN_REQUESTS if unit.options.compile == "auto" else 1
@@ -91,7 +91,7 @@ class ProgramCache:
         self._lock = forks.lock()
         forks.call_after_fork(self)
 
-    def _begin(self) -> None:
+    def _create_executables(self) -> None:
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(self._count)
         # Returns the executable for a key; None if there is none.
         self.get: Callable[[Any], Runnable | None] = self._executables.get
@@ -209,7 +209,7 @@ class ProgramCache:
         self.fast_path = None
         if len(self._executables):
             forks.leak(self._executables)
-            self._begin()
+            self._create_executables()
 
     def executables(self) -> list[Executable]:
         """Returns the compiled programs, each once, least recently used first."""

@@ -69,6 +69,12 @@ class SpecialisedGraph:
 class CompilationUnit:
     """A graph with everything about it that does not depend on its sizes.
 
+    Args:
+        graph: The graph.
+        options: The options of the compilation.
+        blocks: True if equal blocks of an inference graph share one program (see blocks.py).
+        store: Returns the store of a folder; by default that of the options.
+
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 

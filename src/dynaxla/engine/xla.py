@@ -27,7 +27,7 @@ from .executable import Executable, random_numbers_under_jit
 from .program_cache import ProgramCache, meta_like
 from .unit import CompilationUnit, Stores
 
-# Attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
+# The number of attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
 _TRIES = 16
 
 

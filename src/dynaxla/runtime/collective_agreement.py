@@ -315,7 +315,7 @@ class _Channel:
         )
 
     def answer(self, upcoming: Sequence[Collective]) -> None:
-        """Posts the collectives that this process has called, and those that come next in its program, for processes that ask for them.
+        """Posts the past and the next collectives of this process for processes that ask for them.
 
         Raises: RuntimeError of the store.
         """

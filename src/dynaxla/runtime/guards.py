@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ArgumentCheck:
-    """Checks that tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of those at construction.
+    """Checks that tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of the tensors at construction.
 
     It holds no reference to the tensors.
 

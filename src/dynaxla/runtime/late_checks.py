@@ -94,7 +94,7 @@ class _Report:
 
 
 class Reports(ABC):
-    """The codes in flight on one device. Thread-safe. A failure is raised once, in the first thread that looks."""
+    """The codes in flight on one device. Thread-safe. A failure is raised once, in the first thread that reads it."""
 
     def __init__(self) -> None:
         self._in_flight: deque[_Report] = deque()
@@ -130,7 +130,7 @@ class Reports(ABC):
         if (codes := getattr(_thread, "codes", None)) is not None:
             codes.append((code, len(checks)))
 
-    def look(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises the error of the first code that has arrived and reports a failure."""
         if self._in_flight:
             with self._lock:
@@ -243,10 +243,10 @@ def of(device: torch.device) -> Reports:
         return _reports[device]
 
 
-def look(device: torch.device) -> None:
+def raise_if_failed(device: torch.device) -> None:
     """Raises the error of a device's first code that has arrived and reports a failure."""
     if (reports := _reports.get(device)) is not None:
-        reports.look()
+        reports.raise_if_failed()
 
 
 def finish() -> None:

@@ -195,7 +195,7 @@ def _require(name: str) -> Any:
 _below_autograd_keys = _require("torch._C._AutoDispatchBelowAutograd")
 without_autocast = _require("torch._C._DisableAutocast")
 without_torch_function = torch.DisableTorchFunction
-# The module of those functions of torch.nn.functional that are written in C++; and its pad function.
+# The module of the functions of torch.nn.functional that are written in C++, and its pad function.
 NATIVE_FUNCTIONS = "torch._C._nn"
 native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
 # A context without Python decompositions that are registered with the dispatcher.

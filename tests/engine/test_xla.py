@@ -182,12 +182,12 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         runner = program(lambda x: [x.sin()], torch.ones(4), fallback=fallback)
         runner([torch.ones(4)])
         left: list[object] = []
-        monkeypatch.setattr(forks, "leave", left.append)
+        monkeypatch.setattr(forks, "leak", left.append)
         runner.cache.after_fork()
         assert len(left) == 1
         assert runner.executables() == []
         monkeypatch.setattr(eager_fallback, "is_needed", lambda _: True)
-        monkeypatch.setattr(forks, "is_cut_off", lambda: True)
+        monkeypatch.setattr(forks, "has_lost_xla", lambda: True)
         before = compiled()
         if fallback == "kernel":
             assert torch.equal(runner([torch.ones(4)])[0], torch.ones(4).sin())

@@ -174,7 +174,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated program": (_truncate("program.mlirbc"), "program.mlirbc has .* bytes, and the manifest says"),
     "truncated weights": (_truncate("weights.safetensors"), "weights.safetensors has .* bytes"),
     "missing weights": (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: No such file"),
-    "another format": (_edit(format="other"), "not one of format"),
+    "another format": (_edit(format="other"), "does not have the format"),
     "a later version": (_edit(version=2), "version is 2, and this dynaxla reads version 1"),
     "changed shapes": (_edit(inputs=[]), "the manifest was changed"),
 }

@@ -44,5 +44,5 @@ def test_without_an_optimizer_no_parameter_changes() -> None:
 
 def test_steps_are_for_training() -> None:
     (row,) = [row for row in measure(TINY, [engines.ENGINES["dynaxla_step"]], FAST).rows]
-    assert row.failure == "BenchmarkError: the engine dynaxla_step is one for --training"
+    assert row.failure == "BenchmarkError: the engine dynaxla_step needs --training"
     assert invoke("--training", "--optimizer", "lion").exit_code == 2

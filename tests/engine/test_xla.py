@@ -182,7 +182,7 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         runner = program(lambda x: [x.sin()], torch.ones(4), fallback=fallback)
         runner([torch.ones(4)])
         left: list[object] = []
-        monkeypatch.setattr(forks, "leave", left.append)
+        monkeypatch.setattr(forks, "leak", left.append)
         runner.cache.after_fork()
         assert len(left) == 1
         assert runner.executables() == []

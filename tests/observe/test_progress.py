@@ -27,9 +27,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     monkeypatch.setattr(progress, "sys", types.SimpleNamespace(stderr=stream))  # pytest sets sys.stderr between fixtures and test
     monkeypatch.delenv("DYNAXLA_PROGRESS", raising=False)
-    monkeypatch.setattr(progress, "FIRST", 0.1)
-    monkeypatch.setattr(progress, "EVERY", 0.1)
-    monkeypatch.setattr(progress, "_SHORT", -1.0)
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.1)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.1)
+    monkeypatch.setattr(progress, "_THREAD_AFTER", -1.0)
     return stream
 
 
@@ -69,7 +69,7 @@ def test_a_long_compilation_says_so_again_and_again(terminal: Terminal) -> None:
 
 
 def test_a_short_one_starts_no_thread(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SHORT", 60.0)
+    monkeypatch.setattr(progress, "_THREAD_AFTER", 60.0)
     found = Progress()
     token = found.begin("compile", "dynaxla_0_forward")
     assert not watchers()
@@ -98,7 +98,7 @@ def test_lines_go_where_they_are_wanted(terminal: Terminal, monkeypatch: pytest.
 
 
 def test_a_loop_that_compiles_now_and_then_is_no_compilation(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SPARSE", 0.05)
+    monkeypatch.setattr(progress, "_SPARSE_AFTER", 0.05)
     found = Progress()
     for _ in range(4):
         compile_for(0.02, found)

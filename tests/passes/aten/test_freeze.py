@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.engine.frozen_values import _Prepared
+from dynaxla.engine.frozen_values import _CachedResults
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
 from dynaxla.passes.aten.freeze import copy_weights, freeze
@@ -57,7 +57,7 @@ def frozen(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options={"freeze": True, **options})
 
 
-def holds(prepared: _Prepared, parameter: torch.Tensor) -> bool:
+def holds(prepared: _CachedResults, parameter: torch.Tensor) -> bool:
     return any(reference() is parameter for reference in prepared._references)
 
 
@@ -263,7 +263,7 @@ def test_memory_is_given_back() -> None:
     compiled = frozen(net)
     compiled(torch.randn(2, 3, 5, 5))
     weight, storage = weakref.ref(net[0].weight), weakref.ref(net[0].weight.untyped_storage())
-    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _Prepared and holds(item, net[0].weight))
+    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _CachedResults and holds(item, net[0].weight))
     del net, compiled
     gc.collect()
     assert weight() is None

@@ -163,12 +163,12 @@ def test_prepared_weights_lie_as_the_program_reads_them(kind: type[CompiledGraph
 
     assert check() == 1, "the first call chooses the order, and copies what lies in another"
     assert check() == 0
-    kept = values._kept
+    kept = values._cached
     assert kept is not None
     assert [result.stride() for result in kept.results] == [(1, 20), (1,)]
     weight.mul_(3)
     assert check() == 0, "what is prepared anew is brought into that order at once"
-    assert values._kept is not kept
+    assert values._cached is not kept
 
 
 @pytest.mark.usefixtures("way", "transposing")

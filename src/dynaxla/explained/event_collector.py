@@ -216,7 +216,13 @@ class Collector:
     def _on_captured(self, event: events.GraphCaptured, thread: _ThreadState) -> None:
         names = [_user_name(node, self._arguments) for node in event.module.graph.find_nodes(op="placeholder")]
         thread.captured = _CaptureEvents(
-            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.has_competitors, event.options.forms
+            event.number,
+            first_line(event.module),
+            event.is_step,
+            break_of(event.module),
+            names,
+            event.has_competitors,
+            event.options.implementations,
         )
         self._captures.append(thread.captured)
 

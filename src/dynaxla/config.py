@@ -78,7 +78,7 @@ _FLAG = _one_of(True, False)
 _DIRECTORY = AllowedValues("a directory's path", lambda value: value is None or isinstance(value, (str, os.PathLike)))
 _COUNT = AllowedValues("a whole number of at least 1", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 _XLA = AllowedValues("a dict of XLA option names and values", lambda value: _is_dict(value, bool, int, float, str))
-_IMPLEMENTATIONS = AllowedValues("a dict of op names and names of implementations", lambda value: _is_dict(value, str))
+_IMPLEMENTATIONS = AllowedValues("a dict of op names and names of their implementations", lambda value: _is_dict(value, str))
 # The engines of the backend dynaxla_auto without the option `engines`.
 _DEFAULT_ENGINES = ("dynaxla", "inductor", "eager")
 _ENGINES = AllowedValues(
@@ -246,7 +246,7 @@ class Options:
         Raises: OptionError for an unknown option or mode, or for a wrong value.
         """
         given = _with_new_names({**_preset(mode), **(options or {})})
-        known = documentation()
+        known = {_OPTION_OF_FIELD.get(name, name): documented for name, documented in documentation().items()}
         for name, value in given.items():
             if name not in known:
                 names = [name for name, documented in known.items() if documented.backend in ("dynaxla", backend)]
@@ -269,7 +269,8 @@ class Options:
                     raise OptionError(f"option {option}={value!r} together with {name}={given[name]!r} is not supported", hint=reason)
         if "engines" in given or backend == "dynaxla_auto":
             given["engines"] = tuple(given.get("engines", _DEFAULT_ENGINES))
-        return Options(**given)
+        field_of_option = {option: name for name, option in _OPTION_OF_FIELD.items()}
+        return Options(**{field_of_option.get(name, name): value for name, value in given.items()})
 
     def store(self, folder: str) -> Store | None:
         """Returns the store in the folder of the cache directory with this name.
@@ -325,6 +326,9 @@ def documentation() -> dict[str, OptionDocumentation]:
     """Returns the documentation of each field of `Options`, by name."""
     return {item.name: item.metadata["documentation"] for item in fields(Options)}
 
+
+# The fields of `Options` whose option has another name, an old one.
+_OPTION_OF_FIELD = {"implementations": "forms"}
 
 # The options that each setting excludes when they are on, with the reasons.
 _EXCLUSIVE_OPTIONS = {

@@ -31,7 +31,7 @@ class Request:
         phase: The graph's phase.
         place: The device.
         storages: The graph's storages.
-        remade: See `AtenGraph`.
+        rederived_outputs: See `AtenGraph`.
         donate: True if inputs that the graph writes to may be donated to the program, so that it writes in place.
         planned: True if the program will not run, so that inputs may be planned for a virtual mesh.
         reports_late: True if calls do not wait for the program's checks.

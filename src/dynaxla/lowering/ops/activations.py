@@ -17,14 +17,14 @@ from ..dynamic_scalars import is_dynamic
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
 from ..symbolic_numbers import is_symbolic
-from .comparison import at_least, at_most, held_bound
+from .comparison import at_least, at_most, saturate_bound
 
 
 def _apply(function: Callable[..., Array], *operands: Any) -> Array:
     return elementwise(function, operands, Promotion.DEFAULT)
 
 
-def _bounded(x: Array, low: Any, high: Any) -> Array:
+def _clamp(x: Array, low: Any, high: Any) -> Array:
     """x clamped to [low, high]; nan stays nan."""
     return at_most(at_least(x, low), high)
 
@@ -48,7 +48,7 @@ lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promo
 def relu(x: Array) -> Array:
     """max(x, 0); in float32 and float64 -0.0 stays -0.0, as in ATen.
 
-    Other platforms use the `lax.max` above: cuDNN's fusions match a maximum.
+    Other platforms use the `lax.max` above, a maximum, which cuDNN's fusions recognize.
     """
     return at_least(x, 0)
 
@@ -72,8 +72,8 @@ def _silu(x: Array) -> Array:
 
 def _silu_backward(grad: Array, x: Array) -> Array:
     sigmoid = lax.logistic(x)
-    slope = lax.mul(sigmoid, _plus(lax.mul(x, lax.sub(number(1, x.dtype), sigmoid)), 1))
-    return lax.mul(grad, slope)
+    derivative = lax.mul(sigmoid, _plus(lax.mul(x, lax.sub(number(1, x.dtype), sigmoid)), 1))
+    return lax.mul(grad, derivative)
 
 
 def _mish_tanh(x: Array) -> Array:
@@ -82,12 +82,12 @@ def _mish_tanh(x: Array) -> Array:
 
 def _mish_backward(grad: Array, x: Array) -> Array:
     tanh = _mish_tanh(x)
-    slope = lax.add(tanh, lax.mul(lax.mul(x, lax.logistic(x)), lax.sub(number(1, x.dtype), lax.square(tanh))))
-    return lax.mul(grad, slope)
+    derivative = lax.add(tanh, lax.mul(lax.mul(x, lax.logistic(x)), lax.sub(number(1, x.dtype), lax.square(tanh))))
+    return lax.mul(grad, derivative)
 
 
 def _hardsigmoid(x: Array) -> Array:
-    return _times(_bounded(_plus(x, 3), 0, 6), 1 / 6)
+    return _times(_clamp(_plus(x, 3), 0, 6), 1 / 6)
 
 
 def _hardsigmoid_backward(grad: Array, x: Array) -> Array:
@@ -97,8 +97,8 @@ def _hardsigmoid_backward(grad: Array, x: Array) -> Array:
 
 def _hardswish_backward(grad: Array, x: Array) -> Array:
     """Source: ATen native/cpu/Activation.cpp, hardswish_backward_kernel."""
-    slope = lax.mul(grad, _plus(_times(x, 1 / 3), 0.5))
-    out = lax.select(lax.lt(x, number(3, x.dtype)), slope, grad)
+    inside = lax.mul(grad, _plus(_times(x, 1 / 3), 0.5))
+    out = lax.select(lax.lt(x, number(3, x.dtype)), inside, grad)
     return _zeros_where(lax.le(x, number(-3, x.dtype)), out)
 
 
@@ -124,18 +124,18 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 
 @lowers(aten._prelu_kernel_backward.default)
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
-    """The gradients of x and of weight. The latter is not yet summed to the shape of weight.
+    """Gradients of x and of the weight. The weight's gradient is not yet summed to the weight's shape.
 
     Shape:  both: that of x.
     """
 
-    def of_x(grad: Array, x: Array, weight: Array) -> Array:
+    def grad_input(grad: Array, x: Array, weight: Array) -> Array:
         return lax.select(lax.gt(x, number(0, x.dtype)), grad, lax.mul(weight, grad))
 
-    def of_weight(grad: Array, x: Array, weight: Array) -> Array:
+    def grad_weight(grad: Array, x: Array, weight: Array) -> Array:
         return _zeros_where(lax.gt(x, number(0, x.dtype)), lax.mul(x, grad))
 
-    return _apply(of_x, grad, x, weight), _apply(of_weight, grad, x, weight)
+    return _apply(grad_input, grad, x, weight), _apply(grad_weight, grad, x, weight)
 
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -149,15 +149,15 @@ def _tanh_argument(x: Array) -> Array:
 
 @lowers(aten.gelu.default)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
-    """x times the standard normal's cumulative distribution function at x; with `approximate="tanh"`, the approximation by tanh."""
+    """x times the standard normal's cumulative distribution function at x; approximated with tanh if `approximate="tanh"`."""
 
     def exact(x: Array) -> Array:
         return lax.mul(_times(x, 0.5), _plus(lax.erf(_times(x, _SQRT_HALF)), 1))
 
-    def by_tanh(x: Array) -> Array:
+    def tanh_approximation(x: Array) -> Array:
         return lax.mul(_times(x, 0.5), _plus(lax.tanh(_tanh_argument(x)), 1))
 
-    return _apply(by_tanh if approximate == "tanh" else exact, x)
+    return _apply(tanh_approximation if approximate == "tanh" else exact, x)
 
 
 @lowers(aten.gelu_backward.default)
@@ -167,20 +167,20 @@ def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
         pdf = _times(exp_nonpositive(_times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
         return lax.mul(grad, lax.add(cdf, lax.mul(x, pdf)))
 
-    def by_tanh(grad: Array, x: Array) -> Array:
+    def tanh_approximation(grad: Array, x: Array) -> Array:
         tanh = lax.tanh(_tanh_argument(x))
         inner = _times(_plus(_times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
         left = _times(_plus(tanh, 1), 0.5)
         right = lax.mul(lax.mul(_times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), inner)
         return lax.mul(grad, lax.add(left, right))
 
-    return _apply(by_tanh if approximate == "tanh" else exact, grad, x)
+    return _apply(tanh_approximation if approximate == "tanh" else exact, grad, x)
 
 
 @lowers(aten.hardtanh.default)
 def hardtanh(x: Array, low: Any = -1, high: Any = 1) -> Array:
     """x clamped to [low, high]; nan stays nan."""
-    return _bounded(x, held_bound(low, x.dtype), held_bound(high, x.dtype))
+    return _clamp(x, saturate_bound(low, x.dtype), saturate_bound(high, x.dtype))
 
 
 @lowers(aten.hardtanh_backward.default)
@@ -216,10 +216,13 @@ def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
 
 
 def _at_most(x: Array, limit: Any) -> Array:
-    """x <= limit, in float32 for half types: ATen's kernel for the CPU compares them so. Source: ATen native/cpu/Activation.cpp"""
+    """True where x <= limit. Half types are compared in float32, as in ATen's CPU kernel.
+
+    Source: ATen native/cpu/Activation.cpp
+    """
     is_exact = not is_dynamic(limit) and not is_symbolic(limit) and float(x.dtype.type(limit)) == limit
-    wide = x if is_exact else lax.convert_element_type(x, dtypes.accumulator(x.dtype))
-    return lax.le(wide, number(limit, wide.dtype))
+    upcast = x if is_exact else lax.convert_element_type(x, dtypes.accumulator(x.dtype))
+    return lax.le(upcast, number(limit, upcast.dtype))
 
 
 @lowers(aten.leaky_relu.default)
@@ -229,7 +232,7 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
-    """grad where x > 0, else grad * negative_slope. x is leaky_relu's input or its result, which has the same sign."""
+    """grad where x > 0, else grad * negative_slope. x is the input of leaky_relu or its result: both have the same sign."""
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
 
 
@@ -251,10 +254,10 @@ def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is
 
     def function(grad: Array, x: Array) -> Array:
         if is_result:
-            slope = _times(_plus(x, alpha * scale), input_scale)
+            derivative = _times(_plus(x, alpha * scale), input_scale)
         else:
-            slope = _times(lax.exp(_times(x, input_scale)), alpha * scale * input_scale)
-        return lax.mul(grad, lax.select(lax.le(x, number(0, x.dtype)), slope, full_like(x, scale)))
+            derivative = _times(lax.exp(_times(x, input_scale)), alpha * scale * input_scale)
+        return lax.mul(grad, lax.select(lax.le(x, number(0, x.dtype)), derivative, full_like(x, scale)))
 
     return _apply(function, grad, x)
 
@@ -297,14 +300,14 @@ def glu_backward(grad: Array, x: Array, dim: int) -> Array:
     Shape:  grad (..., n, ...), x (..., 2 n, ...) give (..., 2 n, ...).
     """
 
-    def of_left(grad: Array, right: Array) -> Array:
+    def grad_left(grad: Array, right: Array) -> Array:
         return lax.mul(grad, lax.logistic(right))
 
-    def of_right(grad: Array, left: Array, right: Array) -> Array:
+    def grad_right(grad: Array, left: Array, right: Array) -> Array:
         return lax.mul(_sigmoid_backward(grad, lax.logistic(right)), left)
 
     left, right = jnp.split(x, 2, dim)
-    return jnp.concatenate([_apply(of_left, grad, right), _apply(of_right, grad, left, right)], dim)
+    return jnp.concatenate([_apply(grad_left, grad, right), _apply(grad_right, grad, left, right)], dim)
 
 
 @lowers(aten.log_sigmoid_forward.default)
@@ -326,13 +329,13 @@ def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
-    """The gradient of x, computed from x alone; the buffer is not read."""
+    """The gradient of x, computed from x and grad. The buffer is not read."""
     return _apply(lambda grad, x: lax.mul(grad, lax.logistic(lax.neg(x))), grad, x)
 
 
 @lowers(aten.hardshrink.default)
 def hardshrink(x: Array, lambd: float = 0.5) -> Array:
-    """0 within [-lambd, lambd], x outside."""
+    """0 where -lambd <= x <= lambd, else x."""
     return _zeros_where(_within(x, lambd), x)
 
 
@@ -347,12 +350,12 @@ def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
 
 @lowers(aten.softshrink.default)
 def softshrink(x: Array, lambd: float = 0.5) -> Array:
-    """x moved towards 0 by lambd; within [-lambd, lambd], a zero with the sign of x. nan stays nan."""
+    """x - lambd above lambd, x + lambd below -lambd, and a zero with the sign of x between them; nan stays nan."""
 
     def function(x: Array) -> Array:
-        below = lax.lt(x, number(-lambd, x.dtype))
-        moved = lax.select(below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
-        return lax.select(_within(x, lambd), _times(x, 0), moved)
+        is_below = lax.lt(x, number(-lambd, x.dtype))
+        shrunk = lax.select(is_below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
+        return lax.select(_within(x, lambd), _times(x, 0), shrunk)
 
     return _apply(function, x)
 

@@ -1,4 +1,4 @@
-"""Lowerings of the assertions in a graph. Assertions about sizes and metadata were already decided when the graph was captured."""
+"""Lowerings of the assertions in a graph. Assertions about sizes and metadata were already evaluated when the graph was captured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require(condition: Array, message: str, ctx: Context) -> None:
 
 @lowers(aten._functional_assert_async.msg)
 def functional_assert_async(condition: Array, message: str, token: Array, ctx: Context) -> Array:
-    """Same as `require`. Returns the token by which AOTAutograd orders such ops."""
+    """Same as `require`. Returns the token with which AOTAutograd orders assertions."""
     require(condition, message, ctx)
     return token
 
@@ -43,5 +43,5 @@ def assert_scalar(condition: Any, message: str, ctx: Context) -> None:
 
 @lowers(aten._assert_tensor_metadata.default)
 def assert_metadata(*_: Any) -> None:
-    """Does nothing: the graph was captured for tensors that have this metadata."""
+    """Does nothing: the graph was captured for tensors with this metadata."""
     return None

@@ -1,4 +1,4 @@
-"""Scaled dot product attention, forward and backward: the ops of PyTorch's several kernels, all lowered to one computation.
+"""Scaled dot product attention, forward and backward: the ops of PyTorch's various kernels, all lowered to the same computation.
 
 Every forward also returns the log-sum-exp of each row of scores, from which the backward computes the weights again. A row in which
 every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_implementations.py.
@@ -47,10 +47,10 @@ def flash_attention_for_cpu(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """Attention, and the log-sum-exp of each row of scores.
+    """Returns attention's result, and the log-sum-exp of each row of scores.
 
     Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows).
-    Dtype:  that of the query; log-sum-exp: the accumulator's. Before torch 2.13 it is float32 for float64, too, as in torch's fake tensors.
+    Dtype:  that of the query; log-sum-exp: the accumulator's dtype, but float32 for float64 before torch 2.13, as in torch's fake tensors.
     Raises: UnsupportedOp for dropout, which this kernel does not have.
     """
     _refuse_dropout(dropout_p, ctx)
@@ -83,17 +83,17 @@ def flash_attention_for_cpu_backward(
 
 # --- CUDA
 #
-# These kernels return the state of their random generator for the backward. Here that state holds the bits of a JAX PRNG key.
+# These ops return the state of a random generator for the backward. Here the state holds the bits of a JAX PRNG key.
 
 
-def _forward_with_state(attention: Attention, dropout_p: float) -> tuple[Any, ...]:
+def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any, ...]:
     """Returns the forward's results in the order of the op's schema.
 
-    The first integer tensor after the log-sum-exp holds the PRNG key. Padding, and tensors that no lowering reads, are zero.
+    The first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering reads.
     """
     ctx = attention.ctx
-    key = ctx.key() if dropout_p > 0 else None
-    out, logsumexp = attend(attention, dropout_p, key)
+    prng_key = ctx.prng_key() if dropout_p > 0 else None
+    out, logsumexp = attend(attention, dropout_p, prng_key)
     spec = ctx.output[1]
     if spec.shape[2] > logsumexp.shape[2]:
         logsumexp = lax.pad(logsumexp, lax.full((), 0, logsumexp.dtype), [(0, 0, 0), (0, 0, 0), (0, spec.shape[2] - logsumexp.shape[2], 0)])
@@ -101,16 +101,16 @@ def _forward_with_state(attention: Attention, dropout_p: float) -> tuple[Any, ..
         logsumexp = lax.full(spec.shape, 0, logsumexp.dtype)
     results: list[Any] = [out, convert(lax.reshape(logsumexp, spec.shape), spec.jax_dtype)]
     for spec in ctx.output[2:]:
-        if isinstance(spec, TensorSpec) and dtypes.is_integer(spec.jax_dtype) and key is not None:
-            results.append(_pack_key(key, spec))
-            key = None
+        if isinstance(spec, TensorSpec) and dtypes.is_integer(spec.jax_dtype) and prng_key is not None:
+            results.append(_pack_key(prng_key, spec))
+            prng_key = None
         else:
             results.append(lax.full(spec.shape, 0, spec.jax_dtype) if isinstance(spec, TensorSpec) else spec)
     return tuple(results)
 
 
-def _pack_key(key: Array, spec: TensorSpec) -> Array:
-    bits = lax.bitcast_convert_type(jax.random.key_data(key), np.dtype(np.uint64))
+def _pack_key(prng_key: Array, spec: TensorSpec) -> Array:
+    bits = lax.bitcast_convert_type(jax.random.key_data(prng_key), np.dtype(np.uint64))
     packed = lax.reshape(lax.bitcast_convert_type(bits, spec.jax_dtype), (1,))
     count = math.prod(spec.shape)
     return lax.reshape(lax.pad(packed, lax.full((), 0, packed.dtype), [(0, count - 1, 0)]), spec.shape)
@@ -123,10 +123,10 @@ def _unpack_key(state: Array, dropout_p: float) -> Array | None:
     return jax.random.wrap_key_data(lax.bitcast_convert_type(first, np.dtype(np.uint32)), impl="threefry2x32")
 
 
-def _rows_of(logsumexp: Array, attention: Attention) -> Array:
-    """The log-sum-exp without its padding."""
+def _without_padding(logsumexp: Array, attention: Attention) -> Array:
+    """Returns the log-sum-exp without its padding, (batch, heads, rows)."""
     flat = logsumexp if logsumexp.ndim == 3 else lax.reshape(logsumexp, logsumexp.shape[:3])
-    return lax.slice(flat, (0, 0, 0), attention.rows) if flat.shape != attention.rows else flat
+    return lax.slice(flat, (0, 0, 0), attention.row_shape) if flat.shape != attention.row_shape else flat
 
 
 def _check_causal(query: Array, key: Array, is_causal: bool, ctx: Context) -> None:
@@ -152,12 +152,12 @@ def efficient_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """Attention, the log-sum-exp of each row of scores, and the random generator's state for the backward.
+    """Returns attention's result, the log-sum-exp of each row of scores, and the random generator's state for the backward.
 
     Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows), zero-padded or empty as in PyTorch's kernel.
     Dtype:  that of the query; log-sum-exp: float32.
     """
-    return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
+    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
 @lowers(aten._scaled_dot_product_cudnn_attention.default)
@@ -174,10 +174,11 @@ def cudnn_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, with the results of cuDNN's op: the log-sum-exp is (batch, heads, rows, 1), and results that only
-    cuDNN's own backward reads are zero.
+    """Same as `efficient_attention`, with the results of cuDNN's op.
+
+    The log-sum-exp is (batch, heads, rows, 1). Results that only cuDNN's own backward reads are zero.
     """
-    return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
+    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
 @lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
@@ -194,7 +195,7 @@ def overrideable_attention(
     ctx: Context,
 ) -> tuple[Any, ...]:
     """Same as `efficient_attention`, with this op's list of results."""
-    return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
+    return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
 @lowers(aten._scaled_dot_product_flash_attention.default)
@@ -214,7 +215,7 @@ def flash_attention(
     Raises: UnsupportedOp for a causal mask with different numbers of queries and keys.
     """
     _check_causal(query, key, is_causal, ctx)
-    return _forward_with_state(Attention(query, key, value, None, is_causal, scale, ctx), dropout_p)
+    return _forward_with_rng_state(Attention(query, key, value, None, is_causal, scale, ctx), dropout_p)
 
 
 @lowers(aten._scaled_dot_product_efficient_attention_backward.default)
@@ -237,8 +238,8 @@ def efficient_attention_backward(
 ) -> tuple[Array | None, ...]:
     """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    state = _unpack_key(philox_seed, dropout_p)
-    *grads, grad_scores = gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state, grad_input_mask[3])
+    prng_key = _unpack_key(philox_seed, dropout_p)
+    *grads, grad_scores = gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, prng_key, grad_input_mask[3])
     return *grads, _grad_bias(attn_bias, grad_scores) if grad_input_mask[3] else None
 
 
@@ -246,8 +247,8 @@ def _grad_bias(bias: Array | None, grad_scores: Array | None) -> Array | None:
     if bias is None or grad_scores is None:
         return None
     shape = (1,) * (grad_scores.ndim - bias.ndim) + bias.shape
-    repeated = [dim for dim in range(grad_scores.ndim) if shape[dim] == 1]
-    return convert(lax.reshape(lax.reduce_sum(grad_scores, repeated), bias.shape), bias.dtype)
+    broadcast_dims = [dim for dim in range(grad_scores.ndim) if shape[dim] == 1]
+    return convert(lax.reshape(lax.reduce_sum(grad_scores, broadcast_dims), bias.shape), bias.dtype)
 
 
 @lowers(aten._scaled_dot_product_cudnn_attention_backward.default)
@@ -273,7 +274,7 @@ def cudnn_attention_backward(
 ) -> tuple[Array, ...]:
     """Gradients of query, key and value, each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    return gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
+    return gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
 
 
 @lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
@@ -300,8 +301,8 @@ def overrideable_attention_backward(
 ) -> tuple[Array | None, ...]:
     """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
-    state = _unpack_key(philox_seed, dropout_p)
-    *grads, grad_scores = gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state, grad_input_mask[3])
+    prng_key = _unpack_key(philox_seed, dropout_p)
+    *grads, grad_scores = gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, prng_key, grad_input_mask[3])
     return *grads, _grad_bias(attn_bias, grad_scores) if grad_input_mask[3] else None
 
 
@@ -328,4 +329,4 @@ def flash_attention_backward(
     """Gradients of query, key and value, each with its operand's shape and dtype."""
     _check_causal(query, key, is_causal, ctx)
     attention = Attention(query, key, value, None, is_causal, scale, ctx)
-    return gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
+    return gradients(attention, grad, out, _without_padding(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]

@@ -19,15 +19,15 @@ Sizes = Sequence[int]
 
 
 def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
-    """The divisor of each window's sum: the number of positions that the window covers, with or without padding."""
+    """Returns the divisor of each window's sum: the number of positions that the window covers, with or without padding."""
     if divisor_override is not None:
         return np.full([dim.out for dim in dims], divisor_override)
     counts = np.ones([1] * len(dims), np.int64)
-    for place, dim in enumerate(dims):
+    for index, dim in enumerate(dims):
         low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
         # With ceil_mode the last window may reach beyond the padding; positions there never count.
         covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
-        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != place])
+        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != index])
     return counts
 
 
@@ -38,7 +38,8 @@ def _divide(x: Array, divisors: np.ndarray) -> Array:
     return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
 
 
-def _count(ctx: Context) -> int:
+def _spatial_rank(ctx: Context) -> int:
+    """Number of spatial dimensions of the current node's op."""
     return 2 if "2d" in ctx.node.target._schema.name else 3
 
 
@@ -59,10 +60,10 @@ def avg_pool(
     Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
     Dtype:  that of x.
     """
-    count, shape = _count(ctx), ctx.output.shape
+    rank, shape = _spatial_rank(ctx), ctx.output.shape
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
-    dims = windows_along(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding)
+    dims = windows_along(x.shape[-rank:], shape[-rank:], x.ndim, kernel, stride, padding)
     total = reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", dims)
     return convert(_divide(total, _divisors(dims, count_include_pad, divisor_override)), x.dtype)
 
@@ -80,34 +81,34 @@ def avg_pool_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """The gradient of x: each element gets its share from every window that covers it.
+    """The gradient of x: for each element, the sum over all windows that cover it of the window's gradient divided by its divisor.
 
     Shape:  that of x.
     Dtype:  that of x.
     """
     if 0 in grad.shape:
         return lax.full_like(x, 0)
-    count = _count(ctx)
-    dims = windows_along(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding)
+    rank = _spatial_rank(ctx)
+    dims = windows_along(x.shape[-rank:], grad.shape[-rank:], x.ndim, kernel, stride, padding)
     out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(dims, count_include_pad, divisor_override))
     for dim in dims:
-        out = _spread_windows(out, dim)
+        out = _sum_over_covering_windows(out, dim)
     return convert(out, x.dtype)
 
 
-def _spread_windows(x: Array, dim: PoolWindows) -> Array:
+def _sum_over_covering_windows(x: Array, dim: PoolWindows) -> Array:
     """For each position of the input along one dimension, the sum of the values of all windows that cover it."""
     if dim.kernel == dim.stride and dim.padding == 0:
         shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
         repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
         repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
-        rest = dim.size - dim.out * dim.kernel
-        return pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
+        uncovered = dim.size - dim.out * dim.kernel
+        return pad(repeated, 0, {dim.dim: (0, uncovered)}) if uncovered else repeated
     before = dim.kernel - 1 - dim.padding
     after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
-    spaced = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
+    dilated = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
     window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
-    return lax.reduce_window(spaced, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
+    return lax.reduce_window(dilated, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
@@ -117,30 +118,31 @@ def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
     Shape:  x (..., *space) gives (..., *output_size).
     Dtype:  that of x.
     """
-    count = len(output_size)
-    shape = (*x.shape[:-count], *output_size)
+    rank = len(output_size)
+    shape = (*x.shape[:-rank], *output_size)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
     out = convert(x, dtypes.accumulator(x.dtype))
-    for dim, size in enumerate(output_size, x.ndim - count):
+    for dim, size in enumerate(output_size, x.ndim - rank):
         out = _adaptive_mean(out, dim, size)
     return convert(out, x.dtype)
 
 
-def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
+def _adaptive_mean(x: Array, dim: int, output_size: int) -> Array:
+    """Returns adaptive average pooling of x along one dimension."""
     size = x.shape[dim]
-    if size % places:
-        return Windows.adaptive(size, places).sum(x, dim)
-    if size == places:
+    if size % output_size:
+        return Windows.adaptive(size, output_size).sum(x, dim)
+    if size == output_size:
         return x
-    split = lax.reshape(x, (*x.shape[:dim], places, size // places, *x.shape[dim + 1 :]))
+    split = lax.reshape(x, (*x.shape[:dim], output_size, size // output_size, *x.shape[dim + 1 :]))
     total = lax.reduce_sum(split, (dim + 1,))
-    return lax.div(total, lax.full_like(total, size // places))
+    return lax.div(total, lax.full_like(total, size // output_size))
 
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
-    """The gradient of x: each element gets its share from every window that covers it.
+    """The gradient of x: for each element, the sum over all windows that cover it of the window's gradient divided by its size.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -148,6 +150,6 @@ def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
     out = convert(grad, dtypes.accumulator(grad.dtype))
-    for dim in range(x.ndim - _count(ctx), x.ndim):
+    for dim in range(x.ndim - _spatial_rank(ctx), x.ndim):
         out = Windows.adaptive(x.shape[dim], grad.shape[dim]).mirrored().sum(out, dim)
     return convert(out, x.dtype)

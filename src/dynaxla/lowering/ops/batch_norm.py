@@ -16,25 +16,25 @@ from ..registry import lowers
 from .moments import affine, along, but_channels, moments_over, reciprocal_root
 
 Dims = Sequence[int]
-Three = tuple[Array | None, Array | None, Array | None]
+Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float, ctx: Context) -> tuple[Array, Array, Array, Array]:
-    """x normalized by its own statistics, and the mean, biased variance and 1 / standard deviation of each channel.
+    """Returns x normalized by its own statistics, and the mean, biased variance and 1 / standard deviation of each channel.
 
-    Dtype:  all: the accumulator's.
+    Dtype:  the accumulator's dtype for all results.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     mean, variance, centered = moments_over(wide, but_channels(x), ctx.sum)
-    inverse = reciprocal_root(variance, eps)
-    factor = inverse if weight is None else lax.mul(inverse, convert(weight, wide.dtype))
-    return affine(centered, factor, bias, (1,)), mean, variance, inverse
+    invstd = reciprocal_root(variance, eps)
+    factor = invstd if weight is None else lax.mul(invstd, convert(weight, wide.dtype))
+    return affine(centered, factor, bias, (1,)), mean, variance, invstd
 
 
 def _normalize_by_running(
     x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float, ctx: Context
 ) -> Array:
-    """x normalized by the running statistics, in the accumulator's dtype."""
+    """Returns x normalized by the running statistics, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     factor = reciprocal_root(convert(running_var, dtype), eps)
     if weight is not None:
@@ -42,22 +42,22 @@ def _normalize_by_running(
     if ctx.eager.centers_first:
         centered = lax.sub(convert(x, dtype), along(convert(running_mean, dtype), x.shape, (1,)))
         return affine(centered, factor, bias, (1,))
-    # As in ATen, all values of a channel are folded into one factor and one shift: an element takes one multiplication and one addition.
+    # As in ATen, each channel has one factor and one shift, so each element takes one multiplication and one addition.
     shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
     if bias is not None:
         shift = lax.add(convert(bias, dtype), shift)
     return affine(convert(x, dtype), factor, shift, (1,))
 
 
-def _blend(running: Array, statistic: Array, momentum: float) -> Array:
-    """(1 - momentum) * running + momentum * statistic"""
+def _update_running(running: Array, statistic: Array, momentum: float) -> Array:
+    """Returns (1 - momentum) * running + momentum * statistic, in the statistic's dtype."""
     wide = convert(running, statistic.dtype)
-    blended = lax.add(lax.mul(wide, lax.full_like(wide, 1 - momentum)), lax.mul(statistic, lax.full_like(wide, momentum)))
-    return blended
+    updated = lax.add(lax.mul(wide, lax.full_like(wide, 1 - momentum)), lax.mul(statistic, lax.full_like(wide, momentum)))
+    return updated
 
 
-def _saved(ctx: Context, index: int, statistic: Array | None) -> Array:
-    """A saved statistic in the dtype in which ATen saves it; for None, the empty tensor that ATen returns instead."""
+def _statistic_output(ctx: Context, index: int, statistic: Array | None) -> Array:
+    """Returns a statistic as the node's result at `index`: in ATen's dtype, or, for None, the empty tensor that ATen returns instead."""
     spec = ctx.output[index]
     return lax.full(spec.shape, 0, spec.jax_dtype) if statistic is None else convert(statistic, spec.jax_dtype)
 
@@ -73,7 +73,7 @@ def _batch_norm(
     eps: float,
     ctx: Context,
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """The normalized x, the saved mean and 1 / standard deviation, and the new running mean and variance."""
+    """Returns the normalized x, the saved mean and 1 / standard deviation, and the new running mean and variance."""
     _require_vectors(running_mean, running_var)
     # ATen's forward kernels read one element per channel, whatever the shape of weight and bias.
     weight, bias = (None if item is None else lax.reshape(item, (item.size,)) for item in (weight, bias))
@@ -81,16 +81,16 @@ def _batch_norm(
         assert running_mean is not None
         assert running_var is not None
         out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps, ctx)
-        return convert(out, x.dtype), _saved(ctx, 1, None), _saved(ctx, 2, None), running_mean, running_var
-    out, mean, variance, inverse = _normalize_by_batch(x, weight, bias, eps, ctx)
+        return convert(out, x.dtype), _statistic_output(ctx, 1, None), _statistic_output(ctx, 2, None), running_mean, running_var
+    out, mean, variance, invstd = _normalize_by_batch(x, weight, bias, eps, ctx)
     count = math.prod(x.shape[dim] for dim in but_channels(x))
     if running_mean is not None:
-        running_mean = _blend(running_mean, mean, momentum)
+        running_mean = _update_running(running_mean, mean, momentum)
     if running_var is not None:
         # The running variance is the unbiased one, which is 0 / 0 for a single value.
         unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
-        running_var = _blend(running_var, unbiased, momentum)
-    return convert(out, x.dtype), _saved(ctx, 1, mean), _saved(ctx, 2, inverse), running_mean, running_var
+        running_var = _update_running(running_var, unbiased, momentum)
+    return convert(out, x.dtype), _statistic_output(ctx, 1, mean), _statistic_output(ctx, 2, invstd), running_mean, running_var
 
 
 def _require_vectors(*parameters: Array | None) -> None:
@@ -118,7 +118,7 @@ def batch_norm_functional(
     Dtype:  that of x; statistics: as in PyTorch.
     """
     *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
-    return *results, _saved(ctx, 3, new_mean), _saved(ctx, 4, new_var)
+    return *results, _statistic_output(ctx, 3, new_mean), _statistic_output(ctx, 4, new_var)
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
@@ -169,8 +169,8 @@ def batch_norm_with_update(
     Shape:  that of x (batch, channel, *space); statistics: (channel).
     Dtype:  that of x; statistics: as in PyTorch.
     """
-    out, mean, inverse, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
-    return out, mean, inverse, _saved(ctx, 3, None), _saved(ctx, 4, new_mean), _saved(ctx, 5, new_var)
+    out, mean, invstd, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
+    return out, mean, invstd, _statistic_output(ctx, 3, None), _statistic_output(ctx, 4, new_mean), _statistic_output(ctx, 5, new_var)
 
 
 @lowers(aten._batch_norm_no_update.default)
@@ -191,8 +191,8 @@ def batch_norm_no_update(
     Shape:  that of x (batch, channel, *space); saved statistics: (channel), or empty with running statistics.
     """
     training = running_mean is None or running_var is None
-    out, mean, inverse, *_ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
-    return out, mean, inverse, _saved(ctx, 3, None)
+    out, mean, invstd, *_ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
+    return out, mean, invstd, _statistic_output(ctx, 3, None)
 
 
 @lowers(aten.native_batch_norm_backward.default)
@@ -209,7 +209,7 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
     *,
     ctx: Context,
-) -> Three:
+) -> Gradients:
     """Gradients of input, weight and bias; None for each that output_mask leaves out.
 
     Shape:  that of x, (channel) and (channel).
@@ -221,23 +221,23 @@ def native_batch_norm_backward(
     if train:
         assert save_mean is not None
         assert save_invstd is not None
-        mean, inverse = convert(save_mean, dtype), convert(save_invstd, dtype)
+        mean, invstd = convert(save_mean, dtype), convert(save_invstd, dtype)
     else:
         assert running_mean is not None
         assert running_var is not None
-        mean, inverse = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
+        mean, invstd = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
     centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
     grad_bias = ctx.sum(wide, dims)
-    grad_weight = lax.mul(ctx.sum(lax.mul(wide, centered), dims), inverse)
+    grad_weight = lax.mul(ctx.sum(lax.mul(wide, centered), dims), invstd)
     grad_input = None
     if output_mask[0]:
-        factor = inverse if weight is None else lax.mul(inverse, convert(weight, dtype))
+        factor = invstd if weight is None else lax.mul(invstd, convert(weight, dtype))
         if train:
-            count = lax.full_like(inverse, math.prod(x.shape[dim] for dim in dims))
+            count = lax.full_like(invstd, math.prod(x.shape[dim] for dim in dims))
             # The components of grad that would change the mean and the variance do not reach the input.
-            slope = lax.div(lax.mul(grad_weight, inverse), count)
+            coefficient = lax.div(lax.mul(grad_weight, invstd), count)
             wide = lax.sub(wide, along(lax.div(grad_bias, count), x.shape, (1,)))
-            wide = lax.sub(wide, lax.mul(centered, along(slope, x.shape, (1,))))
+            wide = lax.sub(wide, lax.mul(centered, along(coefficient, x.shape, (1,))))
         grad_input = convert(lax.mul(wide, along(factor, x.shape, (1,))), x.dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     return (
@@ -262,6 +262,6 @@ def batch_norm_backward(
     reserve: Array,
     *,
     ctx: Context,
-) -> Three:
+) -> Gradients:
     """Same as `native_batch_norm_backward`. The reserve, which only cuDNN reads, is not used."""
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, ctx=ctx)

@@ -53,7 +53,7 @@ def equals_infinity(x: Array, infinity: float) -> Array:
 
 
 def _logical(function: Function) -> Function:
-    """`function` of truth values: each operand is converted to bool on its own, without promotion."""
+    """Returns `function` applied to operands converted to bool, each on its own and without promotion."""
     return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
 
 
@@ -66,36 +66,38 @@ def _minimum(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
 
 
-def _keeps_zeros(dtype: DType) -> bool:
-    """True for dtypes that are clamped at zero by a select, which keeps the sign of zeros. For half types a maximum needs fewer roundings
-    (see passes/jaxpr/bfloat16_rounding.py)."""
+def _preserves_signed_zeros(dtype: DType) -> bool:
+    """True for dtypes whose clamp at zero is a select, which keeps the sign of zeros. For half types a maximum is used, which needs fewer
+    roundings (see passes/jaxpr/bfloat16_rounding.py)."""
     return dtypes.is_float(dtype) and dtype.itemsize > 2
 
 
 def at_least(x: Array, low: Any) -> Array:
-    """max(x, low) for a number `low`. With low = 0, zeros keep their sign (see `_keeps_zeros`), as in ATen; XLA's maximum of 0.0 and -0.0
-    is 0.0."""
-    if _keeps_zeros(x.dtype) and not is_dynamic(low) and low == 0:
+    """max(x, low) for a number `low`.
+
+    With low = 0, zeros keep their sign (see `_preserves_signed_zeros`), as in ATen; XLA's maximum of 0.0 and -0.0 is 0.0.
+    """
+    if _preserves_signed_zeros(x.dtype) and not is_dynamic(low) and low == 0:
         return lax.select(lax.lt(x, number(low, x.dtype)), full_like(x, low), x)
     return _maximum(x, expand(convert(low, x.dtype), x.shape))
 
 
 def at_most(x: Array, high: Any) -> Array:
     """min(x, high) for a number `high`. With high = 0, zeros keep their sign, as in `at_least`."""
-    if _keeps_zeros(x.dtype) and not is_dynamic(high) and high == 0:
+    if _preserves_signed_zeros(x.dtype) and not is_dynamic(high) and high == 0:
         return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
     return _minimum(x, expand(convert(high, x.dtype), x.shape))
 
 
-def _skip_nan(function: Function) -> Function:
-    """`function`, but where one operand is nan, the other operand."""
+def _ignore_nan(function: Function) -> Function:
+    """Returns `function`, except that where one operand is nan the result is the other operand."""
 
-    def skipping(x: Array, y: Array) -> Array:
+    def ignoring_nan(x: Array, y: Array) -> Array:
         if not dtypes.is_float(x.dtype):
             return function(x, y)
         return lax.select(is_nan(x), y, lax.select(is_nan(y), x, function(x, y)))
 
-    return skipping
+    return ignoring_nan
 
 
 @functools.cache
@@ -108,8 +110,8 @@ def _saturates_bounds() -> bool:
         return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
 
 
-def held_bound(value: Any, dtype: DType) -> Any:
-    """A bound of clamp or hardtanh; for integer dtypes saturated to the dtype's range, if torch does so."""
+def saturate_bound(value: Any, dtype: DType) -> Any:
+    """Returns a bound of clamp or hardtanh; for integer dtypes saturated to the dtype's range if the installed torch saturates bounds."""
     if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
         return value
     limits = np.iinfo(dtype)
@@ -118,18 +120,18 @@ def held_bound(value: Any, dtype: DType) -> Any:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
-    """min(max(x, low), high); nan where any of the three is nan.
+    """min(max(x, low), high); nan where x, low or high is nan.
 
-    Shape:  the three broadcast.
-    Dtype:  promoted from all three.
+    Shape:  that of x, low and high, broadcast.
+    Dtype:  promoted from x, low and high.
     """
     operands = [operand for operand in (x, low, high) if operand is not None]
 
     def bound(x: Array, *bounds: Array) -> Array:
         if low is not None:
-            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, held_bound(low, x.dtype))
+            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, saturate_bound(low, x.dtype))
         if high is not None:
-            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, held_bound(high, x.dtype))
+            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, saturate_bound(high, x.dtype))
         return x
 
     return elementwise(bound, operands, Promotion.NO_OPMATH)
@@ -139,8 +141,8 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
 def clamp_min(x: Array, low: Any) -> Array:
     """max(x, low); nan where either is nan.
 
-    Shape:  both broadcast.
-    Dtype:  promoted from both.
+    Shape:  that of x and low, broadcast.
+    Dtype:  promoted from x and low.
     """
     return clamp(x, low, None)
 
@@ -149,21 +151,21 @@ def clamp_min(x: Array, low: Any) -> Array:
 def clamp_max(x: Array, high: Any) -> Array:
     """min(x, high); nan where either is nan.
 
-    Shape:  both broadcast.
-    Dtype:  promoted from both.
+    Shape:  that of x and high, broadcast.
+    Dtype:  promoted from x and high.
     """
     return clamp(x, None, high)
 
 
 @lowers(aten.where.self)
 def where(condition: Array, x: Any, y: Any) -> Array:
-    """x where the condition holds, else y; all three are broadcast.
+    """x where the condition is true, else y. The condition, x and y are broadcast.
 
     Dtype:  promoted from x and y.
     """
     common = result_type((x, y))
-    chosen, first, second = broadcast([convert(condition, np.dtype(np.bool_)), convert(x, common), convert(y, common)])
-    return lax.select(chosen, first, second)
+    selected, first, second = broadcast([convert(condition, np.dtype(np.bool_)), convert(x, common), convert(y, common)])
+    return lax.select(selected, first, second)
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -198,8 +200,8 @@ lower_table(
     {
         aten.maximum.default: _maximum,
         aten.minimum.default: _minimum,
-        aten.fmax.default: _skip_nan(_maximum),
-        aten.fmin.default: _skip_nan(_minimum),
+        aten.fmax.default: _ignore_nan(_maximum),
+        aten.fmin.default: _ignore_nan(_minimum),
     },
     promote=Promotion.NO_OPMATH,
 )

@@ -1,4 +1,4 @@
-"""A held value is the new one if all checks before it hold, else the old one."""
+"""The op `commit_if_ok` returns the new value if all checks before it hold, else the old value."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from jax import numpy as jnp
 
 from dynaxla.lowering import Context
-from dynaxla.lowering.ops.commit_if_ok import _held, held
+from dynaxla.lowering.ops.commit_if_ok import commit_if_ok, lower_commit_if_ok
 
 
 @pytest.mark.parametrize("conditions", [[], [True], [False], [True, False], [False, True]])
-def test_held(conditions: list[bool]) -> None:
+def test_commit_if_ok(conditions: list[bool]) -> None:
     new, old = jnp.arange(3.0), -jnp.arange(3.0)
 
     def program(given: list[jax.Array]) -> jax.Array:
         ctx = Context("cuda")
         for condition in given:
             ctx.require(condition, IndexError, "")
-        value = _held(new, old, ctx)
+        value = lower_commit_if_ok(new, old, ctx)
         ctx.require(jnp.array(False), IndexError, "a later one does not count")
         return value
 
@@ -30,6 +30,6 @@ def test_held(conditions: list[bool]) -> None:
 
 def test_torch_raises_where_it_checks_so_it_takes_the_new_value() -> None:
     new = torch.ones(2)
-    result = held(new, torch.zeros(2))
+    result = commit_if_ok(new, torch.zeros(2))
     assert result.tolist() == [1, 1]
     assert result.data_ptr() != new.data_ptr()

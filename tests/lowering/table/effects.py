@@ -37,7 +37,7 @@ ELSEWHERE: dict[str, str] = {
         dynaxla.length.default dynaxla.masked.default dynaxla.part.default dynaxla.put.default dynaxla.put_into.default
         dynaxla.together.default dynaxla.turned.default dynaxla.within.default""",
     # What it gives depends on the program's checks.
-    "lowering/ops/test_commit_if_ok.py": "dynaxla.held.default",
+    "lowering/ops/test_commit_if_ok.py": "dynaxla.commit_if_ok.default",
     "sharding/test_marking.py": "dynaxla.sharding_constraint.default",
     "test_partitioning.py": "dynaxla.placed.default dynaxla.each_has.default dynaxla.all_have.default",
     # They have no result, or one that says nothing.

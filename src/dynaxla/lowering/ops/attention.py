@@ -92,7 +92,7 @@ def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any
     The first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering reads.
     """
     ctx = attention.ctx
-    prng_key = ctx.prng_key() if dropout_p > 0 else None
+    prng_key = ctx.key() if dropout_p > 0 else None
     out, logsumexp = attend(attention, dropout_p, prng_key)
     spec = ctx.output[1]
     if spec.shape[2] > logsumexp.shape[2]:

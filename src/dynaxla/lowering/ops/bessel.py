@@ -4,9 +4,9 @@ Source: S. L. Moshier, Cephes Mathematical Library (j0.c, j1.c, i0.c, i1.c, k0.c
 intervals, asymptotic expansions beyond. ATen evaluates the same formulas (native/Math.h), so both round alike. Coefficients are listed
 with the highest order first.
 
-I comes from JAX. JAX's bessel_jn is not accurate enough for J: in float32 it is nan for x from -3 to 0, in float64 it is off by 1e-9 at
-x = 9, and at 1e4 it is wrong in every digit. JAX has no Y, no K and no Airy function. Torch's own kernels (see fallback.py) cannot be fused
-with neighbouring ops, and a TPU cannot call them.
+I comes from JAX. JAX's bessel_jn is not accurate enough for J: in float32 its result is nan for x from -3 to 0, in float64 its error
+is 1e-9 at x = 9, and at x = 1e4 every digit is wrong. JAX has no Y, no K and no Airy function. Torch's own kernels (see fallback.py)
+cannot be fused with neighbouring ops, and a TPU cannot call them.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ _QQ = (
     ),
 )
 # J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for the squares r of the first two roots (_J_ROOTS).
-_J_TOP = (
+_J_NUMERATOR = (
     (-4.79443220978201773821e9, 1.95617491946556577543e12, -2.49248344360967716204e14, 9.70862251047306323952e15),
     (-8.99971225705559398224e8, 4.52228297998194034323e11, -7.27494245221818276015e13, 3.68295732863852883286e15),
 )
-_J_BOTTOM = (
+_J_DENOMINATOR = (
     (
         4.99563147152651017219e2,
         1.73785401676374683123e5,
@@ -136,7 +136,7 @@ _J_BOTTOM = (
 )
 _J_ROOTS = ((5.78318596294678452118e0, 3.04712623436620863991e1), (1.46819706421238932572e1, 4.92184563216946036703e1))
 # Y for x <= 5, by order: a rational function of x**2, to which a multiple of J times a logarithm is added.
-_Y_TOP = (
+_Y_NUMERATOR = (
     (
         1.55924367855235737965e4,
         -1.46639295903971606143e7,
@@ -156,7 +156,7 @@ _Y_TOP = (
         -7.78877196265950026825e17,
     ),
 )
-_Y_BOTTOM = (
+_Y_DENOMINATOR = (
     (
         1.04128353664259848412e3,
         6.26107330137134956842e5,
@@ -178,7 +178,7 @@ _Y_BOTTOM = (
     ),
 )
 # K by order. For x <= 2: a Chebyshev series in x**2 - 2, combined with I times a logarithm. For x > 2: a Chebyshev series in 8 / x - 2.
-_K_NEAR = (
+_K_SMALL = (
     (
         1.37446543561352307156e-16,
         4.25981614279661018399e-14,
@@ -205,7 +205,7 @@ _K_NEAR = (
         1.52530022733894777053e0,
     ),
 )
-_K_FAR = (
+_K_LARGE = (
     (
         5.30043377268626276149e-18,
         -1.64758043015242134646e-17,
@@ -261,8 +261,8 @@ _K_FAR = (
         2.72062619048444266945e0,
     ),
 )
-# Airy's Ai for x >= 2.09, in 1 / zeta.
-_AIRY_TOP = (
+# Airy's Ai for x >= 2.09: a rational function of 1 / zeta.
+_AIRY_NUMERATOR = (
     3.46538101525629032477e-1,
     1.20075952739645805542e1,
     7.62796053615234516538e1,
@@ -272,7 +272,7 @@ _AIRY_TOP = (
     1.40264691163389668864e1,
     9.99999999999999995305e-1,
 )
-_AIRY_BOTTOM = (
+_AIRY_DENOMINATOR = (
     5.67594532638770212846e-1,
     1.47562562584847203173e1,
     8.45138970141474626562e1,
@@ -282,8 +282,8 @@ _AIRY_BOTTOM = (
     1.40959135607834029598e1,
     1.00000000000000000470e0,
 )
-# Airy's Ai for x < -2.09, in 1 / zeta**2: the factors of the sine and of the cosine.
-_AIRY_SINE_TOP = (
+# Airy's Ai for x < -2.09: the factors of the sine and of the cosine, as rational functions of 1 / zeta**2.
+_AIRY_SINE_NUMERATOR = (
     -1.31696323418331795333e-1,
     -6.26456544431912369773e-1,
     -6.93158036036933542233e-1,
@@ -294,7 +294,7 @@ _AIRY_SINE_TOP = (
     -2.77649108155232920844e-6,
     -1.67787698489114633780e-8,
 )
-_AIRY_SINE_BOTTOM = (
+_AIRY_SINE_DENOMINATOR = (
     1.33560420706553243746e1,
     3.26825032795224613948e1,
     2.67367040941499554804e1,
@@ -305,7 +305,7 @@ _AIRY_SINE_BOTTOM = (
     7.54720348287414296618e-5,
     4.51850092970580378464e-7,
 )
-_AIRY_COSINE_TOP = (
+_AIRY_COSINE_NUMERATOR = (
     1.97339932091685679179e-2,
     3.91103029615688277255e-1,
     1.06579897599595591108e0,
@@ -318,7 +318,7 @@ _AIRY_COSINE_TOP = (
     8.11789239554389293311e-8,
     3.41551784765923618484e-10,
 )
-_AIRY_COSINE_BOTTOM = (
+_AIRY_COSINE_DENOMINATOR = (
     9.30892908077441974853e0,
     1.98352928718312140417e1,
     1.55646628932864612953e1,
@@ -337,7 +337,12 @@ def _number(x: Array, value: float) -> Any:
 
 
 def polynomial(x: Array, coefficients: Series) -> Array:
-    """The value of a polynomial at x, by Horner's rule. coefficients: highest order first."""
+    """Returns the value of a polynomial at x, by Horner's rule.
+
+    Args:
+        x: the point.
+        coefficients: highest order first.
+    """
     total = full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total = lax.add(lax.mul(total, x), _number(x, coefficient))
@@ -345,7 +350,12 @@ def polynomial(x: Array, coefficients: Series) -> Array:
 
 
 def chebyshev_series(x: Array, coefficients: Series) -> Array:
-    """The sum of coefficients times Chebyshev polynomials at x / 2, by Clenshaw's recurrence. The constant term is halved."""
+    """Returns the value of a Chebyshev series at x / 2, by Clenshaw's recurrence. The constant term is halved.
+
+    Args:
+        x: twice the point.
+        coefficients: highest order first.
+    """
     before, last, total = full_like(x, 0), full_like(x, 0), full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         before, last = last, total
@@ -353,8 +363,8 @@ def chebyshev_series(x: Array, coefficients: Series) -> Array:
     return lax.mul(_number(x, 0.5), lax.sub(total, before))
 
 
-def _ratio(x: Array, top: Series, bottom: Series) -> Array:
-    return lax.div(polynomial(x, top), polynomial(x, bottom))
+def _rational(x: Array, numerator: Series, denominator: Series) -> Array:
+    return lax.div(polynomial(x, numerator), polynomial(x, denominator))
 
 
 def _times(x: Array, factor: float) -> Array:
@@ -369,45 +379,45 @@ def _inverse(x: Array, factor: float = 1) -> Array:
     return lax.div(full_like(x, factor), x)
 
 
-def _choose(condition: Array, value: float, otherwise: Array) -> Array:
-    return lax.select(condition, full_like(otherwise, value), otherwise)
+def _value_where(condition: Array, value: float, x: Array) -> Array:
+    return lax.select(condition, full_like(x, value), x)
 
 
-def _waves(order: int, x: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """The parts of J and Y for x > 5: P, Q, the cosine and sine of the angle, and the amplitude."""
+def _asymptotic_terms(order: int, x: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Returns the terms of the asymptotic expansions of J and Y for x > 5: P, Q, the cosine and sine of the angle, and the amplitude."""
     square = lax.mul(_inverse(x, 5), _inverse(x, 5)) if order else _inverse(lax.mul(x, x), 25)
     angle = _plus(x, -math.pi * (0.75 if order else 0.25))
-    first = _ratio(square, _PP[order], _PQ[order])
-    second = lax.mul(_inverse(x, 5), _ratio(square, _QP[order], _QQ[order]))
+    first = _rational(square, _PP[order], _PQ[order])
+    second = lax.mul(_inverse(x, 5), _rational(square, _QP[order], _QQ[order]))
     return first, second, lax.cos(angle), lax.sin(angle), lax.div(full_like(x, math.sqrt(2 / math.pi)), lax.sqrt(x))
 
 
 def bessel_j(order: int, x: Array) -> Array:
     """The Bessel function of the first kind."""
-    size = lax.abs(x)
-    square = lax.mul(size, size)
-    near = lax.mul(_plus(square, -_J_ROOTS[order][0]), _plus(square, -_J_ROOTS[order][1]))
-    near = lax.mul(near, _ratio(square, _J_TOP[order], _J_BOTTOM[order]))
+    magnitude = lax.abs(x)
+    square = lax.mul(magnitude, magnitude)
+    small = lax.mul(_plus(square, -_J_ROOTS[order][0]), _plus(square, -_J_ROOTS[order][1]))
+    small = lax.mul(small, _rational(square, _J_NUMERATOR[order], _J_DENOMINATOR[order]))
     if order:
-        near = lax.mul(near, size)
-    first, second, cosine, sine, amplitude = _waves(order, size)
-    far = lax.mul(lax.sub(lax.mul(first, cosine), lax.mul(second, sine)), amplitude)
-    out = lax.select(lax.le(size, _number(x, 5)), near, far)
+        small = lax.mul(small, magnitude)
+    first, second, cosine, sine, amplitude = _asymptotic_terms(order, magnitude)
+    large = lax.mul(lax.sub(lax.mul(first, cosine), lax.mul(second, sine)), amplitude)
+    out = lax.select(lax.le(magnitude, _number(x, 5)), small, large)
     return lax.select(lax.lt(x, _number(x, 0)), lax.neg(out), out) if order else out
 
 
 def bessel_y(order: int, x: Array) -> Array:
     """The Bessel function of the second kind: -inf at zero, nan below."""
     square = lax.mul(x, x)
-    near = _ratio(square, _Y_TOP[order], _Y_BOTTOM[order])
+    small = _rational(square, _Y_NUMERATOR[order], _Y_DENOMINATOR[order])
     logarithm = lax.mul(bessel_j(order, x), lax.log(x))
     if order:
-        near, logarithm = lax.mul(x, near), lax.sub(logarithm, _inverse(x))
-    near = lax.add(near, _times(logarithm, 2 / math.pi))
-    first, second, cosine, sine, amplitude = _waves(order, x)
-    far = lax.mul(lax.add(lax.mul(first, sine), lax.mul(second, cosine)), amplitude)
-    out = lax.select(lax.le(x, _number(x, 5)), near, far)
-    return _choose(lax.eq(x, _number(x, 0)), -math.inf, _choose(lax.lt(x, _number(x, 0)), math.nan, out))
+        small, logarithm = lax.mul(x, small), lax.sub(logarithm, _inverse(x))
+    small = lax.add(small, _times(logarithm, 2 / math.pi))
+    first, second, cosine, sine, amplitude = _asymptotic_terms(order, x)
+    large = lax.mul(lax.add(lax.mul(first, sine), lax.mul(second, cosine)), amplitude)
+    out = lax.select(lax.le(x, _number(x, 5)), small, large)
+    return _value_where(lax.eq(x, _number(x, 0)), -math.inf, _value_where(lax.lt(x, _number(x, 0)), math.nan, out))
 
 
 # The modified Bessel functions of the first kind, by order. They are nan at the infinities, as in ATen.
@@ -416,23 +426,23 @@ _MODIFIED_BESSEL_I = (jax.scipy.special.i0, jax.scipy.special.i1)
 
 def _modified_bessel_k(order: int, scaled: bool, x: Array) -> Array:
     """The modified Bessel function of the second kind, times exp(x) if `scaled`: inf at zero, nan below."""
-    series = chebyshev_series(_plus(lax.mul(x, x), -2), _K_NEAR[order])
+    series = chebyshev_series(_plus(lax.mul(x, x), -2), _K_SMALL[order])
     logarithm = lax.mul(lax.log(_times(x, 0.5)), _MODIFIED_BESSEL_I[order](x))
-    near = lax.add(logarithm, lax.div(series, x)) if order else lax.sub(series, logarithm)
-    far = lax.div(chebyshev_series(_plus(_inverse(x, 8), -2), _K_FAR[order]), lax.sqrt(x))
+    small = lax.add(logarithm, lax.div(series, x)) if order else lax.sub(series, logarithm)
+    large = lax.div(chebyshev_series(_plus(_inverse(x, 8), -2), _K_LARGE[order]), lax.sqrt(x))
     if scaled:
-        near = lax.mul(near, lax.exp(x))
+        small = lax.mul(small, lax.exp(x))
     else:
-        far = lax.mul(lax.exp(lax.neg(x)), far)
-    out = lax.select(lax.le(x, _number(x, 2)), near, far)
-    return _choose(lax.eq(x, _number(x, 0)), math.inf, _choose(lax.lt(x, _number(x, 0)), math.nan, out))
+        large = lax.mul(lax.exp(lax.neg(x)), large)
+    out = lax.select(lax.le(x, _number(x, 2)), small, large)
+    return _value_where(lax.eq(x, _number(x, 0)), math.inf, _value_where(lax.lt(x, _number(x, 0)), math.nan, out))
 
 
 def _spherical_bessel_j0(x: Array) -> Array:
-    """sin(x) / x, by its series near 0; 0 at the infinities."""
+    """sin(x) / x; by its Taylor series near 0, and 0 at the infinities."""
     series = polynomial(lax.mul(x, x), [(-1) ** k / math.factorial(2 * k + 1) for k in range(6, -1, -1)])
     out = lax.select(lax.lt(lax.abs(x), _number(x, 0.5)), series, lax.div(lax.sin(x), x))
-    return _choose(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
+    return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
 
 
 # Maclaurin series of Ai in x**3: one for the part with value 1 at 0, one for the part with slope 1 there.
@@ -451,20 +461,20 @@ def _airy_ai(x: Array) -> Array:
     square = lax.mul(inverse, inverse)
     amplitude = _inverse(lax.sqrt(root), 1 / math.sqrt(math.pi))
 
-    above = lax.div(_ratio(inverse, _AIRY_TOP, _AIRY_BOTTOM), lax.mul(full_like(x, 2), lax.exp(zeta)))
+    positive = lax.div(_rational(inverse, _AIRY_NUMERATOR, _AIRY_DENOMINATOR), lax.mul(full_like(x, 2), lax.exp(zeta)))
     angle = _plus(zeta, math.pi / 4)
-    sine = _plus(lax.mul(square, _ratio(square, _AIRY_SINE_TOP, _AIRY_SINE_BOTTOM)), 1)
-    cosine = lax.mul(inverse, _ratio(square, _AIRY_COSINE_TOP, _AIRY_COSINE_BOTTOM))
-    below = lax.sub(lax.mul(lax.sin(angle), sine), lax.mul(lax.cos(angle), cosine))
+    sine = _plus(lax.mul(square, _rational(square, _AIRY_SINE_NUMERATOR, _AIRY_SINE_DENOMINATOR)), 1)
+    cosine = lax.mul(inverse, _rational(square, _AIRY_COSINE_NUMERATOR, _AIRY_COSINE_DENOMINATOR))
+    negative = lax.sub(lax.mul(lax.sin(angle), sine), lax.mul(lax.cos(angle), cosine))
     cube = lax.mul(lax.mul(x, x), x)
-    between = lax.sub(
+    near_zero = lax.sub(
         _times(polynomial(cube, _AIRY_VALUE_SERIES), _AIRY_AT_ZERO),
         _times(lax.mul(x, polynomial(cube, _AIRY_SLOPE_SERIES)), _AIRY_SLOPE_AT_ZERO),
     )
-    out = lax.select(lax.ge(x, _number(x, 2.09)), lax.mul(amplitude, above), between)
-    out = lax.select(lax.lt(x, _number(x, -2.09)), lax.mul(amplitude, below), out)
-    out = _choose(lax.gt(x, _number(x, 103.892)), 0, out)
-    return _choose(lax.eq(lax.abs(x), _number(x, math.inf)), math.nan, out)
+    out = lax.select(lax.ge(x, _number(x, 2.09)), lax.mul(amplitude, positive), near_zero)
+    out = lax.select(lax.lt(x, _number(x, -2.09)), lax.mul(amplitude, negative), out)
+    out = _value_where(lax.gt(x, _number(x, 103.892)), 0, out)
+    return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), math.nan, out)
 
 
 lower_table(

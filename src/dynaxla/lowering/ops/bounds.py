@@ -1,5 +1,8 @@
-"""Run-time checks for values that eager mode refuses, such as indices out of range: a compiled call raises the same exception, and mutates
-nothing. A check is left out where the graph shows that the values are in range (`interval`)."""
+"""Run-time checks for values that eager mode rejects, such as indices out of range.
+
+If a check fails, the compiled call raises the same exception as eager mode, and mutates nothing. No check is added where the graph shows
+that the values are in range (`interval`).
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,14 @@ Interval = tuple[int, int]  # the lowest and the highest value, both included
 def require_index(
     ctx: Context, index: Array, size: int, error: type[Exception], message: str, source: Any = None, *, from_end: bool = False
 ) -> None:
-    """Makes the compiled call raise unless every index is within a dimension of `size`.
+    """Makes the compiled call raise unless every index is in range for a dimension.
 
     Args:
+        ctx: context of the current node.
+        index: the indices, of an integer dtype.
+        size: size of the dimension.
+        error: class of the exception.
+        message: message of the exception.
         source: the node or number in the graph that `index` comes from. If its interval is known to be in range, no check is added.
         from_end: True if negative indices count from the end.
     """
@@ -34,27 +42,28 @@ def require_index(
     if index.size == 0 or (known is not None and definitely(lambda: low <= known[0] and known[1] <= high)):
         return
     limits = np.iinfo(index.dtype)
-    good = lax.full(index.shape, True)
+    in_range = lax.full(index.shape, True)
     if not definitely(lambda: low <= limits.min):
-        good = lax.ge(index, number(low, index.dtype))
+        in_range = lax.ge(index, number(low, index.dtype))
     if not definitely(lambda: high >= limits.max):
-        good = lax.bitwise_and(good, lax.le(index, number(high, index.dtype)))
-    ctx.require(good, error, message)
+        in_range = lax.bitwise_and(in_range, lax.le(index, number(high, index.dtype)))
+    ctx.require(in_range, error, message)
 
 
 def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
-    """Makes the compiled call raise unless `holds`, a condition that is known during tracing but that eager mode checks at run time."""
+    """Makes the compiled call raise unless `holds`: a condition known during tracing, which eager mode checks at run time."""
     if not holds:
         ctx.require(lax.full((), False), error, message)
 
 
 def argument(ctx: Context, position: int) -> Any:
-    """The current node's positional argument at `position`, as in the graph; None if the node has fewer arguments."""
+    """Returns the current node's positional argument at `position`, as in the graph; None if the node has fewer arguments."""
     return ctx.node.args[position] if position < len(ctx.node.args) else None
 
 
 def interval(ctx: Context, source: Any) -> Interval | None:
-    """The lowest and the highest value that elements of `source`, a node or an integer, can have; None if the graph does not show it."""
+    """Returns the lowest and the highest value that elements of `source`, a node or an integer, can have; None if the graph does not show
+    them."""
     if isinstance(source, int):
         return source, source
     if not isinstance(source, Node):
@@ -65,44 +74,48 @@ def interval(ctx: Context, source: Any) -> Interval | None:
     rule = _INTERVALS.get(source.target)
     if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.int32, torch.int64):
         return None
-    found = rule(ctx, source)
+    result = rule(ctx, source)
     limits = torch.iinfo(value.dtype)
-    return found if found is not None and limits.min <= found[0] and found[1] <= limits.max else None
+    return result if result is not None and limits.min <= result[0] and result[1] <= limits.max else None
 
 
-def _first_argument(ctx: Context, node: Node) -> Interval | None:
+def _first_argument_interval(ctx: Context, node: Node) -> Interval | None:
     return interval(ctx, node.args[0])
 
 
-def _of_range(ctx: Context, node: Node) -> Interval | None:
-    numbers = [ctx.spec_of(item) for item in node.args]
-    if not all(isinstance(value, int) for value in numbers):
+def _arange_interval(ctx: Context, node: Node) -> Interval | None:
+    arguments = [ctx.spec_of(item) for item in node.args]
+    if not all(isinstance(value, int) for value in arguments):
         return None
-    start, end, step = {1: lambda: (0, numbers[0], 1), 2: lambda: (*numbers, 1), 3: lambda: numbers}[len(numbers)]()
+    start, end, step = {1: lambda: (0, arguments[0], 1), 2: lambda: (*arguments, 1), 3: lambda: arguments}[len(arguments)]()
     values = range(start, end, step)
     return (min(values[0], values[-1]), max(values[0], values[-1])) if values else None
 
 
-def _of_place(ctx: Context, node: Node) -> Interval | None:
-    """The interval of the indices that ops such as argmax return: along `dim`, or into the flattened tensor if `dim` is None."""
+def _index_interval(ctx: Context, node: Node) -> Interval | None:
+    """Returns the interval of the indices that an op such as argmax returns: along `dim`, or into the flattened tensor if `dim` is None."""
     shape = ctx.spec_of(node.args[0]).shape
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
-    place = [item.name for item in schema].index("dim")
-    default = schema[place].default_value
-    dim = node.args[place] if place < len(node.args) else node.kwargs.get("dim", default)
+    position = [item.name for item in schema].index("dim")
+    default = schema[position].default_value
+    dim = node.args[position] if position < len(node.args) else node.kwargs.get("dim", default)
     if not isinstance(dim, int):
         return 0, int(np.prod(shape)) - 1
     return (0, shape[wrap(dim, len(shape))] - 1) if shape else (0, 0)
 
 
-def _of_item(ctx: Context, node: Node) -> Interval | None:
+def _getitem_interval(ctx: Context, node: Node) -> Interval | None:
     source, item = node.args
-    return _of_place(ctx, source) if item == 1 and isinstance(source, Node) and source.target in _WITH_PLACES else None
+    return _index_interval(ctx, source) if item == 1 and isinstance(source, Node) and source.target in _VALUES_AND_INDICES else None
 
 
-def _with_number(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
-    """The rule for a binary op whose second operand is a single number."""
+def _rule_for_scalar_operand(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
+    """Returns the rule for a binary op: it gives an interval if the second operand is a single number.
+
+    Args:
+        combine: the op, for integers.
+    """
 
     def rule(ctx: Context, node: Node) -> Interval | None:
         first, second = interval(ctx, node.args[0]), interval(ctx, node.args[1])
@@ -114,19 +127,28 @@ def _with_number(combine: Callable[[int, int], int]) -> Callable[[Context, Node]
     return rule
 
 
-def _of_remainder(ctx: Context, node: Node) -> Interval | None:
+def _remainder_interval(ctx: Context, node: Node) -> Interval | None:
     divisor = interval(ctx, node.args[1])
     return (0, divisor[0] - 1) if divisor is not None and divisor[0] == divisor[1] and divisor[0] > 0 else None
 
 
-def _of_clamp(ctx: Context, node: Node) -> Interval | None:
+def _clamp_interval(ctx: Context, node: Node) -> Interval | None:
     low, high = (interval(ctx, bound) for bound in (*node.args[1:3], None, None)[:2])
     return (low[0], max(low[0], high[0])) if low is not None and high is not None else None
 
 
-_WITH_PLACES = (aten.sort.default, aten.sort.stable, aten.topk.default, aten.max.dim, aten.min.dim, aten.median.dim, aten.kthvalue.default)
-# Ops whose result holds only elements of their first argument.
-_MOVES = (
+# Ops that return values and, as their second result, the indices of the values.
+_VALUES_AND_INDICES = (
+    aten.sort.default,
+    aten.sort.stable,
+    aten.topk.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.median.dim,
+    aten.kthvalue.default,
+)
+# Ops whose result contains only elements of their first argument.
+_DATA_MOVEMENT = (
     aten.view.default,
     aten._unsafe_view.default,
     aten.expand.default,
@@ -149,23 +171,23 @@ _MOVES = (
     aten._to_copy.default,
 )
 _INTERVALS: dict[Any, Callable[[Context, Node], Interval | None]] = {
-    **dict.fromkeys(_MOVES, _first_argument),
-    aten.arange.default: _of_range,
-    aten.arange.start: _of_range,
-    aten.arange.start_step: _of_range,
-    aten.argmax.default: _of_place,
-    aten.argmin.default: _of_place,
-    aten.argsort.default: _of_place,
+    **dict.fromkeys(_DATA_MOVEMENT, _first_argument_interval),
+    aten.arange.default: _arange_interval,
+    aten.arange.start: _arange_interval,
+    aten.arange.start_step: _arange_interval,
+    aten.argmax.default: _index_interval,
+    aten.argmin.default: _index_interval,
+    aten.argsort.default: _index_interval,
     aten.randperm.default: lambda ctx, node: (0, ctx.spec_of(node.args[0]) - 1),
     aten.randint.default: lambda ctx, node: (0, ctx.spec_of(node.args[0]) - 1),
     aten.randint.low: lambda ctx, node: (ctx.spec_of(node.args[0]), ctx.spec_of(node.args[1]) - 1),
-    aten.add.Tensor: _with_number(operator.add),
-    aten.add.Scalar: _with_number(operator.add),
-    aten.sub.Tensor: _with_number(operator.sub),
-    aten.sub.Scalar: _with_number(operator.sub),
-    aten.mul.Tensor: _with_number(operator.mul),
-    aten.mul.Scalar: _with_number(operator.mul),
-    aten.remainder.Scalar: _of_remainder,
-    aten.clamp.default: _of_clamp,
-    operator.getitem: _of_item,
+    aten.add.Tensor: _rule_for_scalar_operand(operator.add),
+    aten.add.Scalar: _rule_for_scalar_operand(operator.add),
+    aten.sub.Tensor: _rule_for_scalar_operand(operator.sub),
+    aten.sub.Scalar: _rule_for_scalar_operand(operator.sub),
+    aten.mul.Tensor: _rule_for_scalar_operand(operator.mul),
+    aten.mul.Scalar: _rule_for_scalar_operand(operator.mul),
+    aten.remainder.Scalar: _remainder_interval,
+    aten.clamp.default: _clamp_interval,
+    operator.getitem: _getitem_interval,
 }

@@ -1,10 +1,10 @@
 """Lowerings of the collectives of `torch.distributed`. The compiled program calls torch's own collectives, on its own buffers, with the
-user's process groups. Where XLA's own collectives are requested, and XLA has the op, the program uses those instead (`xla_collectives.py`).
+user's process groups. If XLA's own collectives are requested, and XLA has the op, the program uses XLA's (`xla_collectives.py`).
 
 The collectives of a program run in the order of the graph: each reads a token that the previous one has written (`Context.effect_token`).
-XLA knows no order among them, and two processes that call collectives in different orders wait for each other forever. Before a program's
-first run its processes compare the collectives that they are about to call (`runtime/collective_agreement.py`). A collective returns when
-its result has arrived, so `wait_tensor` does nothing.
+Without tokens XLA could reorder them, and two processes that call collectives in different orders wait for each other forever. Before a
+program's first run its processes compare the collectives that they are about to call (`runtime/collective_agreement.py`). A collective
+returns when its result has arrived, so `wait_tensor` does nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
@@ -36,13 +36,13 @@ Start = Callable[..., Any]
 
 def _all_reduce(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str) -> Any:
     outputs[0].copy_(inputs[0])
-    return group.allreduce([outputs[0]], _summing(torch.distributed.AllreduceOptions(), reduce_op))
+    return group.allreduce([outputs[0]], _with_reduce_op(torch.distributed.AllreduceOptions(), reduce_op))
 
 
 def _all_reduce_coalesced(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str) -> Any:
     for output, operand in zip(outputs, inputs, strict=True):
         output.copy_(operand)
-    return group.allreduce_coalesced(list(outputs), _summing(torch.distributed.AllreduceCoalescedOptions(), reduce_op))
+    return group.allreduce_coalesced(list(outputs), _with_reduce_op(torch.distributed.AllreduceCoalescedOptions(), reduce_op))
 
 
 def _broadcast(group: Any, outputs: Tensors, inputs: Tensors, source: int) -> Any:
@@ -61,11 +61,11 @@ def _all_gather_coalesced(group: Any, outputs: Tensors, inputs: Tensors, size: i
 
 
 def _reduce_scatter(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str, size: int) -> Any:
-    return private.reduce_scatter(group, outputs[0], inputs[0], _summing(torch.distributed.ReduceScatterOptions(), reduce_op))
+    return private.reduce_scatter(group, outputs[0], inputs[0], _with_reduce_op(torch.distributed.ReduceScatterOptions(), reduce_op))
 
 
 def _reduce_scatter_coalesced(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str, size: int) -> Any:
-    options = _summing(torch.distributed.ReduceScatterOptions(), reduce_op)
+    options = _with_reduce_op(torch.distributed.ReduceScatterOptions(), reduce_op)
     return group.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), options)
 
 
@@ -73,13 +73,13 @@ def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequenc
     return group.alltoall_base(outputs[0], inputs[0], list(received), list(sent))
 
 
-def _by_itself(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
-    """Runs an op that allocates its own result and has no work handle to return. Returns the handle of finished work."""
+def _run_and_wait(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
+    """Runs an op that allocates its own result and returns no work handle. Waits for the result, and returns a handle of finished work."""
     outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
     return private.completed_work()
 
 
-def _summing(options: Any, reduce_op: str) -> Any:
+def _with_reduce_op(options: Any, reduce_op: str) -> Any:
     options.reduceOp = getattr(torch.distributed.ReduceOp, reduce_op.upper())
     return options
 
@@ -96,69 +96,76 @@ _STARTS: dict[str, Start] = {
 }
 
 
-def _collective(*args: Any, ctx: Context) -> Any:
+def _lower_collective(*args: Any, ctx: Context) -> Any:
     """Lowers the current node's collective: by XLA if requested and possible, else by a callback into torch that waits for the result."""
     op: Any = ctx.node.target
-    operands, *settings, name = args
-    start, agreement = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op), ctx.agreement
+    operands, *settings, group_name = args
+    start, agreement = _STARTS.get(op._schema.name) or functools.partial(_run_and_wait, op), ctx.agreement
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
     if (members := ctx.members) is not None:
-        described = dataclasses.replace(_described(ctx, settings, name), by=f"by XLA among ranks {list(members.ranks)}")
-        found = xla_collectives.lower(ctx, op._opname, arrays, settings, name, lambda: members.agreement.add(described))
-        if found is not None:
-            return found if isinstance(ctx.output, (tuple, list)) else found[0]
-    given = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
+        record_by_xla = dataclasses.replace(_record_of_node(ctx, settings, group_name), by=f"by XLA among ranks {list(members.ranks)}")
+        results = xla_collectives.lower(ctx, op._opname, arrays, settings, group_name, lambda: members.agreement.add(record_by_xla))
+        if results is not None:
+            return results if isinstance(ctx.output, (tuple, list)) else results[0]
+    output_specs = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
-    index = agreement.add(_described(ctx, settings, name))
+    index = agreement.add(_record_of_node(ctx, settings, group_name))
 
     def write(outputs: Tensors, inputs: Tensors) -> None:
         agreement.run(index, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
 
-    plain = (*map(str, settings), str(name))
-    results = call_back(ctx, write, arrays, given, views=views, plain=plain, has_effect=True)
-    return results if isinstance(ctx.output, (tuple, list)) else results[0]
+    plain = (*map(str, settings), str(group_name))
+    outputs = call_back(ctx, write, arrays, output_specs, views=views, plain=plain, has_effect=True)
+    return outputs if isinstance(ctx.output, (tuple, list)) else outputs[0]
 
 
 def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a collective in eager mode in the way a compiled program calls it, and waits for it.
+    """Calls a collective in eager mode in the same way as a compiled program, and waits for its result.
 
     Args:
         op: one of `asynchronous.COLLECTIVES`.
-        args, kwargs: its arguments.
+        args: the op's positional arguments.
+        kwargs: the op's keyword arguments.
 
-    Returns: the op's result, for which `wait_tensor` does not have to wait.
-    Raises: CollectiveMismatch; CollectiveFailed.
+    Returns:
+        The op's result, for which `wait_tensor` does not have to wait.
+
+    Raises:
+        CollectiveMismatch: The processes of the group are about to call different collectives.
+        CollectiveFailed: The collective failed, or another process did not reach it.
     """
     values = [*args, *(kwargs[argument.name] for argument in op._schema.arguments[len(args) :] if argument.name in kwargs)]
-    operands, *settings, name = values
+    operands, *settings, group_name = values
     inputs = list(operands) if isinstance(operands, (list, tuple)) else [operands]
-    metas = [tensor.detach().to("meta") for tensor in inputs]
-    shapes = op(metas if isinstance(operands, (list, tuple)) else metas[0], *settings, name)
-    several = isinstance(shapes, (list, tuple))
-    outputs = [torch.empty(shape.shape, dtype=shape.dtype, device=inputs[0].device) for shape in (shapes if several else [shapes])]
+    meta_inputs = [tensor.detach().to("meta") for tensor in inputs]
+    meta_outputs = op(meta_inputs if isinstance(operands, (list, tuple)) else meta_inputs[0], *settings, group_name)
+    is_list = isinstance(meta_outputs, (list, tuple))
+    outputs = [
+        torch.empty(shape.shape, dtype=shape.dtype, device=inputs[0].device) for shape in (meta_outputs if is_list else [meta_outputs])
+    ]
     inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
-    start = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op)
+    start = _STARTS.get(op._schema.name) or functools.partial(_run_and_wait, op)
     tensors = [dtypes.describe(tensor.dtype, tuple(tensor.shape)) for tensor in inputs]
-    described = _description(op, tensors, settings, str(name), user_frames.line())
-    call_eagerly(described, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
-    return outputs if several else outputs[0]
+    record = _record(op, tensors, settings, str(group_name), user_frames.line())
+    call_eagerly(record, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
+    return outputs if is_list else outputs[0]
 
 
-def _described(ctx: Context, settings: Sequence[Any], name: str) -> Collective:
+def _record_of_node(ctx: Context, settings: Sequence[Any], group_name: str) -> Collective:
     operands = ctx.input(0)
     tensors = list(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
-    return _description(ctx.node.target, tensors, settings, name, user_line(ctx.node))
+    return _record(ctx.node.target, tensors, settings, group_name, user_line(ctx.node))
 
 
-def _description(op: Any, tensors: Sequence[str], settings: Sequence[Any], name: str, where: str) -> Collective:
+def _record(op: Any, tensors: Sequence[str], settings: Sequence[Any], group_name: str, user_line: str) -> Collective:
     if op._opname == "all_to_all_single":
         received, sent = map(tuple, settings)
-        return Collective(name, op._opname, (), tuple(tensors), (sent, received), where)
-    return Collective(name, op._opname, tuple(map(str, settings)), tuple(tensors), (), where)
+        return Collective(group_name, op._opname, (), tuple(tensors), (sent, received), user_line)
+    return Collective(group_name, op._opname, tuple(map(str, settings)), tuple(tensors), (), user_line)
 
 
 for _name in asynchronous.COLLECTIVES:
-    lowers(_name, platforms=PLATFORMS)(_collective)
+    lowers(_name, platforms=PLATFORMS)(_lower_collective)
 
 
 @lowers("_c10d_functional::wait_tensor", platforms=PLATFORMS)

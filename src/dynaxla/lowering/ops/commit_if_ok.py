@@ -1,5 +1,7 @@
-"""The op `dynaxla::held`, which keeps an old value if one of the program's checks has failed. It is for GPUs, where a call does not wait
-for the results of the checks."""
+"""The op `dynaxla::commit_if_ok`, which returns a new value, or the old value if one of the program's checks has failed.
+
+Programs for GPUs use it, because their calls do not wait for the results of the checks.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,25 @@ from ..promotion import expand
 from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
-_library.define("held(Tensor new, Tensor old) -> Tensor")
+_library.define("commit_if_ok(Tensor new, Tensor old) -> Tensor")
 
 
-@torch.library.impl("dynaxla::held", "CompositeExplicitAutograd", lib=_library)
-def _held_by_torch(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return new.clone()  # torch's kernels raise when a check fails
+@torch.library.impl("dynaxla::commit_if_ok", "CompositeExplicitAutograd", lib=_library)
+def _return_new(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return new.clone()  # torch's kernels of the checks have already raised if one failed
 
 
-held = torch.ops.dynaxla.held.default
+commit_if_ok = torch.ops.dynaxla.commit_if_ok.default
 
 
-@lowers(held)
-def _held(new: Array, old: Array, ctx: Context) -> Array:
-    """`new` if all checks of earlier nodes of the graph hold, else `old`.
+@lowers(commit_if_ok)
+def lower_commit_if_ok(new: Array, old: Array, ctx: Context) -> Array:
+    """`new` if no check of an earlier node of the graph failed, else `old`.
 
-    Shape:  that of both.
-    Dtype:  that of both.
+    Shape:  that of `new` and `old`, which is the same.
+    Dtype:  that of `new` and `old`, which is the same.
     """
-    holds = lax.full((), True)
+    all_ok = lax.full((), True)
     for check in ctx.checks:
-        holds = lax.bitwise_and(holds, check.condition)
-    return lax.select(expand(holds, new.shape), new, old)
+        all_ok = lax.bitwise_and(all_ok, check.condition)
+    return lax.select(expand(all_ok, new.shape), new, old)

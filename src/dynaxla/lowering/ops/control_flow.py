@@ -1,8 +1,8 @@
 """Control flow, lowered to XLA's own branches and loops: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and
 `invoke_subgraph` for regions that are compiled once.
 
-The bodies are graphs. A branch or loop returns the index of the first run-time check (`Context.require`) that failed in its body. Random
-numbers in a loop come from a key that differs in each iteration.
+The branches and loop bodies are graphs. A branch or loop returns the index of the first run-time check (`Context.require`) that failed in
+it. Random numbers in a loop come from a PRNG key that differs in each iteration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Subgraph:
     """A graph that a control-flow op calls.
 
     Attributes:
-        run: takes the graph's inputs and a context of its own; returns the graph's outputs.
+        run: takes the graph's inputs and a nested context; returns the graph's outputs.
         draws_random: True if the graph draws random numbers.
     """
 
@@ -44,16 +44,17 @@ def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]
     return outputs
 
 
-def _carried_arrays(values: Sequence[Any], what: str) -> tuple[Array, ...]:
+def _require_arrays(values: Sequence[Any], description: str) -> tuple[Array, ...]:
+    """Returns the values. Raises UnsupportedOp if one is not an array; `description` says in the message what a value is."""
     if not all(isinstance(value, Array) for value in values):
-        raise UnsupportedOp(f"{what} that is not a tensor")
+        raise UnsupportedOp(f"{description} that is not a tensor")
     return tuple(values)
 
 
 def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: Sequence[Any] = (), *, ctx: Context) -> list[Any]:
     """The outputs of one of two graphs, selected by the predicate. Both graphs are compiled into the program; only one runs.
 
-    A predicate that is a Python number is known during tracing; then only the selected graph is compiled.
+    If the predicate is a Python number, it is known during tracing, and only the selected graph is compiled.
 
     Shape:  the predicate has one element; both graphs return the same shapes and dtypes.
     Raises: UnsupportedOp if a result is a tensor in one branch only, or a different number in each branch.
@@ -61,8 +62,8 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
     if not isinstance(predicate, Array):
         return _inline(true_graph if predicate else false_graph, operands, ctx)
     predicate = lax.reshape(lax.ne(predicate, lax.full_like(predicate, 0)), ())
-    found = [Checks(), Checks()]
-    others: list[list[Any]] = [[], []]
+    checks = [Checks(), Checks()]
+    non_tensors: list[list[Any]] = [[], []]
 
     def branch(index: int, graph: Subgraph) -> Callable[[], tuple[Array, ...]]:
         key = ctx.key() if graph.draws_random else None
@@ -70,19 +71,19 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
         def trace() -> tuple[Array, ...]:
             inner = ctx.nested(key)
             outputs = graph.run(operands, inner)
-            found[index] = inner.checks
-            others[index] = [None if isinstance(output, Array) else (output,) for output in outputs]
+            checks[index] = inner.checks
+            non_tensors[index] = [None if isinstance(output, Array) else (output,) for output in outputs]
             return (*(output for output in outputs if isinstance(output, Array)), inner.checks.failure())
 
         return trace
 
     *arrays, code = lax.cond(predicate, branch(0, true_graph), branch(1, false_graph))
-    if others[0] != others[1]:
+    if non_tensors[0] != non_tensors[1]:
         raise UnsupportedOp("torch.cond with a result that is a tensor in only one branch, or a different number in each branch")
-    ctx.checks.add_inner(found[0], code, predicate)
-    ctx.checks.add_inner(found[1], code, lax.bitwise_not(predicate))
-    remaining = iter(arrays)
-    return [next(remaining) if other is None else other[0] for other in others[0]]
+    ctx.checks.add_inner(checks[0], code, predicate)
+    ctx.checks.add_inner(checks[1], code, lax.bitwise_not(predicate))
+    remaining_arrays = iter(arrays)
+    return [next(remaining_arrays) if non_tensor is None else non_tensor[0] for non_tensor in non_tensors[0]]
 
 
 def while_loop(
@@ -93,55 +94,55 @@ def while_loop(
     Shape:  the carried values keep their shapes.
     Raises: UnsupportedOp for a carried value that is not a tensor.
     """
-    start = _carried_arrays(carried, "a value carried through while_loop")
+    start = _require_arrays(carried, "a value carried through while_loop")
     key = ctx.key() if cond_graph.draws_random or body_graph.draws_random else None
-    found = Checks()
+    body_checks = Checks()
 
-    def goes_on(values: Sequence[Array], ctx: Context) -> Array:
+    def evaluate_condition(values: Sequence[Array], ctx: Context) -> Array:
         return lax.reshape(cond_graph.run([*values, *additional], ctx)[0], ())
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        nonlocal found
+        nonlocal body_checks
         _, _, count, values = state
         inner = ctx.nested(None if key is None else jax.random.fold_in(key, count))
-        values = _carried_arrays(body_graph.run([*values, *additional], inner), "a value carried through while_loop")
-        going = goes_on(values, inner)
-        found = inner.checks
-        code = found.failure()
-        return lax.bitwise_and(going, lax.eq(code, np.int32(NONE_FAILED))), code, lax.add(count, np.uint32(1)), values
+        values = _require_arrays(body_graph.run([*values, *additional], inner), "a value carried through while_loop")
+        continues = evaluate_condition(values, inner)
+        body_checks = inner.checks
+        code = body_checks.failure()
+        return lax.bitwise_and(continues, lax.eq(code, np.int32(NONE_FAILED))), code, lax.add(count, np.uint32(1)), values
 
-    first = ctx.nested(ctx.key() if cond_graph.draws_random else None)
-    going = goes_on(start, first)
-    ctx.checks += first.checks
-    state = (going, Checks().failure(), lax.full((), 0, np.dtype(np.uint32)), start)
+    inner = ctx.nested(ctx.key() if cond_graph.draws_random else None)
+    continues = evaluate_condition(start, inner)
+    ctx.checks += inner.checks
+    state = (continues, Checks().failure(), lax.full((), 0, np.dtype(np.uint32)), start)
     _, code, _, values = lax.while_loop(lambda state: state[0], body, state)
-    ctx.checks.add_inner(found, code)
+    ctx.checks.add_inner(body_checks, code)
     return values
 
 
 def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """The carried values after the last iteration, then the other results of all iterations, stacked.
+    """The carried values after the last iteration, followed by the other results, each stacked over all iterations.
 
-    Shape:  the carried values keep their shapes; the stacked results have the number of iterations as first dimension, as `xs` have.
+    Shape:  the carried values keep their shapes; the first dimension of `xs` and of the stacked results is the number of iterations.
     Raises: UnsupportedOp for a carried value or a result that is not a tensor.
     """
-    start = _carried_arrays(init, "a value carried through scan")
+    start = _require_arrays(init, "a value carried through scan")
     key = ctx.key() if graph.draws_random else None
-    found = Checks()
+    body_checks = Checks()
     length = xs[0].shape[0]
 
     def body(state: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[Any, Any]:
-        nonlocal found
+        nonlocal body_checks
         values, code = state
-        count, *pieces = slices
+        count, *elements = slices
         inner = ctx.nested(None if key is None else jax.random.fold_in(key, count))
-        outputs = _carried_arrays(graph.run([*values, *pieces, *additional], inner), "a result of scan's function")
-        found = inner.checks
-        code = lax.select(lax.eq(code, np.int32(NONE_FAILED)), found.failure(), code)
+        outputs = _require_arrays(graph.run([*values, *elements, *additional], inner), "a result of scan's function")
+        body_checks = inner.checks
+        code = lax.select(lax.eq(code, np.int32(NONE_FAILED)), body_checks.failure(), code)
         return (outputs[: len(start)], code), outputs[len(start) :]
 
     (values, code), stacked = lax.scan(body, (start, Checks().failure()), (lax.iota(np.dtype(np.uint32), length), *xs), length=length)
-    ctx.checks.add_inner(found, code)
+    ctx.checks.add_inner(body_checks, code)
     return [*values, *stacked]
 
 
@@ -170,7 +171,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
 
 
 def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
-    """The outputs of a graph that several nodes may call; it is inlined at each."""
+    """The outputs of a graph that several nodes may call. The graph is inlined at each call."""
     return _inline(graph, operands, ctx)
 
 

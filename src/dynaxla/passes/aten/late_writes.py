@@ -16,7 +16,7 @@ Consumers of the new input inside the program, and outputs with memory of their 
 single view read the value that was written to the view (written_places.py).
 
 On a GPU, calls return before the outcome of the program's checks is known. If a check has failed, the program returns valid indices and the
-old values, so that the late writes change nothing (`held`). Writes for which this is not possible stay in the program.
+old values, so that the late writes change nothing (`commit_if_ok`). Writes for which this is not possible stay in the program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ...capture.graph import AtenGraph, written_inputs
 from ...lowering.fallback import mutates
 from ...lowering.graphs import FOR_CHECKS, view_source
 from ...lowering.interpreter import is_plain_python
-from ...lowering.ops.commit_if_ok import held
+from ...lowering.ops.commit_if_ok import commit_if_ok
 from ...runtime import private
 from ...torch_ops import aten
 from .device_transfers import has_several_devices
@@ -191,7 +191,7 @@ class _Splitter:
         """
 
         def unless_failed(new: Node, old: Node) -> Node:
-            return call(self._program, held, new, old)
+            return call(self._program, commit_if_ok, new, old)
 
         old = self._old_view(source, write.place)
         args = torch.fx.node.map_arg(write.args, self._copies.__getitem__)

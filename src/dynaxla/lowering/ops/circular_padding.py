@@ -83,9 +83,11 @@ def _by_xla(problem: CircularPaddingProblem, x: Array, concatenate: Concatenate)
 
 
 def lower_concatenation(ctx: Context, concatenate: Concatenate) -> Array:
-    """The value of the current node, an `aten.cat`: by an implementation of CIRCULAR if it is circular padding, else by `concatenate`.
+    """Lowers the current node, an `aten.cat`: by an implementation of CIRCULAR if the node is circular padding, else by `concatenate`.
 
-    join: computes any concatenation.
+    Args:
+        ctx: context of the node.
+        concatenate: computes the node as an ordinary concatenation.
     """
     padding_by_dim: dict[int, tuple[int, int]] = {}
     node = ctx.node

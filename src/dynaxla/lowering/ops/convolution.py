@@ -28,21 +28,22 @@ Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """The shapes, dtype and settings of a convolution, by which an implementation is chosen.
+class ConvolutionProblem:
+    """The shapes, dtype and settings of a convolution, for which an implementation is chosen.
 
     Attributes:
         x: shape of the input, (batch, in, *space).
-        weight: shape of the weight, (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`.
+        weight: shape of the weight: (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`.
         out: shape of the result, (batch, out, *windows).
         stride: distance between windows.
-        margins: padding with zeros at both ends of each spatial dimension; negative values crop x.
-        spread: distance between x's elements, with zeros in between (XLA's lhs_dilation).
-        dilation: distance between the weight's elements (XLA's rhs_dilation).
+        padding: numbers of zeros added at both ends of each spatial dimension; negative values crop x.
+        base_dilation: distance between x's elements, with zeros in between (JAX's lhs_dilation).
+        dilation: distance between the weight's elements (JAX's rhs_dilation).
         groups: number of groups.
-        mirrored: True if the weight is already reversed in space, as for the gradient of a convolution's input.
-        dtype: of x and weight. The result has this dtype, or the accumulator's.
-        precision: of the products, as for `lax.conv_general_dilated`.
+        transposed: True for a transposed convolution, which is the gradient of a convolution's input. Its weight is already reversed in
+            space.
+        dtype: dtype of x and weight. The result has this dtype, or the accumulator's dtype.
+        precision: precision of the products, as for `lax.conv_general_dilated`.
         platform: JAX's name of the platform.
     """
 
@@ -50,18 +51,19 @@ class Convolution:
     weight: tuple[int, ...]
     out: tuple[int, ...]
     stride: tuple[int, ...]
-    margins: tuple[tuple[int, int], ...]
-    spread: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    base_dilation: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    mirrored: bool
+    transposed: bool
     dtype: DType
     precision: lax.Precision
     platform: str
 
     @property
     def swapped(self) -> bool:
-        return self.mirrored and self.groups == 1
+        """True if the weight's first dimension is the input channels and its second the output channels."""
+        return self.transposed and self.groups == 1
 
     @property
     def products(self) -> int:
@@ -71,52 +73,53 @@ class Convolution:
 
     @property
     def result_order(self) -> tuple[int, ...] | None:
+        """Memory order of x and of the result; None for row-major."""
         return order_between_convolutions(len(self.x), self.platform)
 
     @property
     def operands(self) -> tuple[Operand, ...]:
+        """Metadata of x and of the weight."""
         return Operand(self.x, self.dtype, self.result_order), Operand(self.weight, self.dtype)
 
     def __str__(self) -> str:
-        shapes = f"{self.dtype}{list(self.x)} by {list(self.weight)}{', mirrored' if self.mirrored else ''}"
-        plain = {"stride": 1, "margins": (0, 0), "spread": 1, "dilation": 1}
-        given = [(name, getattr(self, name)) for name, value in plain.items() if any(item != value for item in getattr(self, name))]
-        given += [("groups", self.groups)] if self.groups > 1 else []
-        return ", ".join([shapes, *(f"{name} {value}" for name, value in given)])
+        shapes = f"{self.dtype}{list(self.x)} by {list(self.weight)}{', transposed' if self.transposed else ''}"
+        defaults = {"stride": 1, "padding": (0, 0), "base_dilation": 1, "dilation": 1}
+        settings = [(name, getattr(self, name)) for name, value in defaults.items() if any(item != value for item in getattr(self, name))]
+        settings += [("groups", self.groups)] if self.groups > 1 else []
+        return ", ".join([shapes, *(f"{name} {value}" for name, value in settings)])
 
 
-CONVOLUTION: Implementations[Convolution] = Implementations("convolution")
+CONVOLUTION: Implementations[ConvolutionProblem] = Implementations("convolution")
 
-# With fewer products, a call of oneDNN costs more (15 microseconds) than it saves.
-_FEW_PRODUCTS = 250_000
+# With fewer multiplications, the call of oneDNN takes longer (15 microseconds) than the time that it saves.
+_MIN_PRODUCTS_FOR_ONEDNN = 250_000
+
+# Depthwise convolutions with more kernel elements are computed by oneDNN.
+_MAX_KERNEL_SIZE_FOR_TAPS = 32
 
 
-# Depthwise convolutions with more kernel elements are left to oneDNN.
-_MOST_TAPS = 32
-
-
-def _supports_onednn(problem: Convolution) -> bool:
+def _supports_onednn(problem: ConvolutionProblem) -> bool:
     return 3 <= len(problem.x) <= 5 and onednn_support.supports(problem.dtype)
 
 
-def _supports_patches(problem: Convolution) -> bool:
-    """True if the windows tile x without gaps or overlap, as windows of one element do."""
+def _supports_patches(problem: ConvolutionProblem) -> bool:
+    """True if the windows tile x without gaps or overlap, for example windows of one element with stride 1."""
     return (
         _supports_onednn(problem)
         and problem.groups == 1
         and problem.stride == problem.weight[2:]
         and all(size == step * count for size, step, count in zip(problem.x[2:], problem.stride, problem.out[2:], strict=True))
-        and not any(margin for ends in problem.margins for margin in ends)
-        and all(step == 1 for step in problem.spread)
+        and not any(size for pair in problem.padding for size in pair)
+        and all(step == 1 for step in problem.base_dilation)
         and all(step == 1 or size == 1 for step, size in zip(problem.dilation, problem.weight[2:], strict=True))
     )
 
 
 @CONVOLUTION.implementation(
-    "patches", platforms=["cpu"], supports=_supports_patches, preferred=lambda problem: problem.products >= _FEW_PRODUCTS
+    "patches", platforms=["cpu"], supports=_supports_patches, preferred=lambda problem: problem.products >= _MIN_PRODUCTS_FOR_ONEDNN
 )
-def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """One matrix product: a matrix with a row for each window, times the weight."""
+def _by_patches(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """The convolution as one matrix product: a matrix with a row for each window, times the weight."""
     kernel = problem.weight[2:]
     if math.prod(kernel) == 1:
         rows, swapped = channels_last(x), problem.swapped
@@ -133,68 +136,73 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
 
 
-def _supports_taps(problem: Convolution) -> bool:
+def _supports_taps(problem: ConvolutionProblem) -> bool:
     """True for a one-dimensional depthwise convolution: each channel has its own kernel."""
     return len(problem.x) == 3 and problem.weight[:2] == (problem.groups, 1) and problem.x[1] == problem.groups
 
 
-@CONVOLUTION.implementation("taps", platforms=["cpu"], supports=_supports_taps, preferred=lambda problem: problem.weight[2] <= _MOST_TAPS)
-def _by_taps(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The sum, over the kernel's elements, of each element times a slice of x: elementwise work, which XLA fuses with neighbouring ops in
-    any layout. oneDNN takes ten times as long, torch five times."""
+@CONVOLUTION.implementation(
+    "taps", platforms=["cpu"], supports=_supports_taps, preferred=lambda problem: problem.weight[2] <= _MAX_KERNEL_SIZE_FOR_TAPS
+)
+def _by_taps(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """The sum, over the kernel's elements, of the element times a slice of x.
+
+    These are elementwise ops, which XLA fuses with neighbouring ops in any layout. oneDNN takes ten times as long, torch five times.
+    """
     wide = dtypes.accumulator(problem.dtype)
-    (margins,), (step,) = problem.margins, problem.spread
-    x = lax.pad(convert(x, wide), number(0, wide), [(0, 0, 0), (0, 0, 0), (*margins, step - 1)])
-    reach = (problem.out[2] - 1) * problem.stride[0] + 1
+    (padding,), (step,) = problem.padding, problem.base_dilation
+    x = lax.pad(convert(x, wide), number(0, wide), [(0, 0, 0), (0, 0, 0), (*padding, step - 1)])
+    span = (problem.out[2] - 1) * problem.stride[0] + 1
     # (kernel, channels): the factors of one kernel element are contiguous.
     factors = in_memory(lax.transpose(lax.reshape(convert(weight, wide), (problem.groups, problem.weight[2])), (1, 0)))
 
-    def tap(place: int) -> Array:
-        start = place * problem.dilation[0]
-        factor = lax.reshape(lax.slice_in_dim(factors, place, place + 1, axis=0), (problem.groups,))
+    def tap(index: int) -> Array:
+        start = index * problem.dilation[0]
+        factor = lax.reshape(lax.slice_in_dim(factors, index, index + 1, axis=0), (problem.groups,))
         factor = lax.broadcast_in_dim(factor, problem.out, (1,))
-        return lax.mul(lax.slice_in_dim(x, start, start + reach, problem.stride[0], axis=2), factor)
+        return lax.mul(lax.slice_in_dim(x, start, start + span, problem.stride[0], axis=2), factor)
 
     out = functools.reduce(lax.add, map(tap, range(problem.weight[2])))
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, wide), out.shape, (1,)))
 
 
-def _output_padding(problem: Convolution) -> list[int]:
-    """The `output_padding` of torch's transposed convolution that computes this convolution of a dilated x (`spread`)."""
-    sizes = zip(problem.x[2:], problem.out[2:], problem.spread, _padding(problem), _reach(problem), strict=True)
-    return [out - ((size - 1) * step - 2 * pad + reach + 1) for size, out, step, pad, reach in sizes]
+def _output_padding(problem: ConvolutionProblem) -> list[int]:
+    """Returns the `output_padding` with which torch's transposed convolution computes this problem."""
+    sizes = zip(problem.x[2:], problem.out[2:], problem.base_dilation, _torch_padding(problem), _kernel_spans(problem), strict=True)
+    return [out - ((size - 1) * step - 2 * pad + span + 1) for size, out, step, pad, span in sizes]
 
 
-def _padding(problem: Convolution) -> list[int]:
-    return [reach - low for reach, (low, _) in zip(_reach(problem), problem.margins, strict=True)]
+def _torch_padding(problem: ConvolutionProblem) -> list[int]:
+    """Returns the `padding` with which torch's transposed convolution computes this problem."""
+    return [span - low for span, (low, _) in zip(_kernel_spans(problem), problem.padding, strict=True)]
 
 
-def _reach(problem: Convolution) -> list[int]:
-    """The distance between a kernel's first and last element along each spatial dimension."""
+def _kernel_spans(problem: ConvolutionProblem) -> list[int]:
+    """Returns the distance between a kernel's first and last element along each spatial dimension."""
     return [(size - 1) * step for size, step in zip(problem.weight[2:], problem.dilation, strict=True)]
 
 
-def _supports_torch(problem: Convolution) -> bool:
-    """True if this is the gradient of the input of a convolution that torch can compute."""
-    if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
+def _supports_torch(problem: ConvolutionProblem) -> bool:
+    """True for a transposed convolution that torch can express: stride 1, and padding and output padding in torch's ranges."""
+    if not 3 <= len(problem.x) <= 5 or not problem.transposed:
         return False
     return (
         all(step == 1 for step in problem.stride)
-        and all(pad >= 0 for pad in _padding(problem))
-        and all(0 <= extra < step for extra, step in zip(_output_padding(problem), problem.spread, strict=True))
+        and all(pad >= 0 for pad in _torch_padding(problem))
+        and all(0 <= extra < step for extra, step in zip(_output_padding(problem), problem.base_dilation, strict=True))
     )
 
 
-def _prefers_torch(problem: Convolution) -> bool:
-    turning = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
-    return problem.products >= _FEW_PRODUCTS and (turning or any(step > 1 for step in problem.spread))
+def _prefers_torch(problem: ConvolutionProblem) -> bool:
+    reversal_is_large = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
+    return problem.products >= _MIN_PRODUCTS_FOR_ONEDNN and (reversal_is_large or any(step > 1 for step in problem.base_dilation))
 
 
 @CONVOLUTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
-def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """torch's own gradient of a convolution's input.
+def _by_torch(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """The gradient of a convolution's input, computed by torch.
 
-    Other implementations multiply the zeros between x's elements, and need a reversed weight.
+    Other implementations also multiply the zeros between x's elements, and need a reversed weight.
     """
     space = tuple(range(2, x.ndim))
     if not problem.swapped:
@@ -203,12 +211,12 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
         outputs = problem.weight[0] // groups
         weight = lax.transpose(lax.reshape(weight, (groups, outputs, inputs, *kernel)), (0, 2, 1, *range(3, x.ndim + 1)))
         weight = lax.reshape(weight, (groups * inputs, outputs, *kernel))
-    settings = list(problem.spread), _padding(problem), list(problem.dilation), False, [0] * len(space), problem.groups
+    settings = list(problem.base_dilation), _torch_padding(problem), list(problem.dilation), False, [0] * len(space), problem.groups
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, kernel = operands
-        into = results[0].movedim(-1, 1)  # passed as the input, of which torch reads only the shape and the strides
-        into.copy_(aten.convolution_backward(rows.movedim(-1, 1), into, kernel, None, *settings, [True, False, False])[0])
+        grad_input = results[0].movedim(-1, 1)  # also passed as the input: torch reads only its shape and strides
+        grad_input.copy_(aten.convolution_backward(rows.movedim(-1, 1), grad_input, kernel, None, *settings, [True, False, False])[0])
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     # The weight was reversed for this problem; XLA removes both reversals.
@@ -217,44 +225,46 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
-def _prefers_onednn(problem: Convolution) -> bool:
-    return problem.groups > 1 or problem.products >= _FEW_PRODUCTS
+def _prefers_onednn(problem: ConvolutionProblem) -> bool:
+    return problem.groups > 1 or problem.products >= _MIN_PRODUCTS_FOR_ONEDNN
 
 
 @CONVOLUTION.implementation("onednn", platforms=["cpu"], supports=_supports_onednn, preferred=_prefers_onednn)
-def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    margins = problem.margins
-    if any(step > 1 for step in problem.spread) or any(margin < 0 for ends in margins for margin in ends):
-        inside = [(*ends, step - 1) for ends, step in zip(margins, problem.spread, strict=True)]
-        x = lax.pad(x, number(0, x.dtype), [(0, 0, 0), (0, 0, 0), *inside])
-        margins = ((0, 0),) * len(margins)
+def _by_onednn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    padding = problem.padding
+    if any(step > 1 for step in problem.base_dilation) or any(size < 0 for pair in padding for size in pair):
+        spatial_padding = [(*pair, step - 1) for pair, step in zip(padding, problem.base_dilation, strict=True)]
+        x = lax.pad(x, number(0, x.dtype), [(0, 0, 0), (0, 0, 0), *spatial_padding])
+        padding = ((0, 0),) * len(padding)
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
-    settings = shape, problem.stride, margins, problem.dilation, problem.groups
+    settings = shape, problem.stride, padding, problem.dilation, problem.groups
     return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
 
 
-def _is_half(problem: Convolution) -> bool:
+def _is_half(problem: ConvolutionProblem) -> bool:
     return dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
 
 
 @CONVOLUTION.implementation("cudnn", platforms=["cuda"], supports=_is_half)
-def _by_cudnn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The convolution with a result of the half type: cuDNN adds in float32, and rounds once. For a float32 result XLA would make cuDNN
-    multiply float32 operands."""
+def _by_cudnn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """The convolution with a result of the half type: cuDNN adds in float32, and rounds once.
+
+    For a result in float32, XLA would make cuDNN multiply float32 operands.
+    """
     return _by_xla(problem, x, weight, bias, problem.dtype)
 
 
 @CONVOLUTION.implementation("xla")
-def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
-    """XLA's own convolution. dtype: of the result; by default that of x's accumulator."""
+def _by_xla(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
+    """XLA's own convolution. Its result has the dtype `dtype`, by default the accumulator's dtype."""
     out = lax.conv_general_dilated(
         x,
         weight,
         window_strides=problem.stride,
-        padding=problem.margins,
-        lhs_dilation=problem.spread,
+        padding=problem.padding,
+        lhs_dilation=problem.base_dilation,
         rhs_dilation=problem.dilation,
-        dimension_numbers=_dimension_numbers(_PLAIN, _SWAPPED if problem.swapped else _PLAIN, _PLAIN, x.ndim),
+        dimension_numbers=_dimension_numbers(_NC_OR_OI, _IO if problem.swapped else _NC_OR_OI, _NC_OR_OI, x.ndim),
         feature_group_count=problem.groups,
         precision=problem.precision,
         preferred_element_type=dtype or dtypes.accumulator(x.dtype),
@@ -316,7 +326,7 @@ def convolution_backward(
     """Gradients of input, weight and bias; None for each that output_mask leaves out.
 
     Shape:  those of x and the weight; (out) for the bias.
-    Dtype:  those of x and the weight; of grad for the bias.
+    Dtype:  those of x and the weight; that of grad for the bias.
     """
     stride, padding, dilation = _per_dim(x, stride, padding, dilation)
     grad_input = grad_weight = grad_bias = None
@@ -336,35 +346,40 @@ def convolution_backward(
 
 
 def _per_dim(x: Array, *settings: Sizes) -> list[list[int]]:
-    """Each setting as a list with one value per spatial dimension; a single value is repeated."""
+    """Returns each setting as a list with one value per spatial dimension; a single value is repeated."""
     count = x.ndim - 2
     return [list(values) * count if len(values) == 1 else list(values) for values in settings]
 
 
 def _dimension_numbers(lhs: tuple[int, int], rhs: tuple[int, int], out: tuple[int, int], rank: int) -> lax.ConvDimensionNumbers:
-    """XLA's dimension numbers; spatial dimensions come last in all three arrays.
+    """Returns XLA's dimension numbers. Spatial dimensions come last in all three arrays.
 
-    lhs, out: positions of (batch, feature). rhs: positions of the (output, input) features.
+    Args:
+        lhs: positions of (batch, feature) in x.
+        rhs: positions of (output feature, input feature) in the weight.
+        out: positions of (batch, feature) in the result.
+        rank: rank of each array.
     """
     space = tuple(range(2, rank))
     return lax.ConvDimensionNumbers(lhs + space, rhs + space, out + space)
 
 
-_PLAIN = (0, 1)
-_SWAPPED = (1, 0)
+# Positions in arrays with the order (batch, feature) or (output feature, input feature), and with (input feature, output feature).
+_NC_OR_OI = (0, 1)
+_IO = (1, 0)
 
 
 def convolve(
     x: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """The plain (not transposed) convolution, in x's dtype or the accumulator's. shape: of the result."""
+    """Returns the plain (not transposed) convolution with a result of `shape`, in x's dtype or the accumulator's."""
     space = range(2, x.ndim)
-    margins, reached = [], []
-    for dim, step, pad, spread in zip(space, stride, padding, dilation, strict=True):
-        margins.append((pad, pad))
-        reached.append((x.shape[dim] + 2 * pad - spread * (weight.shape[dim] - 1) - 1) // step + 1)
-    natural = (*shape[:2], *reached)
-    out = _correlate(x, weight, bias, natural, ctx, groups, stride=stride, margins=margins, dilation=dilation)
+    padding_pairs, window_counts = [], []
+    for dim, step, pad, spacing in zip(space, stride, padding, dilation, strict=True):
+        padding_pairs.append((pad, pad))
+        window_counts.append((x.shape[dim] + 2 * pad - spacing * (weight.shape[dim] - 1) - 1) // step + 1)
+    full_shape = (*shape[:2], *window_counts)
+    out = _correlate(x, weight, bias, full_shape, ctx, groups, stride=stride, padding=padding_pairs, dilation=dilation)
     # In the gradient of a transposed convolution, an output padding beyond the stride gives more elements than its input has.
     return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
@@ -372,21 +387,23 @@ def convolve(
 def _input_gradient(
     grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """The gradient of a convolution's input of `shape`: grad, dilated by the stride, convolved with the reversed weight."""
+    """Returns the gradient of a convolution's input of `shape`: grad, dilated by the stride, convolved with the reversed weight."""
     space = range(2, grad.ndim)
-    mirrored = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
+    reversed_weight = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
         # (groups * out, in, ...) -> (groups * in, out, ...): XLA splits the output features, the first dimension, into groups.
-        out, into = weight.shape[0] // groups, weight.shape[1]
-        mirrored = lax.reshape(mirrored, (groups, out, *weight.shape[1:]))
-        mirrored = lax.transpose(mirrored, (0, 2, 1, *range(3, grad.ndim + 1)))
-        mirrored = lax.reshape(mirrored, (groups * into, out, *weight.shape[2:]))
-    margins = []
-    for dim, step, pad, spread in zip(space, stride, padding, dilation, strict=True):
-        reach = spread * (weight.shape[dim] - 1)
-        covered = (grad.shape[dim] - 1) * step + 1
-        margins.append((reach - pad, shape[dim] + pad - covered))
-    return _correlate(grad, mirrored, bias, shape, ctx, groups, margins=margins, spread=stride, dilation=dilation, mirrored=True)
+        out_channels, in_channels = weight.shape[0] // groups, weight.shape[1]
+        reversed_weight = lax.reshape(reversed_weight, (groups, out_channels, *weight.shape[1:]))
+        reversed_weight = lax.transpose(reversed_weight, (0, 2, 1, *range(3, grad.ndim + 1)))
+        reversed_weight = lax.reshape(reversed_weight, (groups * in_channels, out_channels, *weight.shape[2:]))
+    padding_pairs = []
+    for dim, step, pad, spacing in zip(space, stride, padding, dilation, strict=True):
+        span = spacing * (weight.shape[dim] - 1)
+        dilated = (grad.shape[dim] - 1) * step + 1
+        padding_pairs.append((span - pad, shape[dim] + pad - dilated))
+    return _correlate(
+        grad, reversed_weight, bias, shape, ctx, groups, padding=padding_pairs, base_dilation=stride, dilation=dilation, transposed=True
+    )
 
 
 def _correlate(
@@ -398,26 +415,40 @@ def _correlate(
     groups: int,
     *,
     stride: Sizes = (),
-    margins: Sequence[tuple[int, int]],
-    spread: Sizes = (),
+    padding: Sequence[tuple[int, int]],
+    base_dilation: Sizes = (),
     dilation: Sizes,
-    mirrored: bool = False,
+    transposed: bool = False,
 ) -> Array:
-    """The sum of products over windows, by the chosen implementation. The arguments are those of `Convolution`; shape is its `out`."""
+    """Returns the sum of products over windows, by the chosen implementation.
+
+    Args:
+        x: the input.
+        weight: the weight, reversed in space if `transposed`.
+        bias: added to each output channel; None for no bias.
+        shape: shape of the result.
+        ctx: context of the current node.
+        groups: as in `ConvolutionProblem`, like all following arguments.
+        stride: empty for 1.
+        padding: pairs of integers.
+        base_dilation: empty for 1.
+        dilation: one integer for each spatial dimension.
+        transposed: True for a transposed convolution.
+    """
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
         out = lax.full(shape, 0, dtypes.accumulator(x.dtype))
         return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
     ones = (1,) * (x.ndim - 2)
-    problem = Convolution(
+    problem = ConvolutionProblem(
         x.shape,
         weight.shape,
         tuple(shape),
         tuple(stride) or ones,
-        tuple(margins),
-        tuple(spread) or ones,
+        tuple(padding),
+        tuple(base_dilation) or ones,
         tuple(dilation),
         groups,
-        mirrored,
+        transposed,
         x.dtype,
         precision_for(ctx.settings.convolution_precision, x.dtype),
         ctx.platform,

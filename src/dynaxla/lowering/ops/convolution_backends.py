@@ -1,4 +1,4 @@
-"""Convolution ops that are named after particular kernels. A graph has them only if the user's program calls them directly."""
+"""Convolution ops that are named after particular kernels. They are in a graph only if the user's program calls them directly."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def convolution_with_settings(
     *,
     ctx: Context,
 ) -> Array:
-    """Same as `convolution`. The last four arguments choose among torch's kernels, and have no effect here."""
+    """Same as `convolution`. `benchmark`, `deterministic`, `cudnn_enabled` and `allow_tf32` select torch's kernels; they have no effect here."""
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ctx=ctx)
 
 
 @lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
 def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
-    """Same as `convolution` with one group. kernel: the spatial sizes of the weight."""
+    """Same as `convolution` with one group. `kernel` has the spatial sizes of the weight."""
     return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
 
 
@@ -121,7 +121,7 @@ def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context
 
 @lowers(aten.conv_tbc.default, platforms=["cuda"])
 def conv_tbc_by_convolution(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
-    """Same as `conv_tbc`, by the implementations of `convolution`. XLA has to transpose to cuDNN's order of dimensions in any case."""
+    """Same as `conv_tbc`, by an implementation of `convolution`. In any case XLA transposes the operands to cuDNN's order of dimensions."""
     time, batch, channels = ctx.output.shape
     x, weight = lax.transpose(x, (1, 2, 0)), lax.transpose(weight, (2, 1, 0))
     out = convolve(x, weight, bias, (batch, channels, time), [1], [pad], [1], 1, ctx)

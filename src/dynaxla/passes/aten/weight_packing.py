@@ -17,7 +17,7 @@ from ...lowering import dtypes
 from ...lowering.cpu import onednn, onednn_support, weight_orders
 from ...lowering.cpu.weight_orders import Packing
 from ...lowering.epilogue import following_activation
-from ...lowering.ops.convolution import CONVOLUTION, Convolution
+from ...lowering.ops.convolution import CONVOLUTION, ConvolutionProblem
 from ...torch_ops import aten
 
 # The maximum number of rows of a matrix, or of positions of a convolution's result. With so many, packing takes a thirtieth of the kernel's
@@ -87,7 +87,9 @@ def _pack_convolution(
     padding_pairs = tuple((size, size) for size in padding)
     dtype = dtypes.to_jax(weight.meta["val"].dtype)
     exact = lax.Precision.HIGHEST
-    problem = Convolution(_shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, exact, "cpu")
+    problem = ConvolutionProblem(
+        _shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, exact, "cpu"
+    )
     implementation = CONVOLUTION.choose(problem, implementations).name
     if implementation != "onednn" and not (implementation == "patches" and math.prod(_shape(weight)[2:]) == 1):
         return

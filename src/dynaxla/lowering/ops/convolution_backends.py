@@ -35,7 +35,7 @@ def convolution_with_settings(
     *,
     ctx: Context,
 ) -> Array:
-    """Same as `convolution`. `benchmark`, `deterministic`, `cudnn_enabled` and `allow_tf32` select torch's kernels; they have no effect here."""
+    """Same as `convolution`. The last four arguments select torch's kernels, and have no effect here."""
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ctx=ctx)
 
 

@@ -21,6 +21,7 @@ from ..registry import lower_table, lowers
 
 
 def _filled(value: Any, ctx: Context) -> Array:
+    """Returns a tensor with the shape and dtype of the current node's result, filled with one number."""
     spec = ctx.output
     return lax.broadcast_in_dim(number(value, spec.jax_dtype), spec.shape, ())
 
@@ -64,7 +65,7 @@ def scalar_tensor(value: Any, *, dtype: DType | None = None, ctx: Context) -> Ar
 
 @lowers(aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format)
 def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros; also for `empty`, so that every call of a program returns the same results.
+    """Zeros. `empty` gives zeros too, so that every call of a program returns the same results.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -82,7 +83,7 @@ def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Co
 
 @lowers(aten.zeros_like.default, aten.empty_like.default)
 def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros in the shape of x; also for `empty_like`.
+    """Zeros in the shape of x. `empty_like` gives zeros, too.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -91,7 +92,7 @@ def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.new_zeros.default, aten.new_empty.default)
 def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros in a given shape; also for `new_empty`.
+    """Zeros of shape `size`. `new_empty` gives zeros, too.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -127,7 +128,7 @@ def ones_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.new_ones.default)
 def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Ones in a given shape.
+    """Ones of shape `size`.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -137,8 +138,8 @@ def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -
 # Ranges and the identity
 
 
-def _sequence_dtype(dtype: DType) -> DType:
-    """The dtype in which ATen counts: float64, float32 for half types, int64 for dtypes that are not floats."""
+def _counting_dtype(dtype: DType) -> DType:
+    """Returns the dtype in which ATen computes a sequence: float64, float32 for half types, int64 for dtypes that are not floats."""
     if not dtypes.is_float(dtype):
         return np.dtype(np.int64)
     return dtypes.accumulator(dtype) if dtype.itemsize < 4 else np.dtype(np.float64)
@@ -149,17 +150,17 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, c
     """start, start + step, and so on, up to but not including end.
 
     Shape:  [ceil((end - start) / step)].
-    Dtype:  `dtype` if given; int64 if all three are integers, else the default float.
+    Dtype:  `dtype` if given; int64 if start, end and step are integers, else the default float.
     """
     spec = ctx.output
-    counter = _sequence_dtype(spec.jax_dtype)
-    if dtypes.is_integer(counter):
+    counting_dtype = _counting_dtype(spec.jax_dtype)
+    if dtypes.is_integer(counting_dtype):
         start, step = int(start), int(step)
-    steps = lax.iota(counter, spec.shape[0])
+    steps = lax.iota(counting_dtype, spec.shape[0])
     if step != 1:
-        steps = lax.mul(steps, number(step, counter))
+        steps = lax.mul(steps, number(step, counting_dtype))
     if start != 0:
-        steps = lax.add(steps, number(start, counter))
+        steps = lax.add(steps, number(start, counting_dtype))
     return convert(steps, spec.jax_dtype)
 
 
@@ -189,19 +190,19 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
         return lax.broadcast(start, (steps,))
     if dtypes.is_integer(dtype):
         # The step is a float32 for all integer dtypes but int64; each value is truncated.
-        counter = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+        counting_dtype = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
     elif dtypes.is_complex(dtype):
-        counter = dtype
+        counting_dtype = dtype
     else:
-        counter = dtypes.accumulator(dtype)
-    exact = np.dtype(np.complex128 if dtypes.is_complex(dtype) else np.float64)
-    distance = lax.sub(convert(end, exact), convert(start, exact))
-    # The barrier keeps XLA from multiplying with a rounded reciprocal.
-    step = convert(lax.div(distance, lax.optimization_barrier(lax.full((), steps - 1, exact))), counter)
-    forward = convert(lax.iota(np.int64, steps), counter)
-    backward = lax.sub(number(steps - 1, counter), forward)
-    first = lax.add(convert(start, counter), lax.mul(forward, step))
-    second = lax.sub(convert(end, counter), lax.mul(backward, step))
+        counting_dtype = dtypes.accumulator(dtype)
+    exact_dtype = np.dtype(np.complex128 if dtypes.is_complex(dtype) else np.float64)
+    distance = lax.sub(convert(end, exact_dtype), convert(start, exact_dtype))
+    # The barrier keeps XLA from replacing the division by a multiplication with a rounded reciprocal.
+    step = convert(lax.div(distance, lax.optimization_barrier(lax.full((), steps - 1, exact_dtype))), counting_dtype)
+    from_start = convert(lax.iota(np.int64, steps), counting_dtype)
+    from_end = lax.sub(number(steps - 1, counting_dtype), from_start)
+    first = lax.add(convert(start, counting_dtype), lax.mul(from_start, step))
+    second = lax.sub(convert(end, counting_dtype), lax.mul(from_end, step))
     return convert(lax.select(lax.lt(lax.iota(np.int64, steps), np.int64(steps // 2)), first, second), dtype)
 
 
@@ -249,7 +250,7 @@ def copy(x: Array, source: Array) -> Array:
     return expand(convert(source, x.dtype), x.shape)
 
 
-# The conjugate and negative bits of PyTorch's views do not exist here: arrays hold the values that such views show.
+# Arrays have no conjugate bit and no negative bit: they hold the values that PyTorch's lazy views represent.
 lower_table(
     {
         aten.clone.default: lambda x: x,
@@ -266,7 +267,7 @@ lower_table(
 
 
 def conjugate(x: Array) -> Array:
-    """The conjugate; x itself unless it is complex."""
+    """The conjugate of a complex x; any other x itself."""
     return lax.conj(x) if dtypes.is_complex(x.dtype) else x
 
 
@@ -276,7 +277,7 @@ def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
     return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
-# Complex numbers from and to pairs
+# Conversion between complex numbers and pairs of real numbers
 
 
 @lowers(aten.complex.default)
@@ -323,7 +324,7 @@ def view_as_complex(x: Array) -> Array:
 
 @lowers(aten.view.dtype)
 def view_dtype(x: Array, dtype: DType) -> Array:
-    """The same bytes read as another dtype.
+    """The bytes of x, read as another dtype.
 
     Shape:  that of x; where the dtypes' sizes differ, the last dimension grows or shrinks by their ratio.
     Dtype:  `dtype`.

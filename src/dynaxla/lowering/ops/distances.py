@@ -21,7 +21,7 @@ from .scattering import write_slices
 
 
 def _pairwise_differences(x: Array, other: Array) -> Array:
-    """Returns the difference of each row of x and each row of `other`.
+    """Returns the difference between each row of x and each row of `other`.
 
     Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R, M), with broadcast batches.
     """
@@ -40,7 +40,7 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
-    """Returns the derivative of `distance`, the p-norm of `difference` over the last dimension, by each element of `difference`.
+    """Returns the derivative of `distance`, the p-norm of `difference` over the last dimension, with respect to each element.
 
     The derivative is zero where it is not defined, as in ATen's kernels.
     """
@@ -50,14 +50,14 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
         return zero
     if p == 1:
         return lax.sign(difference)
-    size = lax.abs(difference)
+    magnitude = lax.abs(difference)
     if math.isinf(p):
-        return lax.select(lax.eq(size, distance), lax.sign(difference), zero)
+        return lax.select(lax.eq(magnitude, distance), lax.sign(difference), zero)
     if p == 2:
         derivative = lax.div(difference, distance)
     else:
-        power = lax.full_like(size, p - 1)
-        derivative = lax.mul(lax.sign(difference), lax.div(lax.pow(size, power), lax.pow(distance, power)))
+        power = lax.full_like(magnitude, p - 1)
+        derivative = lax.mul(lax.sign(difference), lax.div(lax.pow(magnitude, power), lax.pow(distance, power)))
     undefined = lax.eq(distance, zero)
     if p < 1:
         undefined = lax.bitwise_or(undefined, lax.eq(difference, zero))
@@ -68,7 +68,7 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
 def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
     """Returns the p-norm distance between each row of x and each row of `other`.
 
-    No value of compute_mode selects a matmul, because its rounding errors are larger.
+    compute_mode has no effect: distances are never computed by a matmul, whose rounding errors are larger.
 
     Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), with broadcast batches.
     Dtype:  that of x.

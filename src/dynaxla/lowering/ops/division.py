@@ -31,10 +31,10 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
 
     Dtype:  promoted from both; the default float for bool and integers.
     """
-    return elementwise(exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
+    return elementwise(exact_division(ctx) if _is_divisor_shared(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
 
 
-def _is_broadcast(x: Any, y: Any) -> bool:
+def _is_divisor_shared(x: Any, y: Any) -> bool:
     """True if several elements of x share a divisor that is not known to be a power of two."""
     if isinstance(y, Array):
         return isinstance(x, Array) and y.shape != broadcast_shapes([x.shape, y.shape])
@@ -42,15 +42,20 @@ def _is_broadcast(x: Any, y: Any) -> bool:
 
 
 def exact_division(ctx: Context) -> Function:
+    """Returns a function that divides floats with the rounding of eager mode."""
     # XLA replaces division by a broadcast divisor with multiplication by its reciprocal: 49 / 7 may then differ from 7 in the last bit,
     # which can change its floor. The barrier prevents that, and XLA:CPU fuses through it.
     return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
 
 
-def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
-    """Division rounded down, as Python's //, also for infinities and signed zeros.
+def _floor_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding) -> Array:
+    """Returns the quotient rounded down, as Python's //, also for infinities and signed zeros.
 
-    divide: the division of floats. kept: rounds each intermediate result.
+    Args:
+        x: the dividend.
+        y: the divisor, of the same shape and dtype.
+        divide: the division of floats.
+        round_to_dtype: rounds each intermediate result to the dtype in which eager mode keeps it.
 
     Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer
     """
@@ -62,13 +67,13 @@ def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array
         return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
     one, half = number(1, x.dtype), number(0.5, x.dtype)
     remainder = lax.rem(x, y)
-    quotient = kept(divide(kept(lax.sub(x, remainder)), y))
-    quotient = lax.select(_differs_in_sign(remainder, y), kept(lax.sub(quotient, one)), quotient)
-    floor = lax.floor(quotient)
-    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), kept(lax.add(floor, one)), floor)
-    plain = lax.div(x, y)
-    floor = lax.select(lax.eq(quotient, number(0, x.dtype)), jnp.copysign(full_like(x, 0), plain), floor)
-    return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
+    quotient = round_to_dtype(divide(round_to_dtype(lax.sub(x, remainder)), y))
+    quotient = lax.select(_differs_in_sign(remainder, y), round_to_dtype(lax.sub(quotient, one)), quotient)
+    floored = lax.floor(quotient)
+    floored = lax.select(lax.gt(lax.sub(quotient, floored), half), round_to_dtype(lax.add(floored, one)), floored)
+    true_quotient = lax.div(x, y)
+    floored = lax.select(lax.eq(quotient, number(0, x.dtype)), jnp.copysign(full_like(x, 0), true_quotient), floored)
+    return lax.select(lax.eq(y, number(0, x.dtype)), true_quotient, floored)
 
 
 def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
@@ -77,8 +82,9 @@ def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
     return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
 
 
-def _truncating_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
-    return lax.div(x, y) if dtypes.is_integer(x.dtype) else truncate(kept(divide(x, y)))
+def _truncating_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding) -> Array:
+    """Returns the quotient rounded towards zero. The arguments are those of `_floor_divide`."""
+    return lax.div(x, y) if dtypes.is_integer(x.dtype) else truncate(round_to_dtype(divide(x, y)))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -90,13 +96,13 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
     """
     if rounding_mode is None:
         return div(x, y, ctx)
-    _refuse_zero(ctx, x, y)
-    rounding = _floor_divide if rounding_mode == "floor" else _truncating_divide
+    _require_nonzero(ctx, x, y)
+    divide = _floor_divide if rounding_mode == "floor" else _truncating_divide
     # For two tensors of a half type, ATen rounds every intermediate result to that type. If y is a number, it uses float32 throughout.
     common = result_type((x, y))
-    narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
-    kept: Rounding = (lambda value: rounded(value, common)) if narrow else (lambda value: value)
-    return elementwise(lambda a, b: rounding(a, b, exact_division(ctx), kept), (x, y), Promotion.DEFAULT, wide_second=True)
+    is_half = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
+    round_to_dtype: Rounding = (lambda value: rounded(value, common)) if is_half else (lambda value: value)
+    return elementwise(lambda a, b: divide(a, b, exact_division(ctx), round_to_dtype), (x, y), Promotion.DEFAULT, wide_second=True)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -108,7 +114,8 @@ def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
     return div_mode(x, y, rounding_mode="floor", ctx=ctx)
 
 
-def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
+def _require_nonzero(ctx: Context, x: Any, y: Any) -> None:
+    """Makes the compiled call raise if an integer is divided by zero, on platforms where eager mode raises."""
     if not ctx.eager.refuses_zero_divisors or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
         return
     if is_symbolic(y):
@@ -123,11 +130,11 @@ def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: Any, y: Any, ctx: Context) -> Array:
-    """The remainder with the divisor's sign, as Python's %. For half types, ATen rounds a divisor that is a number to that type.
+    """The remainder with the divisor's sign, as Python's %. If x has a half type and y is a number, y is rounded to x's dtype, as in ATen.
 
     Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
-    _refuse_zero(ctx, x, y)
+    _require_nonzero(ctx, x, y)
     return elementwise(_remainder, (x, y), Promotion.NO_OPMATH)
 
 
@@ -137,7 +144,7 @@ def fmod(x: Any, y: Any, ctx: Context) -> Array:
 
     Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
-    _refuse_zero(ctx, x, y)
+    _require_nonzero(ctx, x, y)
     return elementwise(lax.rem, (x, y), Promotion.NO_OPMATH)
 
 

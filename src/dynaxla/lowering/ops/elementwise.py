@@ -43,7 +43,7 @@ def _multiply(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.mul(x, y)
 
 
-def _scaled(x: Array, factor: Any) -> Array:
+def _scale(x: Array, factor: Any) -> Array:
     return x if factor == 1 else _multiply(x, number(factor, x.dtype))
 
 
@@ -57,21 +57,21 @@ def plus_zero(x: Array) -> Array:
 
 
 def _is_zero(value: Any, sign: int = 1) -> bool:
-    """True for a zero of this sign that is a constant of the compiled program: neither open nor symbolic."""
+    """True for a zero of this sign that is a constant of the compiled program: neither a dynamic scalar nor symbolic."""
     is_number = isinstance(value, (int, float)) and not is_dynamic(value) and not is_symbolic(value)
     return is_number and value == 0 and math.copysign(1, value) == sign
 
 
-# Ops that fill a tensor with one number, and the position of that number among their arguments.
-_FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
+# For each op that fills a tensor with one number: the position of the number among the op's arguments.
+_FILL_VALUE_POSITION = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
 
 
 def _is_tensor_of_zeros(node: Any) -> bool:
-    """True for a node that XLA sees as constant zeros: a filled tensor or a constant of the graph, possibly viewed or cast."""
+    """True for a node whose value is constant zeros for XLA: a filled tensor or a constant of the graph, possibly viewed or cast."""
     while isinstance(node, Node) and node.op == "call_function":
         op: Any = node.target
-        if op in _FILLED:
-            return _is_zero(node.args[_FILLED[op]])
+        if op in _FILL_VALUE_POSITION:
+            return _is_zero(node.args[_FILL_VALUE_POSITION[op]])
         if op in ZEROS:
             return True
         if not (getattr(op, "is_view", False) or op in _CASTS):
@@ -80,7 +80,7 @@ def _is_tensor_of_zeros(node: Any) -> bool:
     if not isinstance(node, Node) or node.op != "get_attr" or node.graph.owning_module is None:
         return False
     constant = getattr(node.graph.owning_module, str(node.target), None)
-    if not isinstance(constant, torch.Tensor) or constant.numel() > _FEW or not constant.is_floating_point():
+    if not isinstance(constant, torch.Tensor) or constant.numel() > _MAX_INSPECTED_ELEMENTS or not constant.is_floating_point():
         return False
     with _disable_current_modes():
         return not bool(constant.ne(0).any()) and not bool(constant.signbit().any())
@@ -88,26 +88,33 @@ def _is_tensor_of_zeros(node: Any) -> bool:
 
 _CASTS = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
 # Constants with more elements are not inspected.
-_FEW = 1000
+_MAX_INSPECTED_ELEMENTS = 1000
 
 
 @lowers(aten.add.Tensor)
 def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
-    joined = sum_of_slices(ctx)
-    if joined is not None:
-        return joined
+    fused_sum = sum_of_slices(ctx)
+    if fused_sum is not None:
+        return fused_sum
     first, second = ctx.node.args[:2] if len(ctx.node.args) > 1 else (None, None)
     return add(x, y, alpha=alpha, zeros=(_is_tensor_of_zeros(first), _is_tensor_of_zeros(second)))
 
 
 def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
-    """x + alpha * y. zeros: for x and for y, True if it is a tensor of constant zeros."""
-    is_positive = isinstance(alpha, (int, float)) and not is_dynamic(alpha) and 0 <= alpha < math.inf  # the factor inf makes a NaN of 0
-    if is_positive and (zeros[1] or _is_zero(y)):
+    """Returns x + alpha * y.
+
+    Args:
+        x: the first summand, a tensor or a number.
+        y: the second summand, a tensor or a number.
+        alpha: the factor of y.
+        zeros: for x and for y, True if it is a tensor of constant zeros.
+    """
+    is_nonnegative_finite = isinstance(alpha, (int, float)) and not is_dynamic(alpha) and 0 <= alpha < math.inf  # inf * 0 is NaN
+    if is_nonnegative_finite and (zeros[1] or _is_zero(y)):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     if zeros[0] or _is_zero(x):
-        return elementwise(lambda a, b: plus_zero(_scaled(b, alpha)), (x, y), Promotion.DEFAULT)
-    return elementwise(lambda a, b: _add(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
+        return elementwise(lambda a, b: plus_zero(_scale(b, alpha)), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: _add(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.add.Scalar)
@@ -119,7 +126,7 @@ def add_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
     if _is_zero(y, -1) and _is_zero(alpha - 1):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
-    return elementwise(lambda a, b: lax.sub(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: lax.sub(a, _scale(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.sub.Scalar)
@@ -141,33 +148,33 @@ def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 def addcmul(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
     """x + value * y * z.
 
-    Shape:  all three broadcast.
+    Shape:  that of x, y and z, broadcast.
     """
-    return elementwise(lambda a, b, c: lax.add(a, lax.mul(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
+    return elementwise(lambda a, b, c: lax.add(a, lax.mul(_scale(b, value), c)), (x, y, z), Promotion.DEFAULT)
 
 
 @lowers(aten.addr.default)
 def addr(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
-    """beta * x + alpha * the outer product of two vectors.
+    """beta * x + alpha * the outer product of the vectors y and z.
 
     Shape:  y (n), z (m) give (n, m), to which x is broadcast.
     Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, x is not read, so that its NaNs do not propagate.
     """
 
-    def rows(x: Array, y: Array, z: Array) -> Array:
-        product = _multiply(_scaled(y, alpha), z)
-        return product if beta == 0 else _add(_scaled(x, beta), product)
+    def outer_product(x: Array, y: Array, z: Array) -> Array:
+        product = _multiply(_scale(y, alpha), z)
+        return product if beta == 0 else _add(_scale(x, beta), product)
 
-    return elementwise(rows, (x, y[:, None], z), Promotion.DEFAULT)
+    return elementwise(outer_product, (x, y[:, None], z), Promotion.DEFAULT)
 
 
 @lowers(aten.addcdiv.default)
 def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
     """x + value * y / z.
 
-    Shape:  all three broadcast.
+    Shape:  that of x, y and z, broadcast.
     """
-    return elementwise(lambda a, b, c: lax.add(a, lax.div(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
+    return elementwise(lambda a, b, c: lax.add(a, lax.div(_scale(b, value), c)), (x, y, z), Promotion.DEFAULT)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
@@ -180,9 +187,9 @@ def lerp(start: Array, end: Array, weight: Any) -> Array:
 
     def from_nearer(a: Array, b: Array, w: Array) -> Array:
         span = lax.sub(b, a)
-        near = lax.lt(lax.abs(w), number(0.5, dtypes.real(w.dtype)))
-        above = lax.sub(b, lax.mul(span, lax.sub(number(1, w.dtype), w)))
-        return lax.select(near, lax.add(a, lax.mul(w, span)), above)
+        is_near_start = lax.lt(lax.abs(w), number(0.5, dtypes.real(w.dtype)))
+        from_end = lax.sub(b, lax.mul(span, lax.sub(number(1, w.dtype), w)))
+        return lax.select(is_near_start, lax.add(a, lax.mul(w, span)), from_end)
 
     if isinstance(weight, Array):
         return elementwise(from_nearer, (start, end, weight), Promotion.DEFAULT)
@@ -203,20 +210,20 @@ def _integer_power(base: Array, exponent: Array) -> Array:
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         power, square, bits = state
-        odd = lax.eq(lax.bitwise_and(bits, one), one)
-        return lax.select(odd, lax.mul(power, square), power), lax.mul(square, square), lax.shift_right_logical(bits, one)
+        is_odd = lax.eq(lax.bitwise_and(bits, one), one)
+        return lax.select(is_odd, lax.mul(power, square), power), lax.mul(square, square), lax.shift_right_logical(bits, one)
 
-    def going(state: tuple[Array, Array, Array]) -> Array:
+    def has_bits_left(state: tuple[Array, Array, Array]) -> Array:
         return lax.gt(lax.reduce_max(state[2], range(base.ndim)), zero)
 
     magnitude = exponent if np.issubdtype(base.dtype, np.unsignedinteger) else lax.abs(exponent)
-    power = lax.while_loop(going, step, (full_like(base, 1), base, magnitude))[0] if base.size else base
+    power = lax.while_loop(has_bits_left, step, (full_like(base, 1), base, magnitude))[0] if base.size else base
     if magnitude is exponent:
         return power
-    # The power of 1 or -1 is its own inverse.
-    unit = lax.eq(lax.mul(base, base), one)
-    unit = lax.bitwise_and(unit, lax.le(lax.abs(base), one))
-    return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(unit)), full_like(base, 0), power)
+    # 1 and -1 are their own inverses, so a power of them equals the power with the negative exponent.
+    is_unit = lax.eq(lax.mul(base, base), one)
+    is_unit = lax.bitwise_and(is_unit, lax.le(lax.abs(base), one))
+    return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(is_unit)), full_like(base, 0), power)
 
 
 def _power(base: Array, exponent: Array) -> Array:
@@ -225,7 +232,7 @@ def _power(base: Array, exponent: Array) -> Array:
     return _integer_power(base, exponent) if dtypes.is_integer(base.dtype) else lax.pow(base, exponent)
 
 
-# Exponents for which ATen, too, multiplies or takes roots: (-inf) ** 0.5 is nan, not inf.
+# Exponents for which ATen multiplies or takes roots instead of calling pow: (-inf) ** 0.5 is nan, not inf.
 # Source: ATen native/cpu/PowKernel.cpp, pow_tensor_optimized_scalar_kernel
 _POWERS: dict[float, Function] = {
     1: lambda x: x,
@@ -249,7 +256,7 @@ def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
         return lax.full(base.shape, number(1, common))
     if dtypes.is_integer(common) and exponent > 0:
         return lax.integer_pow(convert(base, common), exponent)
-    power = next((function for known, function in _POWERS.items() if exponent == known), None)
+    power = next((function for special_exponent, function in _POWERS.items() if exponent == special_exponent), None)
     if power is not None and dtypes.is_inexact(common):
         return elementwise(power, (convert(base, common),), Promotion.DEFAULT)
     return elementwise(_power, (base, exponent), Promotion.DEFAULT)
@@ -267,16 +274,21 @@ def _ldexp_is_exact() -> bool:
 
 
 def _move_exponent(x: Array, exponent: Array) -> Array:
-    """x * 2 ** exponent, in steps, so that no factor overflows. x: float32 or float64. exponent: of x's shape; cast to int32, C's int."""
-    kind = np.finfo(x.dtype)
-    limit = np.int32(2 * (kind.maxexp + kind.nmant))
-    left = lax.clamp(-limit, convert(exponent, np.dtype(np.int32)), limit)
-    whole = np.dtype(f"int{kind.bits}")
-    for parts in (4, 3, 2, 1):
-        step = lax.div(left, full_like(left, parts))
-        biased = lax.add(convert(step, whole), lax.full(x.shape, kind.maxexp - 1, whole))
-        power = lax.bitcast_convert_type(lax.shift_left(biased, full_like(biased, kind.nmant)), x.dtype)
-        x, left = lax.mul(x, power), lax.sub(left, step)
+    """Returns x * 2 ** exponent, multiplied in steps so that no factor overflows.
+
+    Args:
+        x: float32 or float64.
+        exponent: integers, of x's shape. They are cast to int32, C's int.
+    """
+    info = np.finfo(x.dtype)
+    limit = np.int32(2 * (info.maxexp + info.nmant))
+    remaining = lax.clamp(-limit, convert(exponent, np.dtype(np.int32)), limit)
+    integer_dtype = np.dtype(f"int{info.bits}")
+    for steps_left in (4, 3, 2, 1):
+        step = lax.div(remaining, full_like(remaining, steps_left))
+        biased = lax.add(convert(step, integer_dtype), lax.full(x.shape, info.maxexp - 1, integer_dtype))
+        power = lax.bitcast_convert_type(lax.shift_left(biased, full_like(biased, info.nmant)), x.dtype)
+        x, remaining = lax.mul(x, power), lax.sub(remaining, step)
     return x
 
 
@@ -284,7 +296,7 @@ def _move_exponent(x: Array, exponent: Array) -> Array:
 def ldexp(x: Array, exponent: Array) -> Array:
     """x * 2 ** exponent.
 
-    Shape:  both broadcast.
+    Shape:  that of x and the exponent, broadcast.
     Dtype:  that of a float x with integer exponents; else promoted with the default float.
     """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
@@ -307,7 +319,7 @@ def _reciprocal(x: Array) -> Array:
 
 
 def _shift_right(x: Array, bits: Array) -> Array:
-    """An arithmetic right shift; logical for unsigned dtypes. A shift that is negative or wider than the dtype leaves only sign bits."""
+    """Returns x shifted right: arithmetically, or logically for unsigned dtypes. A negative or too large shift leaves only sign bits."""
     return (lax.shift_right_logical if np.issubdtype(x.dtype, np.unsignedinteger) else lax.shift_right_arithmetic)(x, bits)
 
 
@@ -334,13 +346,13 @@ def _round_half_to_even(x: Array) -> Array:
 
 
 def _floats_only(function: Function) -> Function:
-    """`function` for floats; integers are returned as they are."""
+    """Returns `function` for floats; integers are returned unchanged."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
 
 
 @lowers(aten.round.decimals)
 def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
-    """x rounded to `decimals` decimal places; to tens, hundreds and so on if `decimals` is negative.
+    """x rounded to `decimals` decimal places; if `decimals` is negative, to tens, hundreds and so on.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -363,7 +375,7 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
 
 def _exp2(x: Array) -> Array:
     if dtypes.is_complex(x.dtype):
-        return lax.exp(_scaled(x, math.log(2)))
+        return lax.exp(_scale(x, math.log(2)))
     # XLA computes exp2 as exp(x log 2), which is not exact for whole x.
     return lax.pow(full_like(x, 2), x)
 
@@ -371,21 +383,21 @@ def _exp2(x: Array) -> Array:
 def _log2(x: Array) -> Array:
     """The binary logarithm. It is exact for powers of two: the exponent is read from the bits of x."""
     if dtypes.is_complex(x.dtype):
-        return _scaled(lax.log(x), 1 / math.log(2))
+        return _scale(lax.log(x), 1 / math.log(2))
     mantissa, exponent = jnp.frexp(x)
-    small = lax.lt(mantissa, number(math.sqrt(0.5), x.dtype))
-    mantissa = lax.select(small, lax.add(mantissa, mantissa), mantissa)
-    whole = lax.sub(convert(exponent, np.dtype(x.dtype)), convert(small, np.dtype(x.dtype)))
-    out = lax.add(whole, _scaled(lax.log(mantissa), 1 / math.log(2)))
-    ordinary = lax.bitwise_and(lax.gt(x, number(0, x.dtype)), lax.lt(x, number(np.inf, x.dtype)))
-    return lax.select(ordinary, out, lax.log(x))
+    is_small = lax.lt(mantissa, number(math.sqrt(0.5), x.dtype))
+    mantissa = lax.select(is_small, lax.add(mantissa, mantissa), mantissa)
+    integer_part = lax.sub(convert(exponent, np.dtype(x.dtype)), convert(is_small, np.dtype(x.dtype)))
+    out = lax.add(integer_part, _scale(lax.log(mantissa), 1 / math.log(2)))
+    is_positive_finite = lax.bitwise_and(lax.gt(x, number(0, x.dtype)), lax.lt(x, number(np.inf, x.dtype)))
+    return lax.select(is_positive_finite, out, lax.log(x))
 
 
 def _log10(x: Array) -> Array:
     if np.dtype(x.dtype) == np.float32:
-        # In float64, so that powers of ten give whole numbers.
+        # float64 is used so that powers of ten give whole numbers.
         return convert(_log10(convert(x, np.dtype(np.float64))), np.dtype(np.float32))
-    return _scaled(lax.log(x), 1 / math.log(10))
+    return _scale(lax.log(x), 1 / math.log(10))
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
@@ -399,9 +411,9 @@ def _log_add_exp(x: Array, y: Array) -> Array:
     swapped = lax.lt(lax.real(x), lax.real(y))
     larger, smaller = lax.select(swapped, y, x), lax.select(swapped, x, y)
     real = lax.real(smaller)
-    same = lax.bitwise_and(lax.bitwise_not(lax.is_finite(real)), lax.eq(real, lax.real(larger)))
-    infinite = lax.select(lax.lt(real, number(0, real.dtype)), smaller, lax.log(lax.add(lax.exp(smaller), lax.exp(larger))))
-    return lax.select(same, infinite, lax.add(larger, lax.log1p(lax.exp(lax.sub(smaller, larger)))))
+    is_equal_nonfinite = lax.bitwise_and(lax.bitwise_not(lax.is_finite(real)), lax.eq(real, lax.real(larger)))
+    nonfinite = lax.select(lax.lt(real, number(0, real.dtype)), smaller, lax.log(lax.add(lax.exp(smaller), lax.exp(larger))))
+    return lax.select(is_equal_nonfinite, nonfinite, lax.add(larger, lax.log1p(lax.exp(lax.sub(smaller, larger)))))
 
 
 @lowers(aten.angle.default)

@@ -1,5 +1,8 @@
-"""Ops on lists of tensors (`torch._foreach_*`, which optimizers use). Each applies the lowering of an op for single tensors to the elements
-of its lists, one after the other. Numbers and tensors outside the lists are the same for all elements."""
+"""Ops on lists of tensors (`torch._foreach_*`, which optimizers use).
+
+Each op applies the lowering of an op for single tensors to the elements of its lists, one after the other. Numbers and tensors outside the
+lists are the same for all elements.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from .reductions import linalg_vector_norm, sum_
 
 @lowers(aten._foreach_norm.Scalar)
 def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
-    """The norm of each tensor: `linalg_vector_norm` over all its elements.
+    """The norm of each tensor: `linalg_vector_norm` over all elements.
 
     Shape:  each [].
     Dtype:  the real dtype of `dtype` if given, else of each tensor.
@@ -37,7 +40,7 @@ def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = N
 
 
 def _power_sum(x: Array, ord: Any, dtype: DType | None, ctx: Context) -> Array:
-    """sum(abs(x) ** ord), added in float32 for half types."""
+    """Returns sum(abs(x) ** ord), added in float32 for half types."""
     wide = convert(x, dtypes.accumulator(dtype or x.dtype))
     total = sum_(pow_tensor_scalar(lax.abs(wide), ord), ctx=ctx)
     return convert(total, dtypes.real(dtype or x.dtype))
@@ -48,7 +51,7 @@ def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None =
     return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
-# For each overload name of a list op, overload names of the op for single tensors. The first that has a lowering is used.
+# For each overload name of a list op: overload names of the op for single tensors. The first overload with a lowering is used.
 _SINGLE_OVERLOADS = {
     "default": ("default",),
     "List": ("Tensor", "Tensor_Tensor", "default"),
@@ -60,7 +63,7 @@ _SINGLE_OVERLOADS = {
 
 
 def _overloads() -> Iterator[OpOverload]:
-    """The overloads of `_foreach_*` ops that return new tensors and have no lowering yet."""
+    """Yields the overloads of `_foreach_*` ops that return new tensors and have no lowering yet."""
     for name in private.op_names():
         if name.startswith("aten::_foreach_"):
             base, _, overload = name.removeprefix("aten::").partition(".")
@@ -69,33 +72,34 @@ def _overloads() -> Iterator[OpOverload]:
                 yield op
 
 
-def _single(op: OpOverload) -> OpOverload | None:
-    """The overload for single tensors that corresponds to the list op `op`, if one has a lowering."""
+def _single_overload(op: OpOverload) -> OpOverload | None:
+    """Returns the overload for single tensors that corresponds to the list op `op`; None if no such overload has a lowering."""
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::_foreach_"), None)
     for overload in _SINGLE_OVERLOADS.get(op._overloadname, ()):
-        found = getattr(packet, overload, None)
-        if found is not None and registry.find(found) is not None:
-            return found
+        candidate = getattr(packet, overload, None)
+        if candidate is not None and registry.find(candidate) is not None:
+            return candidate
     return None
 
 
 def _for_each(op: OpOverload, single: OpOverload) -> Lowering:
-    listed = [isinstance(argument.type, torch.ListType) for argument in op._schema.arguments]
+    """Returns a lowering of the list op `op` that applies the lowering of `single` to each element."""
+    takes_list = [isinstance(argument.type, torch.ListType) for argument in op._schema.arguments]
     names = [argument.name if argument.kwarg_only else None for argument in single._schema.arguments]
 
     def lower(ctx: Context, args: Sequence[Any], keywords: dict[str, Any]) -> list[Array]:
-        rule = registry.find(single, ctx.platform)
-        assert rule is not None, single
-        count = len(args[listed.index(True)])
+        lowering = registry.find(single, ctx.platform)
+        assert lowering is not None, single
+        count = len(args[takes_list.index(True)])
         results = []
         for index in range(count):
-            given = [arg[index] if is_list else arg for arg, is_list in zip(args, listed, strict=False)]
-            positional = [arg for arg, name in zip(given, names, strict=False) if name is None]
-            named = {name: arg for arg, name in zip(given, names, strict=False) if name is not None}
-            bound, bound_keywords = rule.bind(tuple(positional), named | keywords)
-            if rule.takes_context:
+            element_args = [arg[index] if is_list else arg for arg, is_list in zip(args, takes_list, strict=False)]
+            positional = [arg for arg, name in zip(element_args, names, strict=False) if name is None]
+            named = {name: arg for arg, name in zip(element_args, names, strict=False) if name is not None}
+            bound, bound_keywords = lowering.bind(tuple(positional), named | keywords)
+            if lowering.takes_context:
                 bound_keywords["ctx"] = ctx
-            results.append(rule.function(*bound, **bound_keywords))
+            results.append(lowering.function(*bound, **bound_keywords))
         return results
 
     if any(argument.name == "alpha" for argument in op._schema.arguments):
@@ -104,5 +108,5 @@ def _for_each(op: OpOverload, single: OpOverload) -> Lowering:
 
 
 for _op in _overloads():
-    if (_single_op := _single(_op)) is not None:
+    if (_single_op := _single_overload(_op)) is not None:
         registry.register(_op, _for_each(_op, _single_op))

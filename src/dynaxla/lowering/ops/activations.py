@@ -96,7 +96,10 @@ def _hardsigmoid_backward(grad: Array, x: Array) -> Array:
 
 
 def _hardswish_backward(grad: Array, x: Array) -> Array:
-    """Source: ATen native/cpu/Activation.cpp, hardswish_backward_kernel."""
+    """Returns the gradient of hardswish's input.
+
+    Source: ATen native/cpu/Activation.cpp, hardswish_backward_kernel
+    """
     inside = lax.mul(grad, _plus(_times(x, 1 / 3), 0.5))
     out = lax.select(lax.lt(x, number(3, x.dtype)), inside, grad)
     return _zeros_where(lax.le(x, number(-3, x.dtype)), out)
@@ -126,7 +129,7 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     """Gradients of x and of the weight. The weight's gradient is not yet summed to the weight's shape.
 
-    Shape:  both: that of x.
+    Shape:  that of x for both results.
     """
 
     def grad_input(grad: Array, x: Array, weight: Array) -> Array:
@@ -199,7 +202,7 @@ def threshold(x: Array, limit: Any, value: Any) -> Array:
 
 @lowers(aten.threshold.default, platforms=["cpu"])
 def threshold_on_cpu(x: Array, limit: Any, value: Any) -> Array:
-    """As `threshold`, except that `limit` is not rounded to a half type."""
+    """Same as `threshold`, except that `limit` is not rounded to a half type."""
     return lax.select(_at_most(x, limit), full_like(x, value), x)
 
 
@@ -211,7 +214,7 @@ def threshold_backward(grad: Array, x: Array, limit: Any) -> Array:
 
 @lowers(aten.threshold_backward.default, platforms=["cpu"])
 def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
-    """As `threshold_backward`, except that `limit` is not rounded to a half type."""
+    """Same as `threshold_backward`, except that `limit` is not rounded to a half type."""
     return elementwise(lambda grad, x: _zeros_where(_at_most(x, limit), grad), (grad, x), Promotion.NO_OPMATH)
 
 
@@ -314,8 +317,8 @@ def glu_backward(grad: Array, x: Array, dim: int) -> Array:
 def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
     """log(1 / (1 + exp(-x))), and the buffer for eager mode's backward: exp(-|x|) on the CPU, empty on a GPU.
 
-    Shape:  that of x; the buffer has that of x, or [0].
-    Dtype:  both: that of x.
+    Shape:  that of x for both results; an empty buffer has shape [0].
+    Dtype:  that of x for both results.
     """
 
     def function(x: Array) -> Array:

@@ -135,7 +135,7 @@ def _check_causal(query: Array, key: Array, is_causal: bool, ctx: Context) -> No
             f"{ctx.node.target} with is_causal=True for {query.shape[2]} queries and {key.shape[2]} keys: "
             "this kernel masks from the bottom right, scaled_dot_product_attention from the top left",
             op=str(ctx.node.target),
-            hint="give an attn_mask",
+            hint="pass an attn_mask",
         )
 
 

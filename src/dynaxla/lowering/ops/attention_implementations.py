@@ -32,14 +32,14 @@ Gradients = tuple[Array, Array, Array, Array | None]
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The shapes, dtypes and settings of an attention or its gradient, by which an implementation is chosen.
+    """The shapes, dtypes and settings of an attention or its gradient, for which an implementation is chosen.
 
     It has no `operands`, so the tuner does not measure it: some implementations exist to save memory, and the tuner measures time alone.
 
     Attributes:
         query: shape, dtype and memory order of the query.
-        key: the same of the key.
-        value: the same of the value.
+        key: shape, dtype and memory order of the key.
+        value: shape, dtype and memory order of the value.
         mask: shape (of rank 4) and dtype of the mask; None without a mask. Batch and heads have size 1 where the mask is expanded along
             them.
         is_causal: True if row i sees only the columns up to i.
@@ -70,8 +70,8 @@ class RowBlock:
     """The position of a block of rows in a larger attention.
 
     Attributes:
-        first: index of the block's first row, an integer of rank 0.
-        rows: number of rows of the larger attention.
+        first_row: index of the block's first row, an integer of rank 0.
+        total_rows: number of rows of the larger attention.
     """
 
     first_row: Array
@@ -106,13 +106,13 @@ class Attention:
     row_block: RowBlock | None = None
 
     def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> AttentionProblem:
-        """Returns the description by which an implementation is chosen."""
+        """Returns the problem for which an implementation is chosen."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self._unexpanded_sizes(2), self.mask.dtype)
         return AttentionProblem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
 
     def _unexpanded_sizes(self, count: int) -> tuple[int, ...]:
-        """The shape of the result of `unexpanded_mask`."""
+        """Returns the shape of the result of `unexpanded_mask`."""
         assert self.mask is not None
         spec, missing_dims = eager_spec(self.ctx, self.mask), 4 - self.mask.ndim
         strides = self.mask.shape if spec is None else spec.stride
@@ -144,7 +144,7 @@ class Attention:
         return 1 / math.sqrt(self.query.shape[3]) if self.scale is None else self.scale
 
     def group_by_key_head(self, x: Array) -> Array:
-        """x, reshaped from (batch, heads, rows, n) to (batch, key heads, rows of all heads of a key head, n)."""
+        """Returns x, reshaped from (batch, heads, rows, n) to (batch, key heads, rows of all heads of a key head, n)."""
         batch, heads, rows, size = x.shape
         key_heads = self.key.shape[1]
         return x if heads == key_heads else lax.reshape(x, (batch, key_heads, heads // key_heads * rows, size))
@@ -170,7 +170,7 @@ class Attention:
         return out if contracting_dims[0] == 2 else lax.reshape(out, (*self.row_shape, out.shape[3]))
 
     def scores(self) -> Array:
-        """The scaled scores, with -inf where masked.
+        """Returns the scaled scores, with -inf where masked.
 
         Shape:  (batch, heads, rows, columns).
         Dtype:  the accumulator's dtype.

@@ -94,7 +94,7 @@ def _batch_norm(
 
 
 def _require_vectors(*parameters: Array | None) -> None:
-    """Raises UnsupportedOp for a parameter that is not a vector: ATen's kernels refuse it."""
+    """Raises UnsupportedOp for a parameter that is not a vector: ATen's kernels reject it."""
     if any(item is not None and item.ndim != 1 for item in parameters):
         raise UnsupportedOp("batch norm supports only running statistics (and in the backward pass a weight) of one dimension")
 
@@ -114,7 +114,7 @@ def batch_norm_functional(
 ) -> tuple[Array | None, ...]:
     """Batch norm: the result, the saved mean and 1 / standard deviation, and the new running mean and variance.
 
-    Shape:  that of x (batch, channel, *space); statistics: (channel). Without `training` the saved ones are empty.
+    Shape:  that of x (batch, channel, *space); statistics: (channel). Without `training` the saved statistics are empty.
     Dtype:  that of x; statistics: as in PyTorch.
     """
     *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
@@ -185,8 +185,9 @@ def batch_norm_no_update(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Batch norm by running statistics or, without them, by x's own: the result, the saved mean and 1 / standard deviation, and an empty
-    reserve.
+    """Batch norm by running statistics or, if there are none, by x's own statistics.
+
+    The results are the normalized x, the saved mean and 1 / standard deviation, and an empty reserve.
 
     Shape:  that of x (batch, channel, *space); saved statistics: (channel), or empty with running statistics.
     """

@@ -32,7 +32,7 @@ class CircularPaddingProblem:
     Attributes:
         shape: shape of the tensor before padding.
         dtype: dtype of the tensor.
-        sides: for each dimension, the numbers of elements that are added before and after it.
+        padding: for each dimension, the numbers of elements that are added before and after it.
         platform: JAX's name of the platform.
     """
 
@@ -43,7 +43,7 @@ class CircularPaddingProblem:
 
     @property
     def out(self) -> tuple[int, ...]:
-        """The result's shape."""
+        """Shape of the result."""
         return tuple(before + size + after for size, (before, after) in zip(self.shape, self.padding, strict=True))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def _match_circular_cat(node: Node, ctx: Context) -> tuple[Node, int, tuple[int,
     """Matches a node that concatenates a source with slices of the source's own ends.
 
     Returns:
-        The source, the dimension, and the numbers of elements before and after the source; None if the node is another one.
+        The source, the dimension, and the numbers of elements before and after the source; None if the node does not match.
     """
     if node.target is not aten.cat.default:
         return None

@@ -152,12 +152,14 @@ def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _record_of_node(ctx: Context, settings: Sequence[Any], group_name: str) -> Collective:
+    """Returns the record of the current node's collective."""
     operands = ctx.input(0)
     tensors = list(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
     return _record(ctx.node.target, tensors, settings, group_name, user_line(ctx.node))
 
 
 def _record(op: Any, tensors: Sequence[str], settings: Sequence[Any], group_name: str, user_line: str) -> Collective:
+    """Returns the record of a collective, which the processes of its group compare before they call it."""
     if op._opname == "all_to_all_single":
         received, sent = map(tuple, settings)
         return Collective(group_name, op._opname, (), tuple(tensors), (sent, received), user_line)

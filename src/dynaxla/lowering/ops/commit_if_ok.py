@@ -28,8 +28,8 @@ commit_if_ok = torch.ops.dynaxla.commit_if_ok.default
 def lower_commit_if_ok(new: Array, old: Array, ctx: Context) -> Array:
     """`new` if no check of an earlier node of the graph failed, else `old`.
 
-    Shape:  that of `new` and `old`, which is the same.
-    Dtype:  that of `new` and `old`, which is the same.
+    Shape:  that of `new`; `old` has the same shape.
+    Dtype:  that of `new`; `old` has the same dtype.
     """
     all_ok = lax.full((), True)
     for check in ctx.checks:

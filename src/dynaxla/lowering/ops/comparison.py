@@ -31,7 +31,7 @@ def signbit(x: Array) -> Array:
 
 
 def is_infinite(x: Array) -> Array:
-    """True where an element, or either part of a complex element, is infinite."""
+    """True where an element is infinite; for complex elements, where either part is infinite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_or(is_infinite(lax.real(x)), is_infinite(lax.imag(x)))
     return lax.eq(lax.abs(x), number(np.inf, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
@@ -42,7 +42,7 @@ def is_nan(x: Array) -> Array:
 
 
 def is_finite(x: Array) -> Array:
-    """True where an element, or both parts of a complex element, are finite."""
+    """True where an element is finite; for complex elements, where both parts are finite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_and(lax.is_finite(lax.real(x)), lax.is_finite(lax.imag(x)))
     return lax.is_finite(x) if dtypes.is_float(x.dtype) else lax.full(x.shape, True)
@@ -58,7 +58,7 @@ def _logical(function: Function) -> Function:
 
 
 def _maximum(x: Array, y: Array) -> Array:
-    """The larger element; nan where either is nan."""
+    """Returns the larger element; nan where x or y is nan."""
     return lax.bitwise_or(x, y) if dtypes.is_bool(x.dtype) else lax.max(x, y)
 
 
@@ -104,7 +104,7 @@ def _ignore_nan(function: Function) -> Function:
 def _saturates_bounds() -> bool:
     """True if the installed torch's clamp saturates a bound that the dtype cannot hold.
 
-    torch 2.15 does; in earlier versions -1 becomes 255 for uint8, and most other such bounds raise.
+    torch 2.15 saturates it. In earlier versions -1 becomes 255 for uint8, and most other such bounds raise.
     """
     with private.without_modes():
         return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
@@ -139,7 +139,7 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(x: Array, low: Any) -> Array:
-    """max(x, low); nan where either is nan.
+    """max(x, low); nan where x or low is nan.
 
     Shape:  that of x and low, broadcast.
     Dtype:  promoted from x and low.
@@ -149,7 +149,7 @@ def clamp_min(x: Array, low: Any) -> Array:
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(x: Array, high: Any) -> Array:
-    """min(x, high); nan where either is nan.
+    """min(x, high); nan where x or high is nan.
 
     Shape:  that of x and high, broadcast.
     Dtype:  promoted from x and high.

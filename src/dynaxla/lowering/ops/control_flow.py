@@ -45,7 +45,15 @@ def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]
 
 
 def _require_arrays(values: Sequence[Any], description: str) -> tuple[Array, ...]:
-    """Returns the values. Raises UnsupportedOp if one is not an array; `description` says in the message what a value is."""
+    """Returns the values, all of which must be arrays.
+
+    Args:
+        values: the values.
+        description: the kind of value, for the message.
+
+    Raises:
+        UnsupportedOp: A value is not an array.
+    """
     if not all(isinstance(value, Array) for value in values):
         raise UnsupportedOp(f"{description} that is not a tensor")
     return tuple(values)

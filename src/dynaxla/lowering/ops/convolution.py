@@ -194,6 +194,7 @@ def _supports_torch(problem: ConvolutionProblem) -> bool:
 
 
 def _prefers_torch(problem: ConvolutionProblem) -> bool:
+    """True if other implementations would multiply zeros between x's elements, or reverse a weight that is larger than the result."""
     reversal_is_large = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
     return problem.products >= _MIN_PRODUCTS_FOR_ONEDNN and (reversal_is_large or any(step > 1 for step in problem.base_dilation))
 
@@ -293,7 +294,8 @@ def convolution(
     Dtype:  that of x.
     """
     stride, padding, dilation, output_padding = _per_dim(x, stride, padding, dilation, output_padding)
-    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors, kernel_refusals.py asks torch.
+    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors, kernel_refusals.py has already
+    # tried the kernel itself.
     if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
         raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
     if transposed and any(more >= max(steps) for more, *steps in zip(output_padding, stride, dilation, strict=True)):
@@ -380,7 +382,7 @@ def convolve(
         window_counts.append((x.shape[dim] + 2 * pad - spacing * (weight.shape[dim] - 1) - 1) // step + 1)
     full_shape = (*shape[:2], *window_counts)
     out = _correlate(x, weight, bias, full_shape, ctx, groups, stride=stride, padding=padding_pairs, dilation=dilation)
-    # In the gradient of a transposed convolution, an output padding beyond the stride gives more elements than its input has.
+    # In the gradient of a transposed convolution, output padding beyond the stride gives more windows than the input has elements.
     return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
 

@@ -178,7 +178,7 @@ def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """`steps` evenly spaced numbers from start to end, both included. Each is computed from the nearer end, so both ends are exact.
+    """`steps` evenly spaced numbers from start to end, both included. Each number is computed from the nearer end, so both ends are exact.
 
     Shape:  [steps].
     Dtype:  `dtype` if given, else the default float, or complex for complex ends.

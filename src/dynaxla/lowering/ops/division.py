@@ -1,4 +1,4 @@
-"""Division, rounded or not, and remainders."""
+"""True division, floor division, truncating division, and remainders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rounding = Callable[[Array], Array]
 def div(x: Any, y: Any, ctx: Context) -> Array:
     """True division.
 
-    Dtype:  promoted from both; the default float for bool and integers.
+    Dtype:  promoted from x and y; the default float for bool and integers.
     """
     return elementwise(exact_division(ctx) if _is_divisor_shared(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
 
@@ -91,7 +91,7 @@ def _truncating_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rou
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
     """Division rounded towards zero ("trunc") or down ("floor"); true division if the mode is None.
 
-    Dtype:  promoted from both; as for `div` if the mode is None.
+    Dtype:  promoted from x and y; as for `div` if the mode is None.
     Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
     if rounding_mode is None:

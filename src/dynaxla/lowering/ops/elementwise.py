@@ -48,7 +48,7 @@ def _scale(x: Array, factor: Any) -> Array:
 
 
 def plus_zero(x: Array) -> Array:
-    """x + 0.0, which turns -0.0 into 0.0. XLA would remove the addition of a constant zero."""
+    """Returns x + 0.0, in which -0.0 becomes 0.0. It is a select, because XLA would remove the addition of a constant zero."""
     if dtypes.is_complex(x.dtype):
         return lax.complex(plus_zero(lax.real(x)), plus_zero(lax.imag(x)))
     if not dtypes.is_float(x.dtype):
@@ -181,7 +181,7 @@ def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
 def lerp(start: Array, end: Array, weight: Any) -> Array:
     """start + weight * (end - start), measured from the nearer end, so that weights 0 and 1 give the ends exactly.
 
-    Shape:  all tensors broadcast.
+    Shape:  that of all tensors, broadcast.
     Source: ATen native/Lerp.h
     """
 
@@ -202,7 +202,7 @@ def lerp(start: Array, end: Array, weight: Any) -> Array:
 
 
 def _integer_power(base: Array, exponent: Array) -> Array:
-    """base ** exponent by squaring; overflow wraps around. Negative exponents give 0 unless base is 1 or -1.
+    """Returns base ** exponent by squaring; overflow wraps around. Negative exponents give 0 unless base is 1 or -1.
 
     Source: ATen native/Pow.h, powi
     """
@@ -249,7 +249,7 @@ _POWERS: dict[float, Function] = {
 def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
     """base ** exponent.
 
-    Dtype:  promoted from both; an integer base with a float exponent gives the default float.
+    Dtype:  promoted from base and exponent; an integer base with a float exponent gives the default float.
     """
     common = result_type((base, exponent))
     if exponent == 0:
@@ -381,7 +381,7 @@ def _exp2(x: Array) -> Array:
 
 
 def _log2(x: Array) -> Array:
-    """The binary logarithm. It is exact for powers of two: the exponent is read from the bits of x."""
+    """Returns the binary logarithm. It is exact for powers of two, because the exponent is read from the bits of x."""
     if dtypes.is_complex(x.dtype):
         return _scale(lax.log(x), 1 / math.log(2))
     mantissa, exponent = jnp.frexp(x)
@@ -401,7 +401,7 @@ def _log10(x: Array) -> Array:
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)) without overflow of intermediate results.
+    """Returns log(exp(x) + exp(y)) without overflow of intermediate results.
 
     Source: for complex numbers, ATen native/cpu/LogAddExp.h, _log_add_exp_helper
     """
@@ -418,7 +418,7 @@ def _log_add_exp(x: Array, y: Array) -> Array:
 
 @lowers(aten.angle.default)
 def angle(x: Array) -> Array:
-    """The angle of complex numbers; 0 or pi for real ones, nan for nan.
+    """The angle of complex numbers; 0 or pi for real numbers, nan for nan.
 
     Shape:  that of x.
     Dtype:  that of x; the real dtype for complex x, the default float for bool and integers.

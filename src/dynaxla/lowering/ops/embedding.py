@@ -252,7 +252,7 @@ def embedding_bag_dense_backward(
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
-    """The gradient of `per_sample_weights`: for each index, its row times the gradient of its bag, summed; 0 for `padding_idx`.
+    """The gradient of `per_sample_weights`: for each index, the dot product of its row and the gradient of its bag; 0 for `padding_idx`.
 
     Shape:  that of the indices.
     Dtype:  that of grad.

@@ -33,8 +33,8 @@ from .reductions import linalg_vector_norm, sum_
 def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
     """The norm of each tensor: `linalg_vector_norm` over all elements.
 
-    Shape:  each [].
-    Dtype:  the real dtype of `dtype` if given, else of each tensor.
+    Shape:  [] for each result.
+    Dtype:  the real dtype of `dtype` if given, else of the tensor.
     """
     return [linalg_vector_norm(x, ord, dtype=dtype, ctx=ctx) for x in tensors]
 

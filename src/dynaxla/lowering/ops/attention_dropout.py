@@ -37,8 +37,8 @@ def dropout_mask_rows(key: Array, probability: float, shape: tuple[int, ...], to
         total_rows: number of rows of the whole mask.
         first_row: index of the block's first row, an integer of rank 0.
     """
-    limit = math.ceil(probability * 2**_MANTISSA_BITS) << (64 - _MANTISSA_BITS)
-    if limit >> 64:
+    threshold = math.ceil(probability * 2**_MANTISSA_BITS) << (64 - _MANTISSA_BITS)
+    if threshold >> 64:
         return lax.full(shape, True)
     strides = (shape[1] * total_rows * shape[3], total_rows * shape[3], shape[3], 1)
     offset = lax.mul(lax.convert_element_type(first_row, _INDEX), np.array(strides[2], _INDEX))
@@ -50,7 +50,7 @@ def dropout_mask_rows(key: Array, probability: float, shape: tuple[int, ...], to
     lower = lax.convert_element_type(lax.bitwise_and(index, lax.full_like(index, 2**32 - 1)), _WORD)
     first_half, second_half = jax.random.key_data(key)
     upper, lower = threefry2x32_p.bind(first_half, second_half, upper, lower)
-    # The two words form one 64-bit number, which is compared with the limit. GPUs compare 32-bit words faster.
-    upper_limit, lower_limit = lax.full(shape, limit >> 32, _WORD), lax.full(shape, limit & (2**32 - 1), _WORD)
-    is_less_in_lower = lax.bitwise_and(lax.eq(upper, upper_limit), lax.lt(lower, lower_limit))
-    return lax.bitwise_or(lax.lt(upper, upper_limit), is_less_in_lower)
+    # The two words form one 64-bit number, which is compared with the threshold. GPUs compare 32-bit words faster.
+    upper_threshold, lower_threshold = lax.full(shape, threshold >> 32, _WORD), lax.full(shape, threshold & (2**32 - 1), _WORD)
+    is_less_in_lower = lax.bitwise_and(lax.eq(upper, upper_threshold), lax.lt(lower, lower_threshold))
+    return lax.bitwise_or(lax.lt(upper, upper_threshold), is_less_in_lower)

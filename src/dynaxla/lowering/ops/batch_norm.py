@@ -24,10 +24,10 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
 
     Dtype:  the accumulator's dtype for all results.
     """
-    wide = convert(x, dtypes.accumulator(x.dtype))
-    mean, variance, centered = moments_over(wide, but_channels(x), ctx.sum)
+    upcast = convert(x, dtypes.accumulator(x.dtype))
+    mean, variance, centered = moments_over(upcast, but_channels(x), ctx.sum)
     invstd = reciprocal_root(variance, eps)
-    factor = invstd if weight is None else lax.mul(invstd, convert(weight, wide.dtype))
+    factor = invstd if weight is None else lax.mul(invstd, convert(weight, upcast.dtype))
     return affine(centered, factor, bias, (1,)), mean, variance, invstd
 
 
@@ -51,8 +51,8 @@ def _normalize_by_running(
 
 def _update_running(running: Array, statistic: Array, momentum: float) -> Array:
     """Returns (1 - momentum) * running + momentum * statistic, in the statistic's dtype."""
-    wide = convert(running, statistic.dtype)
-    updated = lax.add(lax.mul(wide, lax.full_like(wide, 1 - momentum)), lax.mul(statistic, lax.full_like(wide, momentum)))
+    upcast = convert(running, statistic.dtype)
+    updated = lax.add(lax.mul(upcast, lax.full_like(upcast, 1 - momentum)), lax.mul(statistic, lax.full_like(upcast, momentum)))
     return updated
 
 
@@ -87,7 +87,7 @@ def _batch_norm(
     if running_mean is not None:
         running_mean = _update_running(running_mean, mean, momentum)
     if running_var is not None:
-        # The running variance is the unbiased one, which is 0 / 0 for a single value.
+        # The running variance is unbiased, and therefore 0 / 0 for a single value.
         unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
         running_var = _update_running(running_var, unbiased, momentum)
     return convert(out, x.dtype), _statistic_output(ctx, 1, mean), _statistic_output(ctx, 2, invstd), running_mean, running_var
@@ -218,7 +218,7 @@ def native_batch_norm_backward(
     _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
     dims = but_channels(x)
-    wide = convert(grad, dtype)
+    upcast_grad = convert(grad, dtype)
     if train:
         assert save_mean is not None
         assert save_invstd is not None
@@ -228,8 +228,8 @@ def native_batch_norm_backward(
         assert running_var is not None
         mean, invstd = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
     centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
-    grad_bias = ctx.sum(wide, dims)
-    grad_weight = lax.mul(ctx.sum(lax.mul(wide, centered), dims), invstd)
+    grad_bias = ctx.sum(upcast_grad, dims)
+    grad_weight = lax.mul(ctx.sum(lax.mul(upcast_grad, centered), dims), invstd)
     grad_input = None
     if output_mask[0]:
         factor = invstd if weight is None else lax.mul(invstd, convert(weight, dtype))
@@ -237,9 +237,9 @@ def native_batch_norm_backward(
             count = lax.full_like(invstd, math.prod(x.shape[dim] for dim in dims))
             # The components of grad that would change the mean and the variance do not reach the input.
             coefficient = lax.div(lax.mul(grad_weight, invstd), count)
-            wide = lax.sub(wide, along(lax.div(grad_bias, count), x.shape, (1,)))
-            wide = lax.sub(wide, lax.mul(centered, along(coefficient, x.shape, (1,))))
-        grad_input = convert(lax.mul(wide, along(factor, x.shape, (1,))), x.dtype)
+            upcast_grad = lax.sub(upcast_grad, along(lax.div(grad_bias, count), x.shape, (1,)))
+            upcast_grad = lax.sub(upcast_grad, lax.mul(centered, along(coefficient, x.shape, (1,))))
+        grad_input = convert(lax.mul(upcast_grad, along(factor, x.shape, (1,))), x.dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     return (
         grad_input,

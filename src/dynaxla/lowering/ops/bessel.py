@@ -445,7 +445,7 @@ def _spherical_bessel_j0(x: Array) -> Array:
     return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
 
 
-# Maclaurin series of Ai in x**3: one for the part with value 1 at 0, one for the part with slope 1 there.
+# Maclaurin series of Ai in x**3: a series with value 1 at 0, and a series with slope 1 at 0.
 _AIRY_AT_ZERO, _AIRY_SLOPE_AT_ZERO = 0.355028053887817239260, 0.258819403792806798405
 _AIRY_VALUE_SERIES, _AIRY_SLOPE_SERIES = (
     [1 / math.prod((3 * k - 1 + shift) * (3 * k + shift) for k in range(1, terms + 1)) for terms in range(13, -1, -1)] for shift in (0, 1)

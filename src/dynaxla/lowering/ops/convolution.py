@@ -149,12 +149,12 @@ def _by_taps(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array |
 
     These are elementwise ops, which XLA fuses with neighbouring ops in any layout. oneDNN takes ten times as long, torch five times.
     """
-    wide = dtypes.accumulator(problem.dtype)
+    accumulator = dtypes.accumulator(problem.dtype)
     (padding,), (step,) = problem.padding, problem.base_dilation
-    x = lax.pad(convert(x, wide), number(0, wide), [(0, 0, 0), (0, 0, 0), (*padding, step - 1)])
+    x = lax.pad(convert(x, accumulator), number(0, accumulator), [(0, 0, 0), (0, 0, 0), (*padding, step - 1)])
     span = (problem.out[2] - 1) * problem.stride[0] + 1
     # (kernel, channels): the factors of one kernel element are contiguous.
-    factors = in_memory(lax.transpose(lax.reshape(convert(weight, wide), (problem.groups, problem.weight[2])), (1, 0)))
+    factors = in_memory(lax.transpose(lax.reshape(convert(weight, accumulator), (problem.groups, problem.weight[2])), (1, 0)))
 
     def tap(index: int) -> Array:
         start = index * problem.dilation[0]
@@ -163,7 +163,7 @@ def _by_taps(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array |
         return lax.mul(lax.slice_in_dim(x, start, start + span, problem.stride[0], axis=2), factor)
 
     out = functools.reduce(lax.add, map(tap, range(problem.weight[2])))
-    return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, wide), out.shape, (1,)))
+    return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, accumulator), out.shape, (1,)))
 
 
 def _output_padding(problem: ConvolutionProblem) -> list[int]:
@@ -339,8 +339,9 @@ def convolution_backward(
             grad_input = _input_gradient(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         grad_input = convert(grad_input, x.dtype)
     if output_mask[1]:
-        wide, narrow = (grad, x) if transposed else (x, grad)
-        grad_weight = convert(weight_gradient(wide, narrow, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
+        # The input, and the gradient of the result, of the plain convolution.
+        plain_input, plain_grad = (grad, x) if transposed else (x, grad)
+        grad_weight = convert(weight_gradient(plain_input, plain_grad, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
     if output_mask[2]:
         total = lax.reduce_sum(convert(grad, dtypes.accumulator(grad.dtype)), [0, *range(2, grad.ndim)])
         grad_bias = convert(total, grad.dtype)

@@ -333,7 +333,7 @@ def view_dtype(x: Array, dtype: DType) -> Array:
     if dtypes.is_complex(x.dtype):
         if x.dtype == dtype:
             return x
-        # Pairs of the real dtype; the dimension of pairs is merged into the last one.
+        # Pairs of the real dtype; the dimension of pairs is merged into the last dimension.
         x = view_as_real(x)
         x = lax.reshape(x, (*x.shape[:-2], 2 * x.shape[-2]) if x.ndim > 1 else (2,))
     if dtypes.is_bool(x.dtype):

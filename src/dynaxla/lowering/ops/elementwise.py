@@ -310,8 +310,8 @@ def float_power(base: Any, exponent: Any) -> Array:
 
     Dtype:  float64, or complex128 if base or exponent is complex.
     """
-    wide = np.complex128 if dtypes.is_complex(result_type((base, exponent))) else np.float64
-    return _power(*broadcast([convert(base, np.dtype(wide)), convert(exponent, np.dtype(wide))]))
+    compute_dtype = np.complex128 if dtypes.is_complex(result_type((base, exponent))) else np.float64
+    return _power(*broadcast([convert(base, np.dtype(compute_dtype)), convert(exponent, np.dtype(compute_dtype))]))
 
 
 def _reciprocal(x: Array) -> Array:
@@ -430,8 +430,8 @@ def angle(x: Array) -> Array:
         out = lax.select(lax.lt(x, number(0, x.dtype)), full_like(x, math.pi), full_like(x, 0))
         return lax.select(is_nan(x), x, out)
 
-    wide = x if dtypes.is_inexact(x.dtype) else convert(x, dtypes.default_float())
-    return elementwise(function, (wide,), Promotion.COMPLEX_TO_FLOAT)
+    inexact = x if dtypes.is_inexact(x.dtype) else convert(x, dtypes.default_float())
+    return elementwise(function, (inexact,), Promotion.COMPLEX_TO_FLOAT)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)

@@ -41,8 +41,8 @@ def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = N
 
 def _power_sum(x: Array, ord: Any, dtype: DType | None, ctx: Context) -> Array:
     """Returns sum(abs(x) ** ord), added in float32 for half types."""
-    wide = convert(x, dtypes.accumulator(dtype or x.dtype))
-    total = sum_(pow_tensor_scalar(lax.abs(wide), ord), ctx=ctx)
+    upcast = convert(x, dtypes.accumulator(dtype or x.dtype))
+    total = sum_(pow_tensor_scalar(lax.abs(upcast), ord), ctx=ctx)
     return convert(total, dtypes.real(dtype or x.dtype))
 
 

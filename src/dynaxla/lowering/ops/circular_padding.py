@@ -56,11 +56,11 @@ def _prefers_torch(problem: CircularPaddingProblem) -> bool:
 
 
 CIRCULAR: Implementations[CircularPaddingProblem] = Implementations("circular padding")
-Concatenate = Callable[[], Array]
+ConcatenateFunction = Callable[[], Array]
 
 
 @CIRCULAR.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
-def _by_torch(problem: CircularPaddingProblem, x: Array, concatenate: Concatenate) -> Array:
+def _by_torch(problem: CircularPaddingProblem, x: Array, concatenate: ConcatenateFunction) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         inside = results[0]
         for dim, (size, (before, _)) in enumerate(zip(problem.shape, problem.padding, strict=True)):
@@ -78,11 +78,11 @@ def _by_torch(problem: CircularPaddingProblem, x: Array, concatenate: Concatenat
 
 
 @CIRCULAR.implementation("xla")
-def _by_xla(problem: CircularPaddingProblem, x: Array, concatenate: Concatenate) -> Array:
+def _by_xla(problem: CircularPaddingProblem, x: Array, concatenate: ConcatenateFunction) -> Array:
     return concatenate()
 
 
-def lower_concatenation(ctx: Context, concatenate: Concatenate) -> Array:
+def lower_concatenation(ctx: Context, concatenate: ConcatenateFunction) -> Array:
     """Lowers the current node, an `aten.cat`: by an implementation of CIRCULAR if the node is circular padding, else by `concatenate`.
 
     Args:

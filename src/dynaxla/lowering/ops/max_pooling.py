@@ -59,7 +59,7 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
             if (nan := _is_nan(value)) is not None:
                 better = lax.bitwise_or(better, nan)
             if padded:
-                # Padding has the lowest value, with position -1. A window whose elements all have this value must still give a position of x.
+                # Padding has the lowest value, with position -1. A window of elements with this value must still give a position of x.
                 better = lax.bitwise_or(better, lax.lt(best_position, lax.full_like(best_position, 0)))
             maximum, best_position = lax.select(better, value, maximum), lax.select(better, tap_position, best_position)
         x, position = maximum, best_position

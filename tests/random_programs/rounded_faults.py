@@ -145,8 +145,8 @@ def what_is_written_is_not_repeated() -> AbstractContextManager[Any]:
 
 @fault
 def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
-    def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, place: int, start: int, count_place: int, count: int) -> Any:
-        return right(x, added, lengths, dim, place, start, -1, added.shape[dim])
+    def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, length_index: int, start: int, count_index: int, count: int) -> Any:
+        return right(x, added, lengths, dim, length_index, start, -1, added.shape[dim])
 
     return _lowered(masking.write_into, whole)
 

@@ -57,10 +57,10 @@ def _evenly_spaced_edges(low: Array, high: Array, bins: int, dtype: dtypes.DType
 
     Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
     """
-    wide = dtypes.accumulator(dtype)
-    low, high = (lax.broadcast(convert(convert(end, dtype), wide), (bins + 1,)) for end in (low, high))
+    wide_dtype = dtypes.accumulator(dtype)
+    low, high = (lax.broadcast(convert(convert(end, dtype), wide_dtype), (bins + 1,)) for end in (low, high))
     step = lax.div(lax.sub(high, low), full_like(low, bins))
-    index = lax.iota(wide, bins + 1)
+    index = lax.iota(wide_dtype, bins + 1)
     forward = lax.add(low, lax.mul(index, step))
     backward = lax.sub(high, lax.mul(lax.sub(full_like(index, bins), index), step))
     return convert(lax.select(lax.lt(index, full_like(index, (bins + 1) // 2)), forward, backward), dtype)
@@ -81,11 +81,11 @@ def _sum_weights(bin_indices: Array, inside: Array, bins: Sequence[int], weight:
         dtype: The dtype of the result.
     """
     count = math.prod(bins)
-    wide = dtypes.accumulator(dtype)
-    weights = lax.full(bin_indices.shape, 1, wide) if weight is None else convert(lax.reshape(weight, bin_indices.shape), wide)
+    wide_dtype = dtypes.accumulator(dtype)
+    weights = lax.full(bin_indices.shape, 1, wide_dtype) if weight is None else convert(lax.reshape(weight, bin_indices.shape), wide_dtype)
     # write_slices drops indices past the end.
     bin_indices = lax.select(inside, bin_indices, full_like(bin_indices, count))
-    total = write_slices(lax.full((count,), 0, wide), 0, bin_indices, weights, "sum")
+    total = write_slices(lax.full((count,), 0, wide_dtype), 0, bin_indices, weights, "sum")
     return convert(lax.reshape(total, tuple(bins)), dtype)
 
 
@@ -191,7 +191,7 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
     """
     if np.issubdtype(x.dtype, np.integer):
         return _integer_histc(x, bins, int(min), int(max), ctx)
-    flat, wide = lax.reshape(x, (x.size,)), dtypes.accumulator(x.dtype)
+    flat, wide_dtype = lax.reshape(x, (x.size,)), dtypes.accumulator(x.dtype)
     low, high = (lax.full((), end, np.float64) for end in (min, max))
     if min == max and x.size:
         low, high = (convert(reduce(flat, (0,)), np.dtype(np.float64)) for reduce in (lax.reduce_min, lax.reduce_max))
@@ -199,10 +199,10 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
     finite = lax.bitwise_and(lax.is_finite(low), lax.is_finite(high))
     ctx.require(finite, RuntimeError, "torch.histc: range is not finite")
     ctx.require(lax.lt(low, high), RuntimeError, "torch.histc: max must be larger than min")
-    low, high = (convert(convert(end, x.dtype), wide) for end in (low, high))
-    values = convert(flat, wide)
+    low, high = (convert(convert(end, x.dtype), wide_dtype) for end in (low, high))
+    values = convert(flat, wide_dtype)
     offset = rounded(lax.sub(values, lax.broadcast(low, flat.shape)), x.dtype)
-    scaled = rounded(lax.mul(offset, number(bins, wide)), x.dtype)
+    scaled = rounded(lax.mul(offset, number(bins, wide_dtype)), x.dtype)
     span = lax.broadcast(rounded(lax.sub(high, low), x.dtype), flat.shape)
     bin_index, inside = rounded(lax.div(scaled, span), x.dtype), _is_inside(values, low, high)
     bin_index = convert(lax.select(inside, bin_index, full_like(bin_index, 0)), _INT64)

@@ -480,7 +480,7 @@ def mv(x: Array, y: Array, *, ctx: Context) -> Array:
 def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Array:
     """Returns x @ y for a vector y, computed as y times the rows of x, since more implementations support that.
 
-    x is the current node's argument at position `argument`. As in `_multiply`, transposes of x are skipped: XLA:CPU takes 40 times as long
+    x is the current node's argument at position `argument`. As in `_matmul`, transposes of x are skipped: XLA:CPU takes 40 times as long
     for `transpose(x) @ y` as for `y @ x`.
     """
     x, order = untransposed(ctx, argument, x)

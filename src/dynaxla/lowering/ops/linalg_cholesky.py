@@ -25,14 +25,14 @@ def _factor(x: Array) -> tuple[Array, Array]:
     factor = lax.linalg.cholesky(x, symmetrize_input=False)
     # XLA fills a factor that it could not complete with NaN.
     failed = lax.reduce_or(is_nan(diagonal(factor)), (x.ndim - 2,))
-    success = lax.full(failed.shape, 0, np.dtype(np.int32))
+    zero_info = lax.full(failed.shape, 0, np.dtype(np.int32))
 
     def partial() -> tuple[Array, Array]:
         columns, info = _factor_by_columns(x)
-        is_failed = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
-        return lax.select(is_failed, columns, factor), lax.select(failed, info, success)
+        expanded_failed = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
+        return lax.select(expanded_failed, columns, factor), lax.select(failed, info, zero_info)
 
-    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, success))
+    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, zero_info))
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:

@@ -118,7 +118,7 @@ def means_are_over_rounded_sizes() -> AbstractContextManager[Any]:
     def rounded(right: Any, lengths: Any, places: Sequence[int], times: int) -> Any:
         return right(lax.add(lengths, lax.full_like(lengths, 1)), places, times)
 
-    return _lowered(masking.length, rounded)
+    return _lowered(masking.size_product, rounded)
 
 
 @fault
@@ -128,25 +128,27 @@ def masks_are_longer_by_one() -> AbstractContextManager[Any]:
 
 @fault
 def parts_begin_at_rounded_positions() -> AbstractContextManager[Any]:
-    return _lowered(masking.part, lambda right, x, lengths, *rest, **kw: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw))
+    return _lowered(
+        masking.slice_at, lambda right, x, lengths, *rest, **kw: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw)
+    )
 
 
 @fault
 def what_turns_turns_around_the_rounded_end() -> AbstractContextManager[Any]:
-    return _lowered(masking.turned, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
+    return _lowered(masking.roll_or_flip, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
 
 
 @fault
 def what_is_written_is_not_repeated() -> AbstractContextManager[Any]:
-    return _lowered(masking.last_repeated, lambda right, x, *rest: lax.select(lax.full(x.shape, True), x, x))
+    return _lowered(masking.repeat_last, lambda right, x, *rest: lax.select(lax.full(x.shape, True), x, x))
 
 
 @fault
 def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
-    def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, place: int, start: int, count_place: int, count: int) -> Any:
-        return right(x, added, lengths, dim, place, start, -1, added.shape[dim])
+    def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, length_index: int, start: int, count_index: int, count: int) -> Any:
+        return right(x, added, lengths, dim, length_index, start, -1, added.shape[dim])
 
-    return _lowered(masking.put_into, whole)
+    return _lowered(masking.write_into, whole)
 
 
 @fault
@@ -154,7 +156,7 @@ def tensors_follow_padding() -> AbstractContextManager[Any]:
     def concatenate(right: Any, tensors: Sequence[Any], lengths: Any, dim: int, places: Sequence[int]) -> Any:
         return lax.concatenate(tensors, dim)
 
-    return _lowered(masking.cat_parts, concatenate)
+    return _lowered(masking.cat_valid, concatenate)
 
 
 @fault
@@ -189,7 +191,7 @@ def mirrors_stand_at_the_rounded_end() -> AbstractContextManager[Any]:
     def mirrored(right: Any, x: Any, lengths: Any, dim: int, *rest: Any, ctx: Any) -> Any:
         return right(x, lax.full(lengths.shape, x.shape[dim], lengths.dtype), dim, *rest, ctx=ctx)
 
-    return _lowered(masking.continued, mirrored)
+    return _lowered(masking.reflect_or_replicate, mirrored)
 
 
 @fault

@@ -12,18 +12,18 @@ import torch
 
 from dynaxla.lowering.context import Context
 from dynaxla.lowering.ops.masking import (
-    cat_parts,
-    continued,
-    continued_backward,
-    last_repeated,
-    length,
+    as_tuple,
+    cat_valid,
+    check_index,
     masked,
-    part,
-    put,
-    put_into,
-    together,
-    turned,
-    within,
+    reflect_or_replicate,
+    reflect_or_replicate_backward,
+    repeat_last,
+    roll_or_flip,
+    size_product,
+    slice_at,
+    write_into,
+    write_into_zeros,
 )
 from dynaxla.lowering.registry import registry
 
@@ -51,8 +51,8 @@ def test_a_mask_fills_what_does_not_count() -> None:
 
 def test_parts_are_put_side_by_side() -> None:
     a, b = np.arange(4, dtype=np.float32), np.arange(10, 15, dtype=np.float32)
-    np.testing.assert_array_equal(call(cat_parts, [*map(jax.numpy.asarray, (a, b))], LENGTHS, 0, [0])[:5], [0, 1, 10, 11, 12])
-    assert int(call(length, LENGTHS, [0, 1, 1], 5)) == 90
+    np.testing.assert_array_equal(call(cat_valid, [*map(jax.numpy.asarray, (a, b))], LENGTHS, 0, [0])[:5], [0, 1, 10, 11, 12])
+    assert int(call(size_product, LENGTHS, [0, 1, 1], 5)) == 90
 
 
 def test_a_part_begins_at_a_true_position() -> None:
@@ -60,15 +60,15 @@ def test_a_part_begins_at_a_true_position() -> None:
         class output:
             shape = (2,)
 
-    np.testing.assert_array_equal(call(part, np.arange(6), LENGTHS, 0, 1, ctx=Given()), [3, 4])
+    np.testing.assert_array_equal(call(slice_at, np.arange(6), LENGTHS, 0, 1, ctx=Given()), [3, 4])
     Given.output.shape = (6,)
-    np.testing.assert_array_equal(call(put, np.array([7, 8]), LENGTHS, 0, 1, ctx=Given()), [0, 0, 0, 7, 8, 0])
+    np.testing.assert_array_equal(call(write_into_zeros, np.array([7, 8]), LENGTHS, 0, 1, ctx=Given()), [0, 0, 0, 7, 8, 0])
 
 
 @pytest.mark.parametrize(("from_end", "index", "holds"), [(True, [-3, 2], True), (True, [3, 0], False), (False, [-1, 0], False)])
 def test_indices_of_a_true_size(from_end: bool, index: list[int], holds: bool) -> None:
     ctx = Context("cpu")
-    found = call(within, np.array(index), LENGTHS, 0, 1, from_end, True, ctx=ctx)
+    found = call(check_index, np.array(index), LENGTHS, 0, 1, from_end, True, ctx=ctx)
     assert bool(ctx.checks[0].condition) == holds
     assert ctx.checks[0].error is IndexError
     if holds:
@@ -77,11 +77,11 @@ def test_indices_of_a_true_size(from_end: bool, index: list[int], holds: bool) -
 
 @pytest.mark.parametrize(("shift", "backwards", "true"), [(1, False, [2, 0, 1]), (-4, False, [1, 2, 0]), (0, True, [2, 1, 0])])
 def test_positions_are_turned_around_the_true_end(shift: int, backwards: bool, true: list[int]) -> None:
-    np.testing.assert_array_equal(call(turned, np.arange(5), LENGTHS, 0, 1, shift, backwards)[:3], true)
+    np.testing.assert_array_equal(call(roll_or_flip, np.arange(5), LENGTHS, 0, 1, shift, backwards)[:3], true)
 
 
 def test_the_last_true_element_is_repeated() -> None:
-    np.testing.assert_array_equal(call(last_repeated, np.arange(10).reshape(2, 5), LENGTHS, 1, 0), [[0, 1, 1, 1, 1], [5, 6, 6, 6, 6]])
+    np.testing.assert_array_equal(call(repeat_last, np.arange(10).reshape(2, 5), LENGTHS, 1, 0), [[0, 1, 1, 1, 1], [5, 6, 6, 6, 6]])
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
@@ -95,29 +95,29 @@ def test_an_array_goes_on_beyond_its_true_ends(mode: str, before: int, behind: i
     true = torch.from_numpy(x[:, :3].copy()).requires_grad_()
     expected = torch.nn.functional.pad(true, (before, behind), mode=mode)
     arguments = LENGTHS, 1, 1, before, mode == "reflect"
-    found = call(continued, x, *arguments, ctx=Given())[:, : expected.shape[1]]
+    found = call(reflect_or_replicate, x, *arguments, ctx=Given())[:, : expected.shape[1]]
     np.testing.assert_array_equal(found, expected.detach())
     grad = np.zeros((2, 6), np.float32)
     grad[:, : expected.shape[1]] = np.arange(expected.numel()).reshape(expected.shape)
     (wanted,) = torch.autograd.grad(expected, true, torch.from_numpy(grad[:, : expected.shape[1]]))
     Given.output.shape = (2, 5)
-    np.testing.assert_array_equal(call(continued_backward, grad, *arguments, ctx=Given())[:, :3], wanted)
+    np.testing.assert_array_equal(call(reflect_or_replicate_backward, grad, *arguments, ctx=Given())[:, :3], wanted)
 
 
 def test_true_elements_are_put_into_another_array() -> None:
     x, added = np.zeros(6, np.int64), np.arange(1, 5)
-    np.testing.assert_array_equal(call(put_into, x, added, LENGTHS, 0, 0, 0, 1, 0), [0, 0, 1, 2, 3, 0])
-    np.testing.assert_array_equal(call(put_into, x, added, LENGTHS, 0, -1, 1, -1, 2), [0, 1, 2, 0, 0, 0])
-    np.testing.assert_array_equal(call(put_into, x, added[:0], LENGTHS, 0, 0, 0, 1, 0), x)
+    np.testing.assert_array_equal(call(write_into, x, added, LENGTHS, 0, 0, 0, 1, 0), [0, 0, 1, 2, 3, 0])
+    np.testing.assert_array_equal(call(write_into, x, added, LENGTHS, 0, -1, 1, -1, 2), [0, 1, 2, 0, 0, 0])
+    np.testing.assert_array_equal(call(write_into, x, added[:0], LENGTHS, 0, 0, 0, 1, 0), x)
 
 
 def test_tensors_together() -> None:
     one = np.arange(2)
-    found, missing = call(together, [one, None])
+    found, missing = call(as_tuple, [one, None])
     assert found is one
     assert missing is None
 
 
 def test_no_program_of_torch_runs_these() -> None:
     with pytest.raises(NotImplementedError):
-        length(torch.tensor([1]), [0], 1)
+        size_product(torch.tensor([1]), [0], 1)

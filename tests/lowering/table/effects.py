@@ -33,9 +33,10 @@ ELSEWHERE: dict[str, str] = {
     "passes/joint/test_checkpointing.py": "dynaxla.random_key.default",
     # Ops of programs for rounded sizes alone.
     "lowering/ops/test_masking.py": """
-        dynaxla.cat_parts.default dynaxla.continued.default dynaxla.continued_backward.default dynaxla.last_repeated.default
-        dynaxla.length.default dynaxla.masked.default dynaxla.part.default dynaxla.put.default dynaxla.put_into.default
-        dynaxla.together.default dynaxla.turned.default dynaxla.within.default""",
+        dynaxla.as_tuple.default dynaxla.cat_valid.default dynaxla.check_index.default dynaxla.masked.default
+        dynaxla.reflect_or_replicate.default dynaxla.reflect_or_replicate_backward.default dynaxla.repeat_last.default
+        dynaxla.roll_or_flip.default dynaxla.size_product.default dynaxla.slice_at.default dynaxla.write_into.default
+        dynaxla.write_into_zeros.default""",
     # What it gives depends on the program's checks.
     "lowering/ops/test_commit_if_ok.py": "dynaxla.commit_if_ok.default",
     "sharding/test_marking.py": "dynaxla.sharding_constraint.default",

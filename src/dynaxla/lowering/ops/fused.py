@@ -36,7 +36,7 @@ def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
-    """relu of addmm; with `use_gelu`, GELU, which on a GPU is the approximation by tanh, as in cuBLAS.
+    """ReLU of addmm, or with `use_gelu` GELU, which on a GPU is approximated by tanh, as in cuBLAS.
 
     Dtype:  that of y.
     """
@@ -57,7 +57,7 @@ def masked_scale(x: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten._transform_bias_rescale_qkv.default)
 def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> tuple[Array, ...]:
-    """qkv plus its bias, split into query, key and value; the query is divided by sqrt(size).
+    """Query, key and value: the parts of qkv plus its bias. The query is divided by sqrt(size).
 
     Shape:  qkv (batch, rows, 3 * heads * size) gives (batch, heads, rows, size) three times.
     Dtype:  all: that of qkv.
@@ -66,20 +66,20 @@ def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> t
     size = width // (3 * num_heads)
     wide = convert(qkv, dtypes.accumulator(qkv.dtype))
     wide = lax.add(wide, lax.broadcast_in_dim(convert(qkv_bias, wide.dtype), wide.shape, (2,)))
-    parts = lax.transpose(lax.reshape(wide, (batch, rows, 3, num_heads, size)), (2, 0, 3, 1, 4))
-    query, key, value = (lax.index_in_dim(parts, third, keepdims=False) for third in range(3))
+    stacked = lax.transpose(lax.reshape(wide, (batch, rows, 3, num_heads, size)), (2, 0, 3, 1, 4))
+    query, key, value = (lax.index_in_dim(stacked, index, keepdims=False) for index in range(3))
     query = lax.mul(query, number(1 / math.sqrt(size), wide.dtype))
     return tuple(convert(x, qkv.dtype) for x in (query, key, value))
 
 
-# Values of the argument `mask_type`.
+# Values of the argument `mask_type`: the mask is (rows, columns) or (batch, columns).
 _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
 
 
 def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
-    """The dimensions of the scores that correspond to the dimensions of the mask."""
-    some: dict[int | None, Sequence[int]] = {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}
-    return some.get(mask_type, range(rank))
+    """Returns the dimension of the scores that each dimension of the mask corresponds to. rank: the number of dimensions of the scores."""
+    dims_by_type: dict[int | None, Sequence[int]] = {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}
+    return dims_by_type.get(mask_type, range(rank))
 
 
 @lowers(aten._masked_softmax.default)
@@ -90,12 +90,12 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     Dtype:  that of x.
     """
     dim = x.ndim - 1 if dim is None else dim % x.ndim
-    kept = [d for d in range(x.ndim) if d != dim]
-    hidden = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
+    kept_dims = [d for d in range(x.ndim) if d != dim]
+    expanded_mask = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
     wide = convert(x, dtypes.accumulator(x.dtype))
-    wide = lax.select(hidden, full_like(wide, -math.inf), wide)
-    weights = lax.exp(minus_largest(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept)))
-    return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept)), x.dtype)
+    wide = lax.select(expanded_mask, full_like(wide, -math.inf), wide)
+    weights = lax.exp(minus_largest(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept_dims)))
+    return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept_dims)), x.dtype)
 
 
 @lowers(aten._masked_softmax_backward.default)
@@ -117,7 +117,7 @@ def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | 
 
 
 def _halves(x: Array, dim: int) -> tuple[Array, Array, Array]:
-    """Both halves of x along `dim`, and the sigmoid of the second."""
+    """Returns both halves of x along `dim`, and the sigmoid of the second half."""
     first, second = lax.split(x, [x.shape[dim] // 2] * 2, axis=dim)
     return first, second, lax.logistic(second)
 
@@ -133,15 +133,15 @@ def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
     wide, out_wide, dx_wide = (convert(value, dtypes.accumulator(x.dtype)) for value in (x, out, dx))
     _, _, sigmoid = _halves(wide, dim)
     d_first, d_second, _ = _halves(dx_wide, dim)
-    slope = lax.mul(out_wide, lax.sub(number(1, wide.dtype), sigmoid))
-    return convert(lax.add(lax.mul(d_first, sigmoid), lax.mul(slope, d_second)), x.dtype)
+    derivative = lax.mul(out_wide, lax.sub(number(1, wide.dtype), sigmoid))
+    return convert(lax.add(lax.mul(d_first, sigmoid), lax.mul(derivative, d_second)), x.dtype)
 
 
 @lowers(aten.glu_backward_jvp.default)
 def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int) -> Array:
-    """The tangent of x's gradient, for the tangents dgrad_glu of g = grad_glu and dx of x.
+    """The tangent of x's gradient, for the tangents dgrad_glu of grad_glu and dx of x.
 
-    For x = [a, b] and the sigmoid s, the gradient is [g s(b), g a s(b) (1 - s(b))].
+    For x = [a, b], the sigmoid s and g = grad_glu, the gradient is [g s(b), g a s(b) (1 - s(b))].
 
     Shape:  that of x.
     Dtype:  that of grad_x.
@@ -151,12 +151,12 @@ def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array,
     first, _, sigmoid = _halves(wide, dim)
     d_first, d_second, _ = _halves(dx_wide, dim)
     one = number(1, wide.dtype)
-    slope = lax.mul(sigmoid, lax.sub(one, sigmoid))
-    curve = lax.mul(slope, lax.sub(one, lax.add(sigmoid, sigmoid)))
-    of_first = lax.add(lax.mul(dgrad, sigmoid), lax.mul(lax.mul(grad, slope), d_second))
-    of_second = lax.mul(lax.add(lax.mul(dgrad, first), lax.mul(grad, d_first)), slope)
-    of_second = lax.add(of_second, lax.mul(lax.mul(lax.mul(grad, first), curve), d_second))
-    return convert(lax.concatenate([of_first, of_second], dim), grad_x.dtype)
+    derivative = lax.mul(sigmoid, lax.sub(one, sigmoid))
+    second_derivative = lax.mul(derivative, lax.sub(one, lax.add(sigmoid, sigmoid)))
+    tangent_first = lax.add(lax.mul(dgrad, sigmoid), lax.mul(lax.mul(grad, derivative), d_second))
+    tangent_second = lax.mul(lax.add(lax.mul(dgrad, first), lax.mul(grad, d_first)), derivative)
+    tangent_second = lax.add(tangent_second, lax.mul(lax.mul(lax.mul(grad, first), second_derivative), d_second))
+    return convert(lax.concatenate([tangent_first, tangent_second], dim), grad_x.dtype)
 
 
 @lowers(aten._weight_norm_interface_backward.default)
@@ -169,8 +169,8 @@ def weight_norm_backward(grad: Array, v: Array, g: Array, norms: Array, dim: int
     dtype = dtypes.accumulator(v.dtype)
     others = [d for d in range(v.ndim) if d != dim % v.ndim]
     grad_wide, v_wide, g_wide, norms_wide = (convert(x, dtype) for x in (grad, v, g, norms))
-    total = lax.reshape(lax.reduce_sum(lax.mul(grad_wide, v_wide), others), g.shape)
-    along = lax.div(total, lax.square(norms_wide))
-    away = lax.sub(grad_wide, lax.mul(v_wide, lax.broadcast_in_dim(along, v.shape, range(v.ndim))))
-    grad_v = lax.mul(lax.broadcast_in_dim(lax.div(g_wide, norms_wide), v.shape, range(v.ndim)), away)
-    return convert(grad_v, v.dtype), convert(lax.div(total, norms_wide), g.dtype)
+    dot = lax.reshape(lax.reduce_sum(lax.mul(grad_wide, v_wide), others), g.shape)
+    projection = lax.div(dot, lax.square(norms_wide))
+    orthogonal = lax.sub(grad_wide, lax.mul(v_wide, lax.broadcast_in_dim(projection, v.shape, range(v.ndim))))
+    grad_v = lax.mul(lax.broadcast_in_dim(lax.div(g_wide, norms_wide), v.shape, range(v.ndim)), orthogonal)
+    return convert(grad_v, v.dtype), convert(lax.div(dot, norms_wide), g.dtype)

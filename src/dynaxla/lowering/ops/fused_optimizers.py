@@ -1,6 +1,6 @@
 """Custom ops for fused optimizer steps (`fused=True`) whose learning rate is a tensor, and their lowerings.
 
-torch's own ops for this cannot be traced, and decompositions of them make long graphs.
+torch's own ops for these steps cannot be traced, and their decompositions are long graphs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from . import optimizers
 Tensors = Sequence[torch.Tensor]
 
 
-def _results(op: Callable[..., Any], lists: Sequence[Tensors], written: int, **settings: Any) -> list[torch.Tensor]:
-    """Runs torch's in-place step `op` on copies. Returns the tensors of the first `written` lists after the step, as one list."""
-    copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:written]]
-    op(*copies, *map(list, lists[written:]), **settings)
+def _run_on_copies(op: Callable[..., Any], lists: Sequence[Tensors], mutated: int, **settings: Any) -> list[torch.Tensor]:
+    """Runs torch's in-place optimizer step on copies of its tensors. Returns the updated tensors, as one list.
+
+    Args:
+        op: torch's op, which writes to the first `mutated` lists.
+        lists: The op's lists of tensors.
+        mutated: The number of lists that are copied and returned.
+        settings: The op's other arguments.
+    """
+    copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:mutated]]
+    op(*copies, *map(list, lists[mutated:]), **settings)
     return [tensor for tensors in copies for tensor in tensors]
 
 
-def _like(*lists: Tensors) -> list[torch.Tensor]:
+def _empty_like(*lists: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
 
 
-_RATE = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
+_SCALARS = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
 
 
 @torch.library.custom_op(
@@ -36,7 +43,7 @@ _RATE = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
     mutates_args=(),
     schema=(
         "(Tensor[] params, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, "
-        f"{_RATE}, *, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) -> Tensor[]"
+        f"{_SCALARS}, *, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) -> Tensor[]"
     ),
 )
 def fused_adam(
@@ -53,17 +60,17 @@ def fused_adam(
     decoupled: bool,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """The new parameters, unscaled gradients, and states, as one list. decoupled: True for AdamW's weight decay."""
+    """Returns the new parameters, unscaled gradients, and states, as one list. decoupled: True for AdamW's weight decay."""
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
     step = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    return _results(step, lists, 5, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    return _run_on_copies(step, lists, 5, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
 
 
 @fused_adam.register_fake
 def _(
     params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, max_exp_avg_sqs: Tensors, *_: Any, **__: Any
 ) -> list[torch.Tensor]:
-    return _like(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+    return _empty_like(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
 
 
 @lowers(torch.ops.dynaxla.fused_adam.default)
@@ -75,7 +82,7 @@ def _lower_adam(*arguments: Any, decoupled: bool, **settings: Any) -> list[Array
     "dynaxla::fused_sgd",
     mutates_args=(),
     schema=(
-        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_RATE}, *, float weight_decay, float momentum, "
+        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_SCALARS}, *, float weight_decay, float momentum, "
         "float dampening, bool nesterov, bool maximize, bool is_first_step) -> Tensor[]"
     ),
 )
@@ -88,14 +95,14 @@ def fused_sgd(
     found_inf: torch.Tensor | None,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """The new parameters, unscaled gradients, and momentum buffers, as one list."""
+    """Returns the new parameters, unscaled gradients, and momentum buffers, as one list."""
     lists = params, grads, momentum_buffer_list
-    return _results(torch._fused_sgd_, lists, 3, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    return _run_on_copies(torch._fused_sgd_, lists, 3, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
 
 
 @fused_sgd.register_fake
 def _(params: Tensors, grads: Tensors, momentum_buffer_list: Tensors, *_: Any, **__: Any) -> list[torch.Tensor]:
-    return _like(params, grads, momentum_buffer_list)
+    return _empty_like(params, grads, momentum_buffer_list)
 
 
 @lowers(torch.ops.dynaxla.fused_sgd.default)
@@ -108,7 +115,7 @@ def _lower(
     *arguments: Any,
     **settings: Any,
 ) -> list[Array]:
-    """The results of a lowering such as `optimizers.fused_sgd`, with its lists joined into one."""
+    """Returns the results of a lowering such as `optimizers.fused_sgd`, with its lists concatenated into one."""
     *lists, lr, grad_scale, found_inf = arguments
     results = lowering(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
     return [array for arrays in results for array in arrays]

@@ -1,7 +1,7 @@
 """Sums of the gradients of a tensor's slices, each of which is zero outside its slice.
 
-The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is such a sum. Where the slices
-do not overlap, their gradients are put next to each other instead: nothing is added, and slices that cover the tensor need no zeros.
+The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is such a sum. If the slices do
+not overlap, their gradients are concatenated instead of added, and slices that cover the tensor need no zeros.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _SliceGradient:
     """The gradient of a slice.
 
     Attributes:
-        dim: the sliced dimension.
-        start: index of the slice's first element.
-        count: number of elements along `dim`.
-        grad: the node that computes the gradient.
+        dim: The sliced dimension.
+        start: The index of the slice's first element.
+        count: The number of elements along `dim`.
+        grad: The node that computes the gradient.
     """
 
     dim: int
@@ -40,42 +40,44 @@ class _Piece:
 
 
 def sum_of_slices(ctx: Context) -> Array | None:
-    """The value of the current node, a sum of two tensors, if it is a sum of gradients of disjoint slices. None if it is not, or if it is
-    part of a longer such sum."""
+    """Returns the value of the current node, a sum of two tensors, if it is a sum of gradients of disjoint slices.
+
+    None if it is no such sum, or if it is part of a longer one.
+    """
     node: Node = ctx.node
-    if not _is_of_pieces(node) or _is_part(node):
+    if not _is_sum_of_slice_gradients(node) or _is_in_longer_sum(node):
         return None
-    leaves, shape = list(_leaves(node)), ctx.output.shape
-    if not is_static(shape) or 0 in shape or any(ctx.spec(leaf).dtype != ctx.output.dtype for leaf in leaves):
+    terms, shape = list(_terms(node)), ctx.output.shape
+    if not is_static(shape) or 0 in shape or any(ctx.spec(term).dtype != ctx.output.dtype for term in terms):
         return None
-    found: list[_Piece] = []
-    for leaf in leaves:
-        pieces = _pieces(leaf, shape, ctx)
-        if pieces is None:
+    slices: list[_SliceGradient] = []
+    for term in terms:
+        term_slices = _slice_gradients(term, shape, ctx)
+        if term_slices is None:
             return None
-        found += pieces
-    found.sort(key=lambda piece: piece.start)
-    ends = [0, *(piece.start + piece.count for piece in found)]
-    if not found or any(piece.dim != found[0].dim or piece.start < end for piece, end in zip(found, ends, strict=False)):
+        slices += term_slices
+    slices.sort(key=lambda slice_grad: slice_grad.start)
+    ends = [0, *(slice_grad.start + slice_grad.count for slice_grad in slices)]
+    if not slices or any(slice_grad.dim != slices[0].dim or slice_grad.start < end for slice_grad, end in zip(slices, ends, strict=False)):
         return None
-    dim = found[0].dim
+    dim = slices[0].dim
 
     grads = []
-    for piece in found:
-        grad = ctx.values[piece.grad]
+    for slice_grad in slices:
+        grad = ctx.values[slice_grad.grad]
         grad = grad if grad.ndim == len(shape) else lax.expand_dims(grad, [dim])
-        grads.append(expand(grad, [*shape[:dim], piece.count, *shape[dim + 1 :]]))
-    if len({grad.shape for grad in grads}) == 1 and sum(piece.count for piece in found) == shape[dim]:
+        grads.append(expand(grad, [*shape[:dim], slice_grad.count, *shape[dim + 1 :]]))
+    if len({grad.shape for grad in grads}) == 1 and sum(slice_grad.count for slice_grad in slices) == shape[dim]:
         return joined(grads, dim)
-    # XLA:CPU writes each piece in place into one array, and vectorizes the writes.
+    # XLA:CPU writes each gradient in place into one array, and vectorizes the writes.
     out = lax.full(shape, 0, ctx.output.jax_dtype)
-    for piece, grad in zip(found, grads, strict=True):
-        out = lax.dynamic_update_slice(out, grad, [piece.start if index == dim else 0 for index in range(len(shape))])
+    for slice_grad, grad in zip(slices, grads, strict=True):
+        out = lax.dynamic_update_slice(out, grad, [slice_grad.start if index == dim else 0 for index in range(len(shape))])
     return out
 
 
-def _is_of_pieces(node: Node) -> bool:
-    """True if the node adds gradients of slices, or sums of them, judging by its arguments' ops alone."""
+def _is_sum_of_slice_gradients(node: Node) -> bool:
+    """True if the node adds gradients of slices, or sums of them. Looks at the ops of its arguments only."""
     is_sum = node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
     return is_sum and all(isinstance(arg, Node) and (arg.target in _OPS or arg.target is aten.add.Tensor) for arg in node.args)
 
@@ -83,42 +85,45 @@ def _is_of_pieces(node: Node) -> bool:
 _OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.default)
 
 
-def _is_part(node: Node) -> bool:
+def _is_in_longer_sum(node: Node) -> bool:
     """True if the node's only user is a longer sum of gradients of slices."""
-    return len(node.users) == 1 and _is_of_pieces(next(iter(node.users)))
+    return len(node.users) == 1 and _is_sum_of_slice_gradients(next(iter(node.users)))
 
 
-def _leaves(node: Node) -> Iterator[Node]:
-    """The terms of the sum."""
-    waiting = [node]
-    while waiting:
-        found = waiting.pop()
-        if _is_of_pieces(found):
-            waiting += [arg for arg in found.args if isinstance(arg, Node)]
+def _terms(node: Node) -> Iterator[Node]:
+    """Yields the terms of a sum of gradients of slices, which may be nested."""
+    stack = [node]
+    while stack:
+        term = stack.pop()
+        if _is_sum_of_slice_gradients(term):
+            stack += [arg for arg in term.args if isinstance(arg, Node)]
         else:
-            yield found
+            yield term
 
 
-def _pieces(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_Piece] | None:
-    """The gradients of slices that a node's value consists of, apart from zeros; None if it has other parts."""
+def _slice_gradients(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_SliceGradient] | None:
+    """Returns the gradients of slices that a node's value consists of, apart from zeros; None if it has other parts.
+
+    shape: the shape of the sum.
+    """
     args: Any = node.args
     if node.target is aten.cat.default:
-        dim, start, found = wrap(args[1] if len(args) > 1 else 0, len(shape)), 0, []
-        for part in args[0]:
-            size = ctx.spec(part).shape
-            if len(size) != len(shape):  # a tensor of shape [0], which cat accepts among others
+        dim, start, slices = wrap(args[1] if len(args) > 1 else 0, len(shape)), 0, []
+        for operand in args[0]:
+            operand_shape = ctx.spec(operand).shape
+            if len(operand_shape) != len(shape):  # cat also accepts tensors of shape [0]
                 return None
-            if part.target not in ZEROS:
-                found.append(_Piece(dim, start, size[dim], part))
-            start += size[dim]
-        return found if all(ctx.spec(piece.grad).dtype == ctx.output.dtype for piece in found) else None
+            if operand.target not in ZEROS:
+                slices.append(_SliceGradient(dim, start, operand_shape[dim], operand))
+            start += operand_shape[dim]
+        return slices if all(ctx.spec(slice_grad.grad).dtype == ctx.output.dtype for slice_grad in slices) else None
     if node.target not in _OPS:
         return None
     grad, sizes, dim, start, *rest = args
-    if tuple(sizes) != tuple(shape) or not all(type(number) is int for number in (dim, start, *rest)):
+    if tuple(sizes) != tuple(shape) or not all(type(argument) is int for argument in (dim, start, *rest)):
         return None
     dim = wrap(dim, len(shape))
     if node.target is aten.select_backward.default:
-        return [_Piece(dim, start % shape[dim], 1, grad)]
-    first, _, count = clamp_slice(shape[dim], start, rest[0], rest[1])
-    return [_Piece(dim, first, count, grad)] if rest[1] == 1 else None
+        return [_SliceGradient(dim, start % shape[dim], 1, grad)]
+    clamped_start, _, count = clamp_slice(shape[dim], start, rest[0], rest[1])
+    return [_SliceGradient(dim, clamped_start, count, grad)] if rest[1] == 1 else None

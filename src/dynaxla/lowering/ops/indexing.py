@@ -28,7 +28,7 @@ from .scans import running_sum
 
 
 def from_front(index: Array, size: int) -> Array:
-    """Returns the indices, with `size` added to the negative ones.
+    """Returns the indices with `size` added to negative ones.
 
     Raises: UnsupportedOp for a mask (bool or uint8): the result's size would depend on data.
     """
@@ -41,54 +41,54 @@ def from_front(index: Array, size: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Picks:
+class GatherIndices:
     """Index tensors for some dimensions of a tensor, in the format of XLA's gather and scatter.
 
     Attributes:
         dims: The indexed dimensions.
         coordinates: The indices, of shape (*shape, len(dims)).
         shape: The shape of the index tensors after broadcasting.
-        at: The position in the result of the first dimension of `shape`.
+        position: The position in the result of the first dimension of `shape`.
     """
 
     dims: tuple[int, ...]
     coordinates: Array
     shape: tuple[int, ...]
-    at: int
+    position: int
 
     @staticmethod
-    def of(x: Array, indices: Sequence[Array | None]) -> Picks:
-        """Builds the picks of x[indices].
+    def of(x: Array, indices: Sequence[Array | None]) -> GatherIndices:
+        """Builds the gather indices of x[indices].
 
-        If the indexed dimensions are adjacent, the dimensions of the broadcast indices take their place; otherwise they go to the front.
+        The dimensions of the broadcast indices replace the indexed dimensions if these are adjacent; otherwise they go to the front.
         """
         dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
-        given = broadcast([from_front(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
-        common = np.dtype(np.int64) if any(index.dtype != given[0].dtype for index in given) else given[0].dtype
-        rank = given[0].ndim
-        columns = [lax.expand_dims(convert(index, common), [rank]) for index in given]
-        together = dims[-1] - dims[0] == len(dims) - 1
+        index_arrays = broadcast([from_front(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
+        dtype = np.dtype(np.int64) if any(index.dtype != index_arrays[0].dtype for index in index_arrays) else index_arrays[0].dtype
+        rank = index_arrays[0].ndim
+        columns = [lax.expand_dims(convert(index, dtype), [rank]) for index in index_arrays]
+        is_adjacent = dims[-1] - dims[0] == len(dims) - 1
         coordinates = columns[0] if len(columns) == 1 else lax.concatenate(columns, rank)
-        return Picks(dims, coordinates, given[0].shape, dims[0] if together else 0)
+        return GatherIndices(dims, coordinates, index_arrays[0].shape, dims[0] if is_adjacent else 0)
 
     def window_dims(self, rank: int) -> tuple[int, ...]:
-        """The positions in the result of the dimensions that are not indexed. rank: the number of dimensions of the indexed tensor."""
+        """Returns the positions in the result of the dimensions that are not indexed. rank: the indexed tensor's number of dimensions."""
         total = rank - len(self.dims) + len(self.shape)
-        return tuple(dim for dim in range(total) if not self.at <= dim < self.at + len(self.shape))
+        return tuple(dim for dim in range(total) if not self.position <= dim < self.position + len(self.shape))
 
     def result_shape(self, x: Array) -> tuple[int, ...]:
-        rest = [size for dim, size in enumerate(x.shape) if dim not in self.dims]
-        return (*rest[: self.at], *self.shape, *rest[self.at :])
+        kept_sizes = [size for dim, size in enumerate(x.shape) if dim not in self.dims]
+        return (*kept_sizes[: self.position], *self.shape, *kept_sizes[self.position :])
 
 
-def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], picks: Picks) -> None:
-    """Makes the call raise IndexError for an index out of range. Like eager mode, checks nothing if nothing is read or written."""
-    if 0 in picks.result_shape(x):
+def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], gather_indices: GatherIndices) -> None:
+    """Makes the call raise IndexError for an index out of range. As in eager mode, nothing is checked if the result is empty."""
+    if 0 in gather_indices.result_shape(x):
         return
-    for dim, (given, source) in enumerate(zip(indices, argument(ctx, 1), strict=True)):
-        if given is not None:
+    for dim, (index, source) in enumerate(zip(indices, argument(ctx, 1), strict=True)):
+        if index is not None:
             message = f"index is out of bounds for dimension {dim} with size {x.shape[dim]}"
-            require_index(ctx, given, x.shape[dim], IndexError, message, source, from_end=True)
+            require_index(ctx, index, x.shape[dim], IndexError, message, source, from_end=True)
 
 
 @lowers(aten.index.Tensor)
@@ -99,23 +99,25 @@ def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
     Dtype:  that of x.
     Raises: UnsupportedOp for masks: the result's size would depend on data.
     """
-    picks = Picks.of(x, indices)
-    require_indices(ctx, x, indices, picks)
-    return _read(x, picks)
+    gather_indices = GatherIndices.of(x, indices)
+    require_indices(ctx, x, indices, gather_indices)
+    return _gather_slices(x, gather_indices)
 
 
 @lowers(aten._unsafe_index.Tensor)
 def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
     """Like `index`, but without a check: an index out of range reads the nearest element."""
-    return _read(x, Picks.of(x, indices))
+    return _gather_slices(x, GatherIndices.of(x, indices))
 
 
-def _read(x: Array, picks: Picks) -> Array:
-    if 0 in picks.result_shape(x) or x.size == 0:
-        return lax.full(picks.result_shape(x), 0, x.dtype)
-    numbers = lax.GatherDimensionNumbers(offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims)
-    sizes = tuple(1 if dim in picks.dims else size for dim, size in enumerate(x.shape))
-    return lax.gather(x, picks.coordinates, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+def _gather_slices(x: Array, gather_indices: GatherIndices) -> Array:
+    if 0 in gather_indices.result_shape(x) or x.size == 0:
+        return lax.full(gather_indices.result_shape(x), 0, x.dtype)
+    dimension_numbers = lax.GatherDimensionNumbers(
+        offset_dims=gather_indices.window_dims(x.ndim), collapsed_slice_dims=gather_indices.dims, start_index_map=gather_indices.dims
+    )
+    sizes = tuple(1 if dim in gather_indices.dims else size for dim, size in enumerate(x.shape))
+    return lax.gather(x, gather_indices.coordinates, dimension_numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 
 
 def take_along(x: Array, dim: int, indices: Array) -> Array:
@@ -123,13 +125,13 @@ def take_along(x: Array, dim: int, indices: Array) -> Array:
     shape = (*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
     if 0 in shape or x.size == 0:
         return lax.full(shape, 0, x.dtype)
-    numbers = lax.GatherDimensionNumbers(
+    dimension_numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(d if d < dim else d + indices.ndim - 1 for d in range(x.ndim) if d != dim),
         collapsed_slice_dims=(dim,),
         start_index_map=(dim,),
     )
     sizes = tuple(1 if d == dim else size for d, size in enumerate(x.shape))
-    return lax.gather(x, lax.expand_dims(indices, [indices.ndim]), numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+    return lax.gather(x, lax.expand_dims(indices, [indices.ndim]), dimension_numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 
 
 @lowers(aten.index_select.default)
@@ -141,8 +143,8 @@ def index_select(x: Array, dim: int, indices: Array, ctx: Context) -> Array:
     """
     indices, dim = lax.reshape(indices, (indices.size,)), wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
-    error = RuntimeError if dim == 1 else IndexError  # eager mode raises RuntimeError for dim 1 only
-    require_index(ctx, indices, size, error, f"index out of range in self: dimension {dim} has size {size}", argument(ctx, 2))
+    error_type = RuntimeError if dim == 1 else IndexError  # eager mode raises RuntimeError for dim 1 only
+    require_index(ctx, indices, size, error_type, f"index out of range in self: dimension {dim} has size {size}", argument(ctx, 2))
     return take_along(x, dim, indices) if x.ndim else x
 
 
@@ -154,17 +156,17 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
     Dtype:  that of x.
     """
     dim = wrap(dim, x.ndim)
-    wide = expanded_dims(ctx, x, dim, indices)
-    indices = first_along(indices, wide)
+    expanded = expanded_dims(ctx, x, dim, indices)
+    indices = first_along(indices, expanded)
     require_elements(ctx, x, dim, indices)
-    return gather(x, dim, indices, wide)
+    return gather(x, dim, indices, expanded)
 
 
 def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
     """Returns the dimensions along which the graph expands the indices, the current node's third argument, to the full size of x.
 
-    `dim` itself is left out. Only views inside the graph count: if the tensor under the views already has a stride of 0, as an expanded
-    graph input has, the result is empty, because a JAX array has no strides.
+    `dim` itself is left out. Only views inside the graph count: if the tensor under the views already has a stride of 0 (an expanded graph
+    input), the result is empty, because a JAX array has no strides.
     """
     source = argument(ctx, 2)
     while isinstance(source, Node) and is_view(source):
@@ -187,42 +189,42 @@ def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
     require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
 
 
-def gather(x: Array, dim: int, indices: Array, wide: tuple[int, ...] = ()) -> Array:
+def gather(x: Array, dim: int, indices: Array, expanded: tuple[int, ...] = ()) -> Array:
     """Returns the elements of x at non-negative indices along `dim`: result[i][j] = x[indices[i][j]][j] for dim 0, and so on.
 
-    Shape:  that of `indices`, but along `wide` that of x.
+    Shape:  that of `indices`, but along `expanded` that of x.
     Dtype:  that of x.
 
     Args:
         x: The tensor to read.
         dim: The indexed dimension.
         indices: May be smaller than x in dimensions other than `dim`.
-        wide: Dimensions along which `indices` has size 1 and each index applies to all of x.
+        expanded: Dimensions along which `indices` has size 1 and each index applies to all of x.
     """
     if x.ndim == 0:
         return expand(x, indices.shape)
     dim = wrap(dim, x.ndim)
     if indices.size == 0 or x.size == 0:
-        return lax.full([x.shape[d] if d in wide else size for d, size in enumerate(indices.shape)], 0, x.dtype)
+        return lax.full([x.shape[d] if d in expanded else size for d, size in enumerate(indices.shape)], 0, x.dtype)
     if indices.ndim == 0:
         return lax.reshape(take_along(x, 0, indices), ())
     if x.ndim == 1:
         return take_along(x, 0, indices)
-    kept = tuple(size if d == dim or d in wide else indices.shape[d] for d, size in enumerate(x.shape))
+    kept = tuple(size if d == dim or d in expanded else indices.shape[d] for d, size in enumerate(x.shape))
     if kept != x.shape:
         x = lax.slice(x, [0] * x.ndim, kept)
-    own = [d for d in range(x.ndim) if d not in wide]  # the dimensions along which indices differ
-    others = tuple(d for d in own if d != dim)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=wide,
+    index_dims = [d for d in range(x.ndim) if d not in expanded]  # the dimensions along which indices differ
+    others = tuple(d for d in index_dims if d != dim)
+    dimension_numbers = lax.GatherDimensionNumbers(
+        offset_dims=expanded,
         collapsed_slice_dims=(dim,),
         start_index_map=(dim,),
         operand_batching_dims=others,
-        start_indices_batching_dims=tuple(own.index(d) for d in others),
+        start_indices_batching_dims=tuple(index_dims.index(d) for d in others),
     )
-    coordinates = lax.expand_dims(lax.squeeze(indices, wide), [len(own)])
-    sizes = [size if d in wide else 1 for d, size in enumerate(x.shape)]
-    return lax.gather(x, coordinates, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+    coordinates = lax.expand_dims(lax.squeeze(indices, expanded), [len(index_dims)])
+    sizes = [size if d in expanded else 1 for d, size in enumerate(x.shape)]
+    return lax.gather(x, coordinates, dimension_numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 
 
 @lowers(aten.take.default)
@@ -249,13 +251,13 @@ def ordinals(mask: Array) -> Array:
 
     Dtype:  int64.
     """
-    counted = running_sum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
-    return lax.reshape(lax.sub(counted, lax.full_like(counted, 1)), mask.shape)
+    counts = running_sum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
+    return lax.reshape(lax.sub(counts, lax.full_like(counts, 1)), mask.shape)
 
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
-    """x, with the element at the n-th True of the mask replaced by the n-th element of the source.
+    """x, with the element at the n-th True element of the mask replaced by the n-th element of the source.
 
     Shape:  x and mask, broadcast.
     Dtype:  that of x.
@@ -264,9 +266,9 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     shape = broadcast_shapes([x.shape, mask.shape])
     x, mask = expand(x, shape), expand(convert(mask, np.dtype(np.bool_)), shape)
     if source.size < x.size:
-        needed = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
+        count = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = "masked_scatter: Number of elements of source < number of ones in mask"
-        ctx.require(lax.le(needed, np.int64(source.size)), RuntimeError, message)
+        ctx.require(lax.le(count, np.int64(source.size)), RuntimeError, message)
     if source.size == 0 or x.size == 0:
         return x
     return lax.select(mask, take_along(lax.reshape(source, (source.size,)), 0, ordinals(mask)), x)
@@ -304,7 +306,7 @@ def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
 
 @lowers(aten.tril.default)
 def tril(x: Array, diagonal: int = 0) -> Array:
-    """Matrices with zeros above a diagonal: the main one, or the `diagonal`-th above it.
+    """The lower triangles of matrices: zeros above the main diagonal, or above the `diagonal`-th diagonal above it.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -314,7 +316,7 @@ def tril(x: Array, diagonal: int = 0) -> Array:
 
 @lowers(aten.triu.default)
 def triu(x: Array, diagonal: int = 0) -> Array:
-    """Matrices with zeros below a diagonal: the main one, or the `diagonal`-th above it.
+    """The upper triangles of matrices: zeros below the main diagonal, or below the `diagonal`-th diagonal above it.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -344,7 +346,7 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 
 @lowers(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Context) -> Array:
-    """Each position i of `repeats`, repeated repeats[i] times.
+    """Each index i of `repeats`, repeated repeats[i] times.
 
     Shape:  [output_size].
     Dtype:  that of `repeats`.
@@ -356,8 +358,8 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Co
     ctx.require(lax.ge(repeats, lax.full_like(repeats, 0)), RuntimeError, "repeats can not be negative")
     total = ends[-1] if ends.size else lax.full((), 0, np.int64)
     ctx.require(lax.eq(total, np.int64(output_size)), RuntimeError, "allocated size does not match required size")
-    places = lax.broadcasted_iota("int64", (output_size,), 0)
-    return convert(jnp.searchsorted(ends, places, side="right"), repeats.dtype)
+    positions = lax.broadcasted_iota("int64", (output_size,), 0)
+    return convert(jnp.searchsorted(ends, positions, side="right"), repeats.dtype)
 
 
 @lowers(aten.one_hot.default)

@@ -1,7 +1,7 @@
 """Functions and errors shared by the lowerings of linear algebra, and the lowerings of the matrix exponential and the cross product.
 
-The last two dimensions are the matrices; all dimensions before them are batch dimensions. Matrix products have the full precision of the
-dtype, whatever precision dots have in other lowerings.
+The last two dimensions are the matrices; all dimensions before them are batch dimensions. Matrix products always have the full precision of
+the dtype, also if a lower precision is set for other lowerings.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ def pick_rows(x: Array, rows: Array) -> Array:
     return gather(x, -2, expand(lax.expand_dims(rows, [rows.ndim]), x.shape))
 
 
-def first_true(hits: Array) -> Array:
-    """Returns the position of the first True element of each vector, counted from 1; 0 if there is none.
+def first_true(mask: Array) -> Array:
+    """Returns the position of the first True element of each vector, counted from 1; 0 if no element is True.
 
-    Shape:  hits (*batch, n) gives (*batch).
+    Shape:  mask (*batch, n) gives (*batch).
     Dtype:  int32.
     """
-    size = hits.shape[-1]
-    places = lax.broadcasted_iota(np.int32, hits.shape, hits.ndim - 1)
-    first = lax.reduce_min(lax.select(hits, places, full_like(places, size)), (hits.ndim - 1,))
+    size = mask.shape[-1]
+    positions = lax.broadcasted_iota(np.int32, mask.shape, mask.ndim - 1)
+    first = lax.reduce_min(lax.select(mask, positions, full_like(positions, size)), (mask.ndim - 1,))
     return lax.select(lax.lt(first, full_like(first, size)), lax.add(first, full_like(first, 1)), full_like(first, 0))
 
 
 def finite_only(x: Array) -> tuple[Array, Array]:
-    """Returns the matrices, with zeros for each matrix that has a non-finite element, and a mask of the finite matrices.
+    """Returns the matrices with each matrix that has a non-finite element replaced by zeros, and a mask of the finite matrices.
 
     LAPACK's iterations may not terminate for non-finite elements.
 
@@ -91,9 +91,9 @@ def finite_only(x: Array) -> tuple[Array, Array]:
     return lax.select(_per_batch(finite, x.shape), x, full_like(x, 0)), finite
 
 
-def nan_unless(good: Array, results: Array) -> Array:
-    """Returns the results, with NaN for the batch elements where `good` is False."""
-    return lax.select(_per_batch(good, results.shape), results, full_like(results, math.nan))
+def nan_unless(valid: Array, results: Array) -> Array:
+    """Returns the results, with NaN for the batch elements where `valid` is False."""
+    return lax.select(_per_batch(valid, results.shape), results, full_like(results, math.nan))
 
 
 def _per_batch(values: Array, shape: Sequence[int]) -> Array:
@@ -108,12 +108,12 @@ def require_convergence(values: Array, ctx: Context, name: str) -> None:
         ctx: The context of the current node.
         name: Eager mode's name of the op, for the message.
     """
-    kind = "singular values" if "svd" in name else "eigenvalues"
-    message = f"The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated {kind}."
+    quantity = "singular values" if "svd" in name else "eigenvalues"
+    message = f"The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated {quantity}."
     ctx.require(lax.bitwise_not(is_nan(values)), LinAlgError, f"{name}: {message}")
 
 
-# Errors by a word in the caller's name; the first match counts. Source: ATen native/BatchLinearAlgebra.cpp, _linalg_check_errors
+# Errors by a word in `api_name`; the first match counts. Source: ATen native/BatchLinearAlgebra.cpp, _linalg_check_errors
 _ERRORS: dict[str, tuple[type[Exception], str]] = {
     "inv": (LinAlgError, "A diagonal element is zero, the inversion could not be completed because the input matrix is singular."),
     "solve": (LinAlgError, "The solver failed because the input matrix is singular."),
@@ -129,8 +129,8 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """Makes the call raise the error of eager mode's `api_name` if a matrix could not be factored, that is, where `info` is not 0."""
-    error, message = next((found for word, found in _ERRORS.items() if word in api_name), _OTHER_ERROR)
+    """Makes the call raise the error of eager mode's `api_name` if a matrix could not be factored: if an `info` is not 0."""
+    error, message = next((entry for word, entry in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 
 
@@ -156,8 +156,8 @@ def linalg_matrix_exp(x: Array) -> Array:
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
     # x is scaled in two steps, as 2**s may overflow.
     half = halvings // 2
-    for part in (half, halvings - half):
-        wide = wide * _per_batch(jnp.ldexp(jnp.ones_like(norm), -part), x.shape)
+    for shift in (half, halvings - half):
+        wide = wide * _per_batch(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
 
     def square(step: Array, total: Array) -> Array:
         return lax.select(_per_batch(step < halvings, x.shape), matmul(total, total), total)
@@ -188,6 +188,6 @@ def linalg_cross(x: Array, y: Array, *, dim: int = -1) -> Array:
     """
     shape = broadcast_shapes([x.shape, y.shape])
     dim = wrap(dim, len(shape))
-    a, b = ([lax.slice_in_dim(expand(z, shape), place, place + 1, axis=dim) for place in range(3)] for z in (x, y))
+    a, b = ([lax.slice_in_dim(expand(z, shape), index, index + 1, axis=dim) for index in range(3)] for z in (x, y))
     pairs = ((1, 2), (2, 0), (0, 1))
     return lax.concatenate([lax.sub(lax.mul(a[i], b[j]), lax.mul(a[j], b[i])) for i, j in pairs], dim)

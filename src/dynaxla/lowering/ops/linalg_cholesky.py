@@ -23,37 +23,37 @@ def _factor(x: Array) -> tuple[Array, Array]:
     if x.size == 0:
         return x, lax.full(x.shape[:-2], 0, np.dtype(np.int32))
     factor = lax.linalg.cholesky(x, symmetrize_input=False)
-    # XLA fills a factor with NaN if it could not complete it.
+    # XLA fills a factor that it could not complete with NaN.
     failed = lax.reduce_or(is_nan(diagonal(factor)), (x.ndim - 2,))
-    fine = lax.full(failed.shape, 0, np.dtype(np.int32))
+    zero_info = lax.full(failed.shape, 0, np.dtype(np.int32))
 
     def partial() -> tuple[Array, Array]:
         columns, info = _factor_by_columns(x)
-        whole = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
-        return lax.select(whole, columns, factor), lax.select(failed, info, fine)
+        expanded_failed = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
+        return lax.select(expanded_failed, columns, factor), lax.select(failed, info, zero_info)
 
-    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, fine))
+    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, zero_info))
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:
-    """Like `_factor`, but one column after the other: slow, but keeps the columns before the failure."""
+    """Like `_factor`, but computes one column after the other: slow, but keeps the columns before the failure."""
     size, last = x.shape[-1], x.ndim - 1
-    places = lax.iota(np.int32, size)
+    positions = lax.iota(np.int32, size)
 
-    def step(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         factor, info = state
-        done = jnp.where(places < place, factor, 0)
-        row = lax.dynamic_index_in_dim(done, place, last - 1)
-        given = lax.dynamic_index_in_dim(factor, place, last, keepdims=False)
-        column = given - matmul(done, adjoint(row))[..., 0]
-        pivot = jnp.real(lax.dynamic_index_in_dim(column, place, last - 1))
+        left_columns = jnp.where(positions < index, factor, 0)
+        row = lax.dynamic_index_in_dim(left_columns, index, last - 1)
+        original = lax.dynamic_index_in_dim(factor, index, last, keepdims=False)
+        column = original - matmul(left_columns, adjoint(row))[..., 0]
+        pivot = jnp.real(lax.dynamic_index_in_dim(column, index, last - 1))
         failing = jnp.expand_dims(info == 0, -1) & ~(pivot > 0)
         root = jnp.sqrt(jnp.where(failing, 1, pivot)).astype(x.dtype)
-        finished = jnp.where(places > place, column / root, jnp.where(places == place, root, 0))
-        stopped = jnp.where(failing & (places == place), pivot.astype(x.dtype), given)
+        finished = jnp.where(positions > index, column / root, jnp.where(positions == index, root, 0))
+        stopped = jnp.where(failing & (positions == index), pivot.astype(x.dtype), original)
         finished = jnp.where(failing | jnp.expand_dims(info > 0, -1), stopped, finished)
-        info = jnp.where(failing[..., 0], place + 1, info)
-        return lax.dynamic_update_index_in_dim(factor, finished, place, last), info
+        info = jnp.where(failing[..., 0], index + 1, info)
+        return lax.dynamic_update_index_in_dim(factor, finished, index, last), info
 
     return lax.fori_loop(np.int32(0), np.int32(size), step, (tril(x), lax.full(x.shape[:-2], 0, np.dtype(np.int32))))
 
@@ -92,7 +92,7 @@ def solve_triangular(
 ) -> Array:
     """Returns the solution x of t x = b, or with `left` False of x t = b.
 
-    t is the upper (or lower) triangle of a, with `transposed` its transpose, with `adjoint` its adjoint.
+    t is the upper (or lower) triangle of a, with `transposed` the transpose of that triangle, with `adjoint` its adjoint.
     """
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, transpose_a=transposed or adjoint, conjugate_a=adjoint, unit_diagonal=unitriangular
@@ -111,9 +111,9 @@ def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = Tru
 
 @lowers(aten.triangular_solve.default)
 def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Array, Array]:
-    """The solution x of t x = b, where t is the upper or lower triangle of a; and a.
+    """The solution x of t x = b, where t is the upper or lower triangle of a (or its transpose); and a.
 
-    Shape:  those of b and a, with the batch dimensions broadcast against each other.
+    Shape:  the shapes of b and a, with the batch dimensions broadcast against each other.
     """
     a, b = common_batch(a, b)
     return solve_triangular(a, b, upper=upper, transposed=transpose, unitriangular=unitriangular), a

@@ -71,9 +71,9 @@ def _by_xla(problem: Eigenvalues, x: Array) -> Array:
 
 @lowers(aten._linalg_eigh.default)
 def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array | None]:
-    """The eigenvalues, in ascending order, and the eigenvectors of symmetric matrices, given by their lower (or upper) triangle.
+    """The eigenvalues, in ascending order, and the eigenvectors of symmetric or Hermitian matrices.
 
-    The other triangle is not read. The eigenvectors are None if the graph does not use them.
+    Only the lower (or upper) triangle is read. The eigenvectors are None if the graph does not use them.
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the eigenvectors are an empty vector.
     Dtype:  the real dtype of x for the eigenvalues, that of x for the eigenvectors.
@@ -100,7 +100,7 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Any, Array, Any]:
     """The singular value decomposition: U, the singular values in descending order, and Vh.
 
-    U and Vh are None if the graph uses neither of them. A matrix with an infinity gives NaN.
+    U and Vh are None if the graph uses neither of them. The results of a matrix with an infinite element are NaN.
 
     Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), where k = min(m, n). With `full_matrices`, U and Vh are
             square. Without `compute_uv`, they are empty vectors.
@@ -110,12 +110,12 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
     x, finite = finite_only(x)
-    nothing = None if compute_uv else lax.full((0,), 0, x.dtype)
+    empty = None if compute_uv else lax.full((0,), 0, x.dtype)
     if compute_uv and (is_result_used(ctx.node, 0) or is_result_used(ctx.node, 2)):
         u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
         u, vh = nan_unless(finite, u), nan_unless(finite, vh)
     else:
-        s, u, vh = lax.linalg.svd(x, compute_uv=False), nothing, nothing
+        s, u, vh = lax.linalg.svd(x, compute_uv=False), empty, empty
     require_convergence(s, ctx, "linalg.svd")
     return u, nan_unless(finite, s), vh
 
@@ -127,7 +127,7 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n).
     Dtype:  both: the complex dtype of x.
-    Raises: RuntimeError when the program runs, for elements that are not finite; LinAlgError if LAPACK does not converge.
+    Raises: when the program runs, RuntimeError for elements that are not finite, and LinAlgError if LAPACK does not converge.
     """
     x, finite = finite_only(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
@@ -152,14 +152,14 @@ def linalg_pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = Non
         vh = adjoint(u)
     else:
         u, values, vh = linalg_svd(x, ctx=ctx)
-    sizes = lax.abs(values)
+    magnitudes = lax.abs(values)
     if rtol is None:
         rtol = jnp.float64(jnp.finfo(x.dtype).eps * max(x.shape[-2:]))
         if atol is not None:
             rtol = jnp.where(atol > 0, 0, rtol)
     if atol is None:
         atol = jnp.float64(0)
-    largest = jnp.max(sizes, axis=-1, keepdims=True)
+    largest = jnp.max(magnitudes, axis=-1, keepdims=True)
     tolerance = jnp.maximum(jnp.expand_dims(atol, -1), jnp.expand_dims(rtol, -1) * largest)
-    inverses = jnp.where(sizes > tolerance, 1 / values, 0).astype(x.dtype)
+    inverses = jnp.where(magnitudes > tolerance, 1 / values, 0).astype(x.dtype)
     return matmul(*common_batch(adjoint(vh) * jnp.expand_dims(inverses, -2), adjoint(u)))

@@ -1,7 +1,7 @@
-"""Lowerings of the LU factorization with row exchanges, and of linear systems, inverses and determinants, which are computed from it.
+"""Lowerings of the LU factorization with pivoting, and of linear systems, inverses and determinants, which are computed from it.
 
-ATen's `pivots` hold, counted from 1, the row that each row in turn was exchanged with. XLA's `rows` hold the whole permutation:
-x[rows] = L U.
+ATen's `pivots` are LAPACK's: element i is the row, counted from 1, that row i is exchanged with, in this order. XLA's `rows` are the
+resulting permutation: x[rows] = L U.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def _factor(x: Array) -> tuple[Array, Array, Array, Array]:
     return lu, lax.add(pivots, full_like(pivots, 1)), rows, info
 
 
-def _rows(pivots: Array, count: int) -> Array:
+def _row_permutation(pivots: Array, count: int) -> Array:
     return lax.linalg.lu_pivots_to_permutation(lax.sub(pivots, full_like(pivots, 1)), count)
 
 
-def _permutation(rows: Array, dtype: dtypes.DType) -> Array:
+def _permutation_matrix(rows: Array, dtype: dtypes.DType) -> Array:
     """Returns the matrix P with x = P L U."""
     columns = lax.expand_dims(rows, [rows.ndim - 1])
     shape = (*rows.shape, rows.shape[-1])
@@ -101,22 +101,22 @@ def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """
     _require_pivot(pivot)
     lu, _, rows, _ = _factor(x)
-    return _permutation(rows, x.dtype), _lower(lu), _upper(lu)
+    return _permutation_matrix(rows, x.dtype), _lower(lu), _upper(lu)
 
 
 @lowers(aten.lu_unpack.default)
 def lu_unpack(
     lu: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
-    """P, L and U from a factorization. Without `unpack_data`, L and U are empty vectors; without `unpack_pivots`, P is.
+    """P, L and U from a factorization. Without `unpack_data`, L and U are empty vectors; without `unpack_pivots`, P is an empty vector.
 
     Shape:  as for `linalg_lu`.
     Dtype:  all: that of lu.
     """
-    nothing = lax.full((0,), 0, lu.dtype)
-    rows = _rows(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
-    permutation = _permutation(rows, lu.dtype) if unpack_pivots else nothing
-    return (permutation, _lower(lu), _upper(lu)) if unpack_data else (permutation, nothing, nothing)
+    empty = lax.full((0,), 0, lu.dtype)
+    rows = _row_permutation(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
+    permutation = _permutation_matrix(rows, lu.dtype) if unpack_pivots else empty
+    return (permutation, _lower(lu), _upper(lu)) if unpack_data else (permutation, empty, empty)
 
 
 @lowers(aten.linalg_lu_solve.default)
@@ -125,14 +125,14 @@ def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, ad
 
     Shape:  that of b, the batch dimensions broadcast.
     """
-    return _solve(lu, _rows(pivots, lu.shape[-1]), b, left=left, adjoint_of=adjoint)
+    return _solve(lu, _row_permutation(pivots, lu.shape[-1]), b, left=left, adjoint_of=adjoint)
 
 
 @functools.cache
 def _prefers_transpose(op: OpOverload) -> bool:
     """True if torch's kernel of an op factors the transpose of a real contiguous matrix.
 
-    Torch's gradient formulas expect the same factorization as the kernel's. The answer depends on the release of torch.
+    Torch's gradient formulas expect the kernel's factorization. Releases of torch differ in this, so the kernel is tried on a small matrix.
     """
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
@@ -141,7 +141,7 @@ def _prefers_transpose(op: OpOverload) -> bool:
 
 
 def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Array, bool]:
-    """Factors the same matrix as torch's kernel of the current node. x: the node's first argument.
+    """Factors the matrix that torch's kernel of the current node would factor: x or its transpose. x: the node's first argument.
 
     Returns the results of `_factor`, and True if the factored matrix is the transpose of x.
     """
@@ -157,7 +157,7 @@ def linalg_solve_ex(
 ) -> tuple[Array, Array, Array, Array]:
     """The solution y of x y = b, or with `left` False of y x = b; and LU, pivots and `info` as for `linalg_lu_factor_ex`.
 
-    Shape:  that of b, which may hold one vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
+    Shape:  that of b, which may contain one vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
     Dtype:  that of x, that of x, int32 and int32.
     Raises: with `check_errors`, LinAlgError when the program runs.
     """
@@ -188,8 +188,8 @@ def linalg_inv_ex(x: Array, *, check_errors: bool = False, ctx: Context) -> tupl
 
 def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
     """Returns the sign of the permutation: -1 for an odd number of row exchanges, else 1."""
-    places = lax.add(lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1), full_like(pivots, 1))
-    exchanges = lax.reduce_sum(convert(lax.ne(pivots, places), np.dtype(np.int32)), (pivots.ndim - 1,))
+    identity_pivots = lax.add(lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1), full_like(pivots, 1))
+    exchanges = lax.reduce_sum(convert(lax.ne(pivots, identity_pivots), np.dtype(np.int32)), (pivots.ndim - 1,))
     odd = lax.rem(exchanges, full_like(exchanges, 2))
     return convert(lax.sub(full_like(odd, 1), lax.mul(odd, full_like(odd, 2))), dtype)
 
@@ -213,6 +213,6 @@ def linalg_slogdet(x: Array, *, ctx: Context) -> tuple[Array, Array, Array, Arra
     Dtype:  that of x; for the logarithm, the real dtype of x; for the pivots, int32.
     """
     lu, pivots, *_ = _factor_as_kernel(x, ctx)
-    on_diagonal = diagonal(lu)
-    signs = lax.reduce_prod(sign(on_diagonal), (x.ndim - 2,))
-    return lax.mul(signs, _parity(pivots, x.dtype)), lax.reduce_sum(lax.log(lax.abs(on_diagonal)), (x.ndim - 2,)), lu, pivots
+    pivot_values = diagonal(lu)
+    signs = lax.reduce_prod(sign(pivot_values), (x.ndim - 2,))
+    return lax.mul(signs, _parity(pivots, x.dtype)), lax.reduce_sum(lax.log(lax.abs(pivot_values)), (x.ndim - 2,)), lu, pivots

@@ -30,23 +30,23 @@ def _require_classes(ctx: Context, x: Array, target: Array, ignore_index: int) -
     ctx.require(lax.bitwise_or(inside, lax.eq(target, ignored)), IndexError, f"Target is out of bounds: there are {classes} classes.")
 
 
-def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:
-    """Returns a mask of the targets that are not `ignore_index`, and each target's weight (0 if ignored) in the dtype of `like`."""
-    counts = lax.ne(target, lax.full_like(target, ignore_index))
-    each = lax.full(target.shape, 1, like.dtype) if weight is None else _pick(convert(weight, like.dtype), target)
-    return counts, lax.select(counts, each, lax.full_like(each, 0))
+def _mask_and_weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:
+    """Returns a mask of the targets that are not `ignore_index`, and each target's weight (0 if ignored), in the dtype of `like`."""
+    is_counted = lax.ne(target, lax.full_like(target, ignore_index))
+    weights = lax.full(target.shape, 1, like.dtype) if weight is None else _gather_or_nan(convert(weight, like.dtype), target)
+    return is_counted, lax.select(is_counted, weights, lax.full_like(weights, 0))
 
 
-def _pick(weight: Array, target: Array) -> Array:
+def _gather_or_nan(weight: Array, target: Array) -> Array:
     """Returns weight[target], with NaN for a target out of range."""
     if weight.size == 0:
         return lax.full(target.shape, np.nan, weight.dtype)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    dimension_numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
     index = lax.reshape(target, (*target.shape, 1))
-    return lax.gather(weight, index, numbers, (1,), mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return lax.gather(weight, index, dimension_numbers, (1,), mode=lax.GatherScatterMode.FILL_OR_DROP)
 
 
-def _pick_class(x: Array, target: Array) -> Array:
+def _gather_classes(x: Array, target: Array) -> Array:
     """Returns the elements of x at the target classes, with NaN for a target out of range.
 
     Shape:  that of x without the dimension of classes.
@@ -54,8 +54,8 @@ def _pick_class(x: Array, target: Array) -> Array:
     if x.size == 0:
         return lax.full(target.shape, np.nan, x.dtype)
     dim = _classes_dim(x)
-    others = [place for place in range(x.ndim) if place != dim]
-    numbers = lax.GatherDimensionNumbers(
+    others = [d for d in range(x.ndim) if d != dim]
+    dimension_numbers = lax.GatherDimensionNumbers(
         offset_dims=(),
         collapsed_slice_dims=(dim,),
         start_index_map=(dim,),
@@ -63,7 +63,7 @@ def _pick_class(x: Array, target: Array) -> Array:
         start_indices_batching_dims=tuple(range(target.ndim)),
     )
     index = lax.reshape(target, (*target.shape, 1))
-    return lax.gather(x, index, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return lax.gather(x, index, dimension_numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -72,21 +72,21 @@ def nll_loss_forward(
 ) -> tuple[Array, Array]:
     """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights (0 without a reduction).
 
-    Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target: the same without the classes. The loss is [], or
-            that of the target without a reduction; the sum is [].
+    Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target: the same without the classes. The loss has shape [],
+            or without a reduction that of the target; the sum has shape [].
     Dtype:  both: that of x.
     """
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
         target = lax.reshape(target, ())
     wide = convert(x, dtypes.accumulator(x.dtype))
-    counts, weights = _weights(target, weight, ignore_index, wide)
-    losses = lax.neg(lax.mul(_pick_class(wide, target), weights))
-    losses = lax.select(counts, losses, lax.full_like(losses, 0))
+    is_counted, weights = _mask_and_weights(target, weight, ignore_index, wide)
+    losses = lax.neg(lax.mul(_gather_classes(wide, target), weights))
+    losses = lax.select(is_counted, losses, lax.full_like(losses, 0))
     if reduction == _NONE and x.ndim > 1:
         return convert(losses, x.dtype), lax.full((), 0, x.dtype)
-    every = range(losses.ndim)
-    loss, total = lax.reduce_sum(losses, every), lax.reduce_sum(weights, every)
+    all_dims = range(losses.ndim)
+    loss, total = lax.reduce_sum(losses, all_dims), lax.reduce_sum(weights, all_dims)
     if reduction == _MEAN:
         loss = lax.div(loss, total)
     return convert(loss, x.dtype), convert(total, x.dtype)
@@ -114,26 +114,26 @@ def nll_loss_backward(
         target, grad = lax.reshape(target, ()), lax.reshape(grad, ())
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(grad, dtype)
-    counts, weights = _weights(target, weight, ignore_index, wide)
+    is_counted, weights = _mask_and_weights(target, weight, ignore_index, wide)
     if reduction == _MEAN:
         wide = lax.div(wide, convert(total_weight, dtype))
     if wide.ndim < target.ndim:
         wide = lax.broadcast_in_dim(wide, target.shape, ())
-    each = lax.neg(lax.mul(wide, weights))
-    each = lax.select(counts, each, lax.full_like(each, 0))
+    target_grads = lax.neg(lax.mul(wide, weights))
+    target_grads = lax.select(is_counted, target_grads, lax.full_like(target_grads, 0))
     dim = _classes_dim(x)
-    others = [place for place in range(x.ndim) if place != dim]
+    others = [d for d in range(x.ndim) if d != dim]
     classes = lax.broadcasted_iota(target.dtype, x.shape, dim)
-    chosen = lax.eq(classes, lax.broadcast_in_dim(target, x.shape, others))
-    out = lax.select(chosen, lax.broadcast_in_dim(each, x.shape, others), lax.full(x.shape, np.array(0, dtype)))
+    is_target = lax.eq(classes, lax.broadcast_in_dim(target, x.shape, others))
+    out = lax.select(is_target, lax.broadcast_in_dim(target_grads, x.shape, others), lax.full(x.shape, np.array(0, dtype)))
     return convert(out, x.dtype)
 
 
 @lowers(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, reduction: int = _MEAN, *, ctx: Context) -> Array:
-    """-(target log(x) + (1 - target) log(1 - x)) times weight, reduced. As in ATen, logarithms are at least -100, so the loss is finite.
+    """-(target log(x) + (1 - target) log(1 - x)) * weight, reduced. As in ATen, logarithms are clamped to at least -100.
 
-    Shape:  [], or that of x without a reduction.
+    Shape:  [], or without a reduction that of x.
     Dtype:  that of x.
     Raises: RuntimeError when the program runs, for elements of x or target that are not between 0 and 1.
     """
@@ -141,14 +141,14 @@ def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, r
         low, high = (lax.full_like(values, bound) for bound in (0, 1))
         inside = lax.bitwise_and(lax.ge(values, low), lax.le(values, high))
         ctx.require(inside, RuntimeError, f"all elements of {name} should be between 0 and 1")
-    work = dtypes.accumulator(x.dtype)
-    wide, wanted = convert(x, work), convert(target, work)
-    lowest = lax.full_like(wide, -100)
-    hit = lax.mul(wanted, lax.max(lax.log(wide), lowest))
-    miss = lax.mul(lax.sub(wanted, lax.full_like(wanted, 1)), lax.max(lax.log1p(lax.neg(wide)), lowest))
-    losses = lax.sub(miss, hit)
+    dtype = dtypes.accumulator(x.dtype)
+    wide, wide_target = convert(x, dtype), convert(target, dtype)
+    min_log = lax.full_like(wide, -100)
+    positive_term = lax.mul(wide_target, lax.max(lax.log(wide), min_log))
+    negative_term = lax.mul(lax.sub(wide_target, lax.full_like(wide_target, 1)), lax.max(lax.log1p(lax.neg(wide)), min_log))
+    losses = lax.sub(negative_term, positive_term)
     if weight is not None:
-        losses = lax.mul(losses, expand(convert(weight, work), losses.shape))
+        losses = lax.mul(losses, expand(convert(weight, dtype), losses.shape))
     if reduction == _MEAN:
         losses = mean_all(losses, ctx=ctx)
     elif reduction == _SUM:

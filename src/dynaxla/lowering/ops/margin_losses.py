@@ -19,13 +19,13 @@ from .scans import running_sum
 _NONE, _MEAN = 0, 1
 
 
-def _batched(x: Array, rank: int) -> Array:
+def _with_rank(x: Array, rank: int) -> Array:
     """Returns x with leading dimensions of size 1 up to `rank` dimensions."""
     return x if x.ndim == rank else lax.reshape(x, (1,) * (rank - x.ndim) + x.shape)
 
 
-def _per_sample(grad: Array, batch: int, classes: int, reduction: int) -> Array:
-    """Returns the gradient of each term in the sum of each sample's loss.
+def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Array:
+    """Returns, for each sample, the gradient of each term in the sum that is the sample's loss.
 
     Shape:  (batch, 1).
     """
@@ -34,7 +34,7 @@ def _per_sample(grad: Array, batch: int, classes: int, reduction: int) -> Array:
     return lax.broadcast_in_dim(lax.div(wide, full_like(wide, count)), (batch, 1), (0,) if wide.ndim else ())
 
 
-def _spread(x: Array, shape: tuple[int, ...]) -> Array:
+def _expand_leading(x: Array, shape: tuple[int, ...]) -> Array:
     return lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
@@ -42,65 +42,65 @@ def _spread(x: Array, shape: tuple[int, ...]) -> Array:
 def multi_margin_loss_backward(
     grad: Array, x: Array, target: Array, p: Any, margin: Any, weight: Array | None = None, reduction: int = 1
 ) -> Array:
-    """The gradient with respect to x of sum(max(0, margin - x[target] + x[other]) ** p) / classes, summed over the classes but the target.
+    """The gradient with respect to x of sum(max(0, margin - x[target] + x[other]) ** p) / classes, a sum over all classes but the target.
 
     Shape:  that of x.
     Dtype:  that of x.
     """
-    rows, targets = _batched(convert(x, dtypes.accumulator(x.dtype)), 2), lax.reshape(target, (target.size,))
+    rows, targets = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2), lax.reshape(target, (target.size,))
     shape = batch, classes = rows.shape
     if x.size == 0:
         return x
-    is_target = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 1), _spread(targets, shape))
+    is_target = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 1), _expand_leading(targets, shape))
     zero = full_like(rows, 0)
-    at_target = lax.reduce_sum(lax.select(is_target, rows, zero), (1,))
-    distance = lax.add(lax.sub(number(margin, rows.dtype), _spread(at_target, shape)), rows)
-    flow = _spread(_per_sample(grad, batch, classes, reduction), shape)
+    target_values = lax.reduce_sum(lax.select(is_target, rows, zero), (1,))
+    margins = lax.add(lax.sub(number(margin, rows.dtype), _expand_leading(target_values, shape)), rows)
+    term_grads = _expand_leading(_grad_per_term(grad, batch, classes, reduction), shape)
     if p == 2:
-        flow = lax.mul(flow, lax.add(distance, distance))
+        term_grads = lax.mul(term_grads, lax.add(margins, margins))
     if weight is not None:
-        flow = lax.mul(flow, _spread(convert(take_along(weight, 0, targets), rows.dtype), shape))
-    others = lax.select(lax.bitwise_or(is_target, lax.le(distance, zero)), zero, flow)
-    total = lax.neg(_spread(lax.reduce_sum(others, (1,)), shape))
-    return convert(lax.reshape(lax.select(is_target, total, others), x.shape), x.dtype)
+        term_grads = lax.mul(term_grads, _expand_leading(convert(take_along(weight, 0, targets), rows.dtype), shape))
+    other_grads = lax.select(lax.bitwise_or(is_target, lax.le(margins, zero)), zero, term_grads)
+    target_grads = lax.neg(_expand_leading(lax.reduce_sum(other_grads, (1,)), shape))
+    return convert(lax.reshape(lax.select(is_target, target_grads, other_grads), x.shape), x.dtype)
 
 
-def _distances(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
-    """Returns the margin terms of the multi-label loss, two masks of them, and x in the accumulator's dtype.
+def _margin_terms(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
+    """Returns the margin terms of the multi-label loss, two masks of these terms, and x in the accumulator's dtype.
 
-    The terms 1 - x[target] + x[class] have dimensions (sample, position in the sample's list of targets, class), which is
-    (batch, classes, classes). The first mask is True for positions before the end of the list (the first negative target); the second
-    where the class is the target itself. x is (batch, classes).
+    The terms 1 - x[target] + x[class] have dimensions (sample, position in the sample's list of targets, class), of sizes
+    (batch, classes, classes). The first mask is True for positions before the end of the list, which is the first negative target. The
+    second mask is True where the class is the target itself. x has shape (batch, classes).
     """
-    rows = _batched(convert(x, dtypes.accumulator(x.dtype)), 2)
-    targets = _batched(target, 2)
+    rows = _with_rank(convert(x, dtypes.accumulator(x.dtype)), 2)
+    targets = _with_rank(target, 2)
     shape = (*rows.shape, rows.shape[1])
-    ended = running_sum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)
-    listed = _spread(lax.eq(ended, full_like(ended, 0)), shape)
-    own = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 2), _spread(targets, shape))
-    every = lax.broadcast_in_dim(rows, shape, (0, 2))
-    at_target = lax.reduce_sum(lax.select(own, every, full_like(every, 0)), (2,))
-    return lax.add(lax.sub(number(1, rows.dtype), _spread(at_target, shape)), every), listed, own, rows
+    end_counts = running_sum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)
+    is_listed = _expand_leading(lax.eq(end_counts, full_like(end_counts, 0)), shape)
+    is_own_class = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 2), _expand_leading(targets, shape))
+    values = lax.broadcast_in_dim(rows, shape, (0, 2))
+    target_values = lax.reduce_sum(lax.select(is_own_class, values, full_like(values, 0)), (2,))
+    return lax.add(lax.sub(number(1, rows.dtype), _expand_leading(target_values, shape)), values), is_listed, is_own_class, rows
 
 
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, ctx: Context) -> tuple[Array, Array]:
-    """The multi-label margin loss, and 1 for each class that is a target, else 0.
+    """The multi-label margin loss; and a mask with 1 for each class that is a target, else 0.
 
     A sample's loss is sum(max(0, 1 - x[target] + x[other])) / classes, over all its targets and all classes that are no targets. The list
     of targets ends at the first -1. (Torch's decomposition also counts the targets after the -1.)
 
-    Shape:  x (classes) or (batch, classes) gives [], or without a reduction x without the classes; and that of x.
+    Shape:  x (classes) or (batch, classes) gives [], or without a reduction the shape of x without the classes; and that of x.
     Dtype:  both: that of x.
     """
     spec = ctx.output[0]
     if x.size == 0:
         return lax.full(spec.shape, math.nan if reduction == _MEAN else 0, spec.jax_dtype), x
-    distance, listed, own, rows = _distances(x, target)
-    is_target = lax.reduce_or(lax.bitwise_and(listed, own), (1,))
-    counts = lax.bitwise_and(listed, lax.broadcast_in_dim(lax.bitwise_not(is_target), distance.shape, (0, 2)))
-    zero = full_like(distance, 0)
-    terms = lax.select(lax.bitwise_and(counts, lax.gt(distance, zero)), distance, zero)
+    margins, is_listed, is_own_class, rows = _margin_terms(x, target)
+    is_target = lax.reduce_or(lax.bitwise_and(is_listed, is_own_class), (1,))
+    is_counted = lax.bitwise_and(is_listed, lax.broadcast_in_dim(lax.bitwise_not(is_target), margins.shape, (0, 2)))
+    zero = full_like(margins, 0)
+    terms = lax.select(lax.bitwise_and(is_counted, lax.gt(margins, zero)), margins, zero)
     loss = lax.reduce_sum(terms, (1, 2))
     loss = lax.div(loss, full_like(loss, rows.shape[1]))
     if reduction != _NONE:
@@ -119,14 +119,14 @@ def multilabel_margin_loss_backward(grad: Array, x: Array, target: Array, reduct
     """
     if x.size == 0:
         return x
-    distance, listed, own, rows = _distances(x, target)
-    among = _batched(is_target, 2)
-    other = lax.broadcast_in_dim(lax.eq(among, full_like(among, 0)), distance.shape, (0, 2))
-    zero = full_like(distance, 0)
-    active = convert(lax.bitwise_and(lax.bitwise_and(listed, other), lax.gt(distance, zero)), rows.dtype)
-    per_target = _spread(lax.reduce_sum(active, (2,)), distance.shape)
-    back = lax.reduce_sum(lax.select(own, per_target, zero), (1,))
+    margins, is_listed, is_own_class, rows = _margin_terms(x, target)
+    target_mask = _with_rank(is_target, 2)
+    is_other = lax.broadcast_in_dim(lax.eq(target_mask, full_like(target_mask, 0)), margins.shape, (0, 2))
+    zero = full_like(margins, 0)
+    active = convert(lax.bitwise_and(lax.bitwise_and(is_listed, is_other), lax.gt(margins, zero)), rows.dtype)
+    active_per_target = _expand_leading(lax.reduce_sum(active, (2,)), margins.shape)
+    target_counts = lax.reduce_sum(lax.select(is_own_class, active_per_target, zero), (1,))
     batch, classes = rows.shape
-    flow = _spread(_per_sample(grad, batch, classes, reduction), rows.shape)
-    out = lax.mul(lax.sub(lax.reduce_sum(active, (1,)), back), flow)
+    term_grads = _expand_leading(_grad_per_term(grad, batch, classes, reduction), rows.shape)
+    out = lax.mul(lax.sub(lax.reduce_sum(active, (1,)), target_counts), term_grads)
     return convert(lax.reshape(out, x.shape), x.dtype)

@@ -1,7 +1,8 @@
-"""Ops, and their lowerings, that apply the true sizes in a program compiled for rounded sizes (see passes/padding/padded_rules.py).
+"""Custom ops and their lowerings for programs that are compiled for rounded sizes (see passes/padding/padded_rules.py).
 
-The true sizes are an input of the program: `lengths`, an int64 vector. A `place` is an index into it; -1 stands for a size or position that
-needs no true size. Elements up to a true size are valid, those behind it are padding with arbitrary values.
+The ops apply the true sizes, which are an input of the program: `lengths`, an int64 vector. A `length_index` is an index into it; -1 stands
+for a size or position that needs no true size. Elements before the true size are valid; the elements after it are padding with arbitrary
+values.
 """
 
 from __future__ import annotations
@@ -21,38 +22,44 @@ from ..promotion import convert, number
 from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
-_library.define("masked(Tensor x, Tensor lengths, int dim, SymInt[] sizes, int[] places, Scalar fill) -> Tensor")
-_library.define("part(Tensor x, Tensor lengths, int dim, int place, int start=0) -> Tensor")
-_library.define("cat_parts(Tensor[] tensors, Tensor lengths, int dim, int[] places) -> Tensor")
-_library.define("put(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
-_library.define("within(Tensor index, Tensor lengths, int dim, int place, bool from_end, bool is_index, int? ignored=None) -> Tensor")
-_library.define("length(Tensor lengths, int[] places, int times) -> Tensor")
-_library.define("together(Tensor?[] tensors) -> Tensor?[]")
-_library.define("turned(Tensor x, Tensor lengths, int dim, int place, int shift, bool backwards) -> Tensor")
-_library.define("last_repeated(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
-_library.define("continued(Tensor x, Tensor lengths, int dim, int place, int before, bool mirrors) -> Tensor")
-_library.define("continued_backward(Tensor grad, Tensor lengths, int dim, int place, int before, bool mirrors) -> Tensor")
-_library.define("put_into(Tensor x, Tensor added, Tensor lengths, int dim, int place, int start, int count_place, int count) -> Tensor")
+_library.define("masked(Tensor x, Tensor lengths, int dim, SymInt[] sizes, int[] length_indices, Scalar fill) -> Tensor")
+_library.define("slice_at(Tensor x, Tensor lengths, int dim, int length_index, int start=0) -> Tensor")
+_library.define("cat_valid(Tensor[] tensors, Tensor lengths, int dim, int[] length_indices) -> Tensor")
+_library.define("write_into_zeros(Tensor x, Tensor lengths, int dim, int length_index) -> Tensor")
+_library.define(
+    "check_index(Tensor index, Tensor lengths, int dim, int length_index, bool from_end, bool is_index, int? ignored=None) -> Tensor"
+)
+_library.define("size_product(Tensor lengths, int[] length_indices, int times) -> Tensor")
+_library.define("as_tuple(Tensor?[] tensors) -> Tensor?[]")
+_library.define("roll_or_flip(Tensor x, Tensor lengths, int dim, int length_index, int shift, bool is_flip) -> Tensor")
+_library.define("repeat_last(Tensor x, Tensor lengths, int dim, int length_index) -> Tensor")
+_library.define("reflect_or_replicate(Tensor x, Tensor lengths, int dim, int length_index, int before, bool is_reflection) -> Tensor")
+_library.define(
+    "reflect_or_replicate_backward(Tensor grad, Tensor lengths, int dim, int length_index, int before, bool is_reflection) -> Tensor"
+)
+_library.define(
+    "write_into(Tensor x, Tensor added, Tensor lengths, int dim, int length_index, int start, int count_index, int count) -> Tensor"
+)
 
 masked = torch.ops.dynaxla.masked.default
-part = torch.ops.dynaxla.part.default
-cat_parts = torch.ops.dynaxla.cat_parts.default
-put = torch.ops.dynaxla.put.default
-within = torch.ops.dynaxla.within.default
-length = torch.ops.dynaxla.length.default
-together = torch.ops.dynaxla.together.default
-turned = torch.ops.dynaxla.turned.default
-last_repeated = torch.ops.dynaxla.last_repeated.default
-continued = torch.ops.dynaxla.continued.default
-continued_backward = torch.ops.dynaxla.continued_backward.default
-put_into = torch.ops.dynaxla.put_into.default
+slice_at = torch.ops.dynaxla.slice_at.default
+cat_valid = torch.ops.dynaxla.cat_valid.default
+write_into_zeros = torch.ops.dynaxla.write_into_zeros.default
+check_index = torch.ops.dynaxla.check_index.default
+size_product = torch.ops.dynaxla.size_product.default
+as_tuple = torch.ops.dynaxla.as_tuple.default
+roll_or_flip = torch.ops.dynaxla.roll_or_flip.default
+repeat_last = torch.ops.dynaxla.repeat_last.default
+reflect_or_replicate = torch.ops.dynaxla.reflect_or_replicate.default
+reflect_or_replicate_backward = torch.ops.dynaxla.reflect_or_replicate_backward.default
+write_into = torch.ops.dynaxla.write_into.default
 
 
 @lowers(masked)
-def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], places: Sequence[int], fill: bool | int | float) -> Array:
+def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_indices: Sequence[int], fill: bool | int | float) -> Array:
     """Replaces the padding along `dim` by `fill`.
 
-    `dim` may be several dimensions in one: a position is padding if any of its coordinates in these is not less than its true size.
+    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in any of these is not less than the true size.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -61,54 +68,57 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], places: Se
         x: The tensor with padding.
         lengths: The true sizes.
         dim: The dimension to mask.
-        sizes: The rounded sizes of the dimensions in `dim`, the slowest first.
-        places: The place of the true size of each of them, or -1.
+        sizes: The rounded size of each dimension that is flattened into `dim`, the slowest first.
+        length_indices: The index of each dimension's true size, or -1.
         fill: The value of masked elements.
     """
-    counts = lax.full((x.shape[dim],), True)
+    is_valid = lax.full((x.shape[dim],), True)
     step = 1
-    for size, place in reversed(list(zip(sizes, places, strict=True))):
-        if place >= 0:
+    for size, length_index in reversed(list(zip(sizes, length_indices, strict=True))):
+        if length_index >= 0:
             positions = lax.iota(np.int64, x.shape[dim])
             coordinates = lax.rem(lax.div(positions, np.int64(step)), np.int64(size)) if len(sizes) > 1 else positions
-            counts = lax.bitwise_and(counts, lax.lt(coordinates, lax.broadcast(lengths[place], counts.shape)))
+            is_valid = lax.bitwise_and(is_valid, lax.lt(coordinates, lax.broadcast(lengths[length_index], is_valid.shape)))
         step *= size
-    return lax.select(lax.broadcast_in_dim(counts, x.shape, (dim,)), x, lax.full(x.shape, number(fill, x.dtype)))
+    return lax.select(lax.broadcast_in_dim(is_valid, x.shape, (dim,)), x, lax.full(x.shape, number(fill, x.dtype)))
 
 
-@lowers(part)
-def _part(x: Array, lengths: Array, dim: int, place: int, start: int = 0, *, ctx: Context) -> Array:
-    """Returns a slice of x along `dim`, as long as the result, from position lengths[place], or from `start` if `place` is -1."""
-    return lax.dynamic_slice_in_dim(x, lengths[place] if place >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
+@lowers(slice_at)
+def _slice_at(x: Array, lengths: Array, dim: int, length_index: int, start: int = 0, *, ctx: Context) -> Array:
+    """Returns a slice of x along `dim`. The graph gives its size.
 
-
-@lowers(cat_parts)
-def _cat_parts(tensors: Sequence[Array], lengths: Array, dim: int, places: Sequence[int]) -> Array:
-    """Concatenates tensors: each begins where the valid elements of the tensors before it end.
-
-    places: the places of these positions, for all tensors but the first.
+    The slice begins at position lengths[length_index], or at `start` if `length_index` is -1.
     """
-    first, *others = tensors
+    return lax.dynamic_slice_in_dim(x, lengths[length_index] if length_index >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
+
+
+@lowers(cat_valid)
+def _cat_valid(tensors: Sequence[Array], lengths: Array, dim: int, length_indices: Sequence[int]) -> Array:
+    """Concatenates the valid elements of tensors. Elements after these are arbitrary.
+
+    length_indices: for each tensor but the first, the index of its position in the result, which is the sum of the true sizes before it.
+    """
+    first, *rest = tensors
     total = sum(tensor.shape[dim] for tensor in tensors)
     padding = [(0, total - first.shape[dim] if d == dim else 0, 0) for d in range(first.ndim)]
     result = lax.pad(first, number(0, first.dtype), padding)
-    for tensor, place in zip(others, places, strict=True):
-        result = lax.dynamic_update_slice_in_dim(result, tensor, lengths[place], dim)
+    for tensor, length_index in zip(rest, length_indices, strict=True):
+        result = lax.dynamic_update_slice_in_dim(result, tensor, lengths[length_index], dim)
     return result
 
 
-@lowers(put)
-def _put(x: Array, lengths: Array, dim: int, place: int, ctx: Context) -> Array:
-    """Returns zeros of the result's size along `dim`, with x written at position lengths[place]."""
+@lowers(write_into_zeros)
+def _write_into_zeros(x: Array, lengths: Array, dim: int, length_index: int, ctx: Context) -> Array:
+    """Returns zeros with x written at position lengths[length_index] along `dim`. The graph gives the result's size."""
     shape = (*x.shape[:dim], cast(TensorSpec, ctx.output).shape[dim], *x.shape[dim + 1 :])
-    return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, lengths[place], dim)
+    return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, lengths[length_index], dim)
 
 
-@lowers(within)
-def _within(
-    index: Array, lengths: Array, dim: int, place: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
+@lowers(check_index)
+def _check_index(
+    index: Array, lengths: Array, dim: int, length_index: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
 ) -> Array:
-    """Checks indices against the true size of dimension `dim` and makes negative ones non-negative.
+    """Checks indices against the true size of dimension `dim`. Returns them, with the true size added to negative ones if `from_end`.
 
     Dtype:  int64.
     Raises: IndexError if `is_index`, else RuntimeError, when the program runs, for an index out of range.
@@ -117,112 +127,116 @@ def _within(
         index: The indices.
         lengths: The true sizes.
         dim: The indexed dimension, for the message.
-        place: The place of the dimension's true size.
+        length_index: The index of the dimension's true size.
         from_end: True if negative indices are allowed; they count from the true end.
         is_index: True for an op that raises IndexError in eager mode.
         ignored: An index that is always allowed, such as a loss's `ignore_index`.
         ctx: The context of the current node.
     """
     index = convert(index, np.dtype(np.int64))
-    size = lax.broadcast(lengths[place], index.shape)
+    size = lax.broadcast(lengths[length_index], index.shape)
     zero = lax.full_like(index, 0)
     low = lax.neg(size) if from_end else zero
-    good = lax.bitwise_and(lax.ge(index, low), lax.lt(index, size))
+    is_in_range = lax.bitwise_and(lax.ge(index, low), lax.lt(index, size))
     if ignored is not None:
-        good = lax.bitwise_or(good, lax.eq(index, lax.full_like(index, ignored)))
-    ctx.require(good, IndexError if is_index else RuntimeError, f"index is out of bounds for dimension {dim}")
+        is_in_range = lax.bitwise_or(is_in_range, lax.eq(index, lax.full_like(index, ignored)))
+    ctx.require(is_in_range, IndexError if is_index else RuntimeError, f"index is out of bounds for dimension {dim}")
     return lax.select(lax.lt(index, zero), lax.add(index, size), index) if from_end else index
 
 
-@lowers(length)
-def _length(lengths: Array, places: Sequence[int], times: int) -> Array:
-    """Returns the product of `times` and the true sizes at `places`, an int64 scalar."""
+@lowers(size_product)
+def _size_product(lengths: Array, length_indices: Sequence[int], times: int) -> Array:
+    """Returns the product of `times` and the true sizes at `length_indices`: int64[]."""
     result = jnp.asarray(np.int64(times))
-    for place in places:
-        result = lax.mul(result, lengths[place])
+    for length_index in length_indices:
+        result = lax.mul(result, lengths[length_index])
     return result
 
 
-@lowers(together)
-def _together(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
-    """Returns the tensors, as the results of one op."""
+@lowers(as_tuple)
+def _as_tuple(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
+    """Returns the tensors (or None) as the results of one op."""
     return tuple(tensors)
 
 
-@lowers(turned)
-def _turned(x: Array, lengths: Array, dim: int, place: int, shift: int, backwards: bool) -> Array:
-    """Rolls the valid elements of x along `dim` by `shift`, around the true end, or with `backwards` reverses them.
+@lowers(roll_or_flip)
+def _roll_or_flip(x: Array, lengths: Array, dim: int, length_index: int, shift: int, is_flip: bool) -> Array:
+    """Rolls the valid elements of x along `dim` by `shift`, or with `is_flip` reverses them.
 
-    Shape:  that of x; the padding is filled with arbitrary elements.
+    Shape:  that of x; elements of the padding are arbitrary.
     """
-    size, positions = lengths[place], lax.iota(np.int64, x.shape[dim])
-    source = lax.sub(lax.sub(size, np.int64(1)), positions) if backwards else lax.sub(positions, np.int64(shift))
+    size, positions = lengths[length_index], lax.iota(np.int64, x.shape[dim])
+    source = lax.sub(lax.sub(size, np.int64(1)), positions) if is_flip else lax.sub(positions, np.int64(shift))
     return jnp.take(x, lax.rem(lax.add(lax.rem(source, size), size), size), axis=dim, mode="clip")
 
 
-@lowers(last_repeated)
-def _last_repeated(x: Array, lengths: Array, dim: int, place: int) -> Array:
+@lowers(repeat_last)
+def _repeat_last(x: Array, lengths: Array, dim: int, length_index: int) -> Array:
     """Replaces the padding along `dim` by copies of the last valid element.
 
     Shape:  that of x.
     """
-    last = lax.sub(lengths[place], np.int64(1))
+    last = lax.sub(lengths[length_index], np.int64(1))
     return jnp.take(x, lax.min(lax.iota(np.int64, x.shape[dim]), last), axis=dim, mode="clip")
 
 
-def _sources(count: int, size: Array, before: int, mirrors: bool) -> Array:
-    """Returns, for each of `count` positions of a padded dimension, the index of the element that stands there: int64[count].
+def _source_indices(count: int, size: Array, before: int, is_reflection: bool) -> Array:
+    """Returns, for each position after reflection or replication padding, the index of its element before padding: int64[count].
 
     Args:
-        count: The size of the padded dimension.
+        count: The size of the dimension after padding.
         size: The true size of the dimension before padding.
-        before: The number of positions in front of the first element.
-        mirrors: True for reflection padding, False for replication padding.
+        before: The number of elements added in front of the first.
+        is_reflection: True for reflection padding, False for replication padding.
     """
     last, positions = lax.sub(size, np.int64(1)), lax.sub(lax.iota(np.int64, count), np.int64(before))
-    if mirrors:
+    if is_reflection:
         positions = lax.sub(last, lax.abs(lax.sub(last, lax.abs(positions))))
     return lax.clamp(np.int64(0), positions, last)
 
 
-@lowers(continued)
-def _continued(x: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
-    """Reflection padding (`mirrors`) or replication padding of the valid elements along `dim`.
+@lowers(reflect_or_replicate)
+def _reflect_or_replicate(
+    x: Array, lengths: Array, dim: int, length_index: int, before: int, is_reflection: bool, *, ctx: Context
+) -> Array:
+    """Reflection padding (with `is_reflection`) or replication padding of the valid elements along `dim`.
 
-    before: the number of elements added in front; a negative one crops.
+    before: the number of elements added in front; a negative number removes elements.
 
-    Shape:  that of x, with the result's size of `dim`; behind the true end, elements are arbitrary.
+    Shape:  that of x, but for `dim`, whose size the graph gives. Elements after the true end are arbitrary.
     """
-    sources = _sources(cast(TensorSpec, ctx.output).shape[dim], lengths[place], before, mirrors)
+    sources = _source_indices(cast(TensorSpec, ctx.output).shape[dim], lengths[length_index], before, is_reflection)
     return jnp.take(x, sources, axis=dim, mode="clip")
 
 
-@lowers(continued_backward)
-def _continued_backward(grad: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
-    """The gradient of x in `_continued`: each element gets the sum of the gradients of itself and its copies.
+@lowers(reflect_or_replicate_backward)
+def _reflect_or_replicate_backward(
+    grad: Array, lengths: Array, dim: int, length_index: int, before: int, is_reflection: bool, *, ctx: Context
+) -> Array:
+    """The gradient of x in `_reflect_or_replicate`: for each element, the sum of the gradients of its copies in the result.
 
     The padding of `grad` must be zero.
 
     Dtype:  that of grad; half types are added in float32.
     """
-    sources = _sources(grad.shape[dim], lengths[place], before, mirrors)
+    sources = _source_indices(grad.shape[dim], lengths[length_index], before, is_reflection)
     wide = jnp.moveaxis(convert(grad, dtypes.accumulator(grad.dtype)), dim, 0)
     zeros = lax.full((cast(TensorSpec, ctx.output).shape[dim], *wide.shape[1:]), number(0, wide.dtype))
     return convert(jnp.moveaxis(zeros.at[sources].add(wide), 0, dim), grad.dtype)
 
 
-@lowers(put_into)
-def _put_into(x: Array, added: Array, lengths: Array, dim: int, place: int, start: int, count_place: int, count: int) -> Array:
+@lowers(write_into)
+def _write_into(x: Array, added: Array, lengths: Array, dim: int, length_index: int, start: int, count_index: int, count: int) -> Array:
     """Returns x with the first elements of `added` written along `dim`.
 
-    The write begins at position lengths[place], or at `start` if `place` is -1. It has lengths[count_place] elements, or `count` if
-    `count_place` is -1.
+    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It has lengths[count_index] elements, or
+    `count` if `count_index` is -1.
     """
     if added.shape[dim] == 0:
         return x
-    first = lengths[place] if place >= 0 else np.int64(start)
-    number_of = lengths[count_place] if count_place >= 0 else np.int64(count)
+    first = lengths[length_index] if length_index >= 0 else np.int64(start)
+    written_count = lengths[count_index] if count_index >= 0 else np.int64(count)
     source = lax.sub(lax.iota(np.int64, x.shape[dim]), first)
-    inside = lax.bitwise_and(lax.ge(source, np.int64(0)), lax.lt(source, number_of))
-    moved = jnp.take(added, lax.clamp(np.int64(0), source, np.int64(added.shape[dim] - 1)), axis=dim, mode="clip")
-    return lax.select(lax.broadcast_in_dim(inside, x.shape, (dim,)), moved, x)
+    is_written = lax.bitwise_and(lax.ge(source, np.int64(0)), lax.lt(source, written_count))
+    written_elements = jnp.take(added, lax.clamp(np.int64(0), source, np.int64(added.shape[dim] - 1)), axis=dim, mode="clip")
+    return lax.select(lax.broadcast_in_dim(is_written, x.shape, (dim,)), written_elements, x)

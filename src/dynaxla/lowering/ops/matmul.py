@@ -39,7 +39,7 @@ Order = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products over pairs of dimensions, as a problem for implementations: everything but the operands' values.
+    """A sum of products over pairs of dimensions (a dot_general), as a problem for implementations: everything but the operands' values.
 
     Attributes:
         x: The shape of the first operand.
@@ -47,11 +47,11 @@ class Contraction:
         over: The contracted dimensions of x and of y, in pairs.
         batch: The batch dimensions of x and of y, in pairs.
         dtype: The dtype of both operands.
-        out: The dtype of the result. Products are added in its accumulator's dtype.
+        out: The dtype of the result. Products are added in the accumulator's dtype of `out`.
         precision: XLA's precision of the products.
         platform: JAX's name of the platform.
         orders: The memory layouts of x, y and the result: dimensions from the slowest to the fastest, or None for row-major or for a layout
-            that makes no difference.
+            that does not matter.
     """
 
     x: tuple[int, ...]
@@ -91,12 +91,12 @@ class Contraction:
 
 CONTRACTION: Implementations[Contraction] = Implementations("contraction")
 
-# oneDNN is preferred from _FEW_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
-# whatever the size. For a layer with at most _FEW_ROWS rows, oneDNN is also preferred if the weight has _MANY_NUMBERS elements or more:
-# XLA's dot reads a large weight more slowly, and few rows do not hide that.
-_FEW_PRODUCTS = 2_000_000
-_MANY_NUMBERS = 150_000
-_FEW_ROWS = 16
+# oneDNN is preferred from _MIN_ONEDNN_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
+# for any size. For a linear layer with at most _MAX_LAYER_ROWS rows, oneDNN is also preferred if the weight has at least
+# _MIN_LAYER_ELEMENTS elements: XLA's dot reads a large weight more slowly, and few rows do not hide that.
+_MIN_ONEDNN_PRODUCTS = 2_000_000
+_MIN_LAYER_ELEMENTS = 150_000
+_MAX_LAYER_ROWS = 16
 
 
 def _are_matrices(problem: Contraction) -> bool:
@@ -112,36 +112,36 @@ def _supports_torch(problem: Contraction) -> bool:
     return _are_matrices(problem) and is_wide and torch.backends.mkl.is_available()
 
 
-# Batches of at least _MANY matrices with at most _SMALL rows, columns and terms: XLA's dot and oneDNN spend most of their time on one call
-# per matrix and take twice as long as MKL, which takes the whole batch in one call. Batches of matrices with at most _TINY rows and columns
-# and sums of at most _SHORT terms are fastest as elementwise work (`_by_terms`).
-# A call of torch has a fixed cost. Batches are worth it from _WORTH_A_CALL multiplications on; two large matrices for which oneDNN is slow
-# are worth it from _WORTH_ANOTHER_KERNEL on.
-_SMALL, _TINY, _SHORT, _MANY = 32, 16, 8, 16
-_WORTH_A_CALL, _WORTH_ANOTHER_KERNEL = 400_000, 32_000_000
+# Batches of at least _MIN_BATCH matrices with at most _MAX_SMALL_SIZE rows, columns and terms: XLA's dot and oneDNN spend most of their
+# time on one call per matrix and take twice as long as MKL, which multiplies the whole batch in one call. Batches of matrices with at most
+# _MAX_TINY_SIZE rows and columns and sums of at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
+# A call of torch has a fixed cost. It pays off for batches from _MIN_TORCH_BATCH_PRODUCTS multiplications on, and for two large matrices
+# for which oneDNN is slow from _MIN_TORCH_PAIR_PRODUCTS on.
+_MAX_SMALL_SIZE, _MAX_TINY_SIZE, _MAX_TINY_TERMS, _MIN_BATCH = 32, 16, 8, 16
+_MIN_TORCH_BATCH_PRODUCTS, _MIN_TORCH_PAIR_PRODUCTS = 400_000, 32_000_000
 
 
 def _are_tiny(problem: Contraction) -> bool:
-    are_tiny = max(problem.rows, problem.columns) <= _TINY and problem.x[problem.over[0][0]] <= _SHORT
-    return are_tiny and math.prod(problem.x[:-2]) >= _MANY
+    are_tiny = max(problem.rows, problem.columns) <= _MAX_TINY_SIZE and problem.x[problem.over[0][0]] <= _MAX_TINY_TERMS
+    return are_tiny and math.prod(problem.x[:-2]) >= _MIN_BATCH
 
 
 def _prefers_torch(problem: Contraction) -> bool:
     """True if MKL's kernels are expected to be faster than oneDNN's.
 
     On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if y is read along its rows or x along its columns, as in
-    the gradients of a linear layer. For the layer itself they are as fast, and they add the bias and apply the activation in the same pass.
-    On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or as long on processors with AVX2 but no
-    AVX-512, except for the sizes of `onednn_support.is_slow`.
+    the gradients of a linear layer. For the layer itself oneDNN's kernels are as fast, and they add the bias and apply the activation in
+    the same pass. On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or the same time on
+    processors with AVX2 but no AVX-512, except for the sizes of `onednn_support.is_slow`.
     """
     inner = problem.x[problem.over[0][0]]
     if len(problem.x) > 2:
-        are_small = min(problem.rows, problem.columns) > 1 and max(problem.rows, problem.columns, inner) <= _SMALL
-        is_enough = math.prod(problem.x[:-2]) >= _MANY and problem.products >= _WORTH_A_CALL
-        return are_small and is_enough and not _are_tiny(problem)
-    across = problem.over[0] == (0,), problem.over[1] == (1,)
-    is_worth_it = min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
-    if is_worth_it and onednn_support.is_slow(problem.rows, problem.columns, *across, problem.dtype):
+        are_small = min(problem.rows, problem.columns) > 1 and max(problem.rows, problem.columns, inner) <= _MAX_SMALL_SIZE
+        is_large_batch = math.prod(problem.x[:-2]) >= _MIN_BATCH and problem.products >= _MIN_TORCH_BATCH_PRODUCTS
+        return are_small and is_large_batch and not _are_tiny(problem)
+    reads_transposed = problem.over[0] == (0,), problem.over[1] == (1,)
+    is_large = min(problem.rows, problem.columns) >= 64 and problem.products >= _MIN_TORCH_PAIR_PRODUCTS
+    if is_large and onednn_support.is_slow(problem.rows, problem.columns, *reads_transposed, problem.dtype):
         return True
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intel()
 
@@ -158,7 +158,7 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [(shape, problem.out)])[0]
 
 
-def _supports_torch_of_bytes(problem: Contraction) -> bool:
+def _supports_torch_int8(problem: Contraction) -> bool:
     """True for the product of two int8 matrices with an int32 result, if torch has oneDNN."""
     return (
         len(problem.x) == len(problem.y) == 2
@@ -172,13 +172,13 @@ def _supports_torch_of_bytes(problem: Contraction) -> bool:
 
 
 # Below this many multiplications, a call of torch takes longer than XLA's integer dot, which does only a few multiplications a nanosecond.
-_FEW_PRODUCTS_OF_BYTES = 300_000
+_MIN_INT8_PRODUCTS = 300_000
 
 
 @CONTRACTION.implementation(
-    "torch_int8", platforms=["cpu"], supports=_supports_torch_of_bytes, preferred=lambda problem: problem.products >= _FEW_PRODUCTS_OF_BYTES
+    "torch_int8", platforms=["cpu"], supports=_supports_torch_int8, preferred=lambda problem: problem.products >= _MIN_INT8_PRODUCTS
 )
-def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
+def _int8_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         x, y = operands
         aten._int_mm.out(x.t() if problem.over[0] == (0,) else x, y.t() if problem.over[1] == (1,) else y, out=results[0])
@@ -194,9 +194,9 @@ def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
     # Otherwise XLA would fuse the computation of the operands into each term and repeat it.
     x, y = (in_memory(convert(operand, wide)) for operand in (x, y))
 
-    def term(place: int) -> Array:
-        pieces = (lax.slice_in_dim(operand, place, place + 1, axis=dim) for operand, (dim,) in zip((x, y), problem.over, strict=True))
-        column, row = (lax.squeeze(piece, dims) for piece, dims in zip(pieces, problem.over, strict=True))
+    def term(index: int) -> Array:
+        slices = (lax.slice_in_dim(operand, index, index + 1, axis=dim) for operand, (dim,) in zip((x, y), problem.over, strict=True))
+        column, row = (lax.squeeze(operand_slice, dims) for operand_slice, dims in zip(slices, problem.over, strict=True))
         batch = range(last - 1)
         return lax.mul(lax.broadcast_in_dim(column, shape, (*batch, last - 1)), lax.broadcast_in_dim(row, shape, (*batch, last)))
 
@@ -210,8 +210,8 @@ def _supports_onednn(problem: Contraction) -> bool:
 def _prefers_onednn(problem: Contraction) -> bool:
     if min(problem.rows, problem.columns) == 1:
         return False
-    is_layer = problem.over == ((1,), (1,)) and problem.rows <= _FEW_ROWS
-    return problem.products >= _FEW_PRODUCTS or (is_layer and math.prod(problem.y) >= _MANY_NUMBERS)
+    is_layer = problem.over == ((1,), (1,)) and problem.rows <= _MAX_LAYER_ROWS
+    return problem.products >= _MIN_ONEDNN_PRODUCTS or (is_layer and math.prod(problem.y) >= _MIN_LAYER_ELEMENTS)
 
 
 @CONTRACTION.implementation(
@@ -227,16 +227,16 @@ def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = No
     )
 
 
-# For half types, XLA's dot is as fast below _CONVERTIBLE multiplications: converting the matrix costs little. For float32, it is as fast
-# below _NEAR: the matrix stays in the processor's nearer caches.
-_CONVERTIBLE = 16_000
-_NEAR = 250_000
+# For half types, XLA's dot is as fast below _MIN_HALF_VECTOR_PRODUCTS multiplications: converting the matrix costs little. For float32, it
+# is as fast below _MIN_FLOAT_VECTOR_PRODUCTS: the matrix stays in the processor's inner caches.
+_MIN_HALF_VECTOR_PRODUCTS = 16_000
+_MIN_FLOAT_VECTOR_PRODUCTS = 250_000
 
 
 def _supports_few_vectors(problem: Contraction) -> bool:
-    """True for products of one vector with a matrix, if `few_vectors` has a kernel of its own for them.
+    """True for products of one vector with a matrix, if `gemv` has a kernel for them.
 
-    XLA reads such a matrix more slowly than memory delivers it, and converts one of a half type as a whole first.
+    XLA reads the matrix at less than the memory's bandwidth, and first converts the whole matrix if it has a half type.
     """
     return (
         len(problem.x) == len(problem.y) == 2
@@ -247,7 +247,7 @@ def _supports_few_vectors(problem: Contraction) -> bool:
 
 
 def _prefers_few_vectors(problem: Contraction) -> bool:
-    return problem.products >= (_CONVERTIBLE if problem.dtype.itemsize == 2 else _NEAR)
+    return problem.products >= (_MIN_HALF_VECTOR_PRODUCTS if problem.dtype.itemsize == 2 else _MIN_FLOAT_VECTOR_PRODUCTS)
 
 
 @CONTRACTION.implementation("few_vectors", platforms=["cpu"], supports=_supports_few_vectors, preferred=_prefers_few_vectors)
@@ -291,16 +291,18 @@ def contract(
     return ctx.choose(CONTRACTION, problem).run(problem, x, y)
 
 
-# The layout of (batch, heads, length, size) as a linear layer leaves it: heads are next to each other in memory. oneDNN reads and writes
+# The layout of (batch, heads, length, size) that a linear layer produces: (batch, length, heads, size) in memory. oneDNN reads and writes
 # this layout as fast as row-major.
-_HEADS_INSIDE = (0, 2, 1, 3)
+_HEADS_INNER = (0, 2, 1, 3)
 
 
 def _problem(
     x: Array, y: Array, over: tuple[Dims, Dims], batch: tuple[Dims, Dims], dtype: DType, ctx: Context, order: Order = None
 ) -> Contraction:
     over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
-    x_order, y_order, out_order = [found if found == _HEADS_INSIDE else None for found in (eager_order(ctx, x), eager_order(ctx, y), order)]
+    x_order, y_order, out_order = [
+        layout if layout == _HEADS_INNER else None for layout in (eager_order(ctx, x), eager_order(ctx, y), order)
+    ]
     precision = precision_for(ctx.settings.matmul_precision, x.dtype)
     return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, precision, ctx.platform, (x_order, y_order, out_order))
 
@@ -312,15 +314,15 @@ def _scale(x: Array, factor: Any) -> Array:
     return lax.mul(x, number(factor, x.dtype))
 
 
-def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_loop: bool = False) -> Array:
+def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_eager_loop: bool = False) -> Array:
     """Returns beta * x + alpha * product, cast to dtype. With beta = 0, NaNs of x are ignored.
 
-    With alpha = 0, NaNs of the product are ignored too, unless it comes from a loop of ATen's own.
+    With alpha = 0, NaNs of the product are ignored too if ATen computes it by BLAS.
 
-    is_loop: True if ATen computes the product in a loop of its own, which multiplies by any alpha. BLAS skips the product for alpha = 0;
-        it has no half types, so these are always multiplied.
+    is_eager_loop: True if ATen computes the product in its own loop, which multiplies by any alpha. BLAS skips the product for alpha = 0.
+        BLAS has no half types, so products of half types are always multiplied.
     """
-    if alpha == 0 and not is_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
+    if alpha == 0 and not is_eager_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
         return full_like(product, 0, dtype) if beta == 0 else _scale(expand(convert(x, dtype), product.shape), beta)
     product = _scale(product, alpha)
     if beta != 0:
@@ -328,31 +330,31 @@ def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *
     return convert(product, dtype)
 
 
-# ATen computes a batch of matrix products in a loop of its own, not with BLAS, if each has fewer multiplications than this.
+# ATen computes a batch of matrix products in its own loop, not with BLAS, if each product has fewer multiplications than this.
 # Source: ATen native/LinearAlgebra.cpp, bmm_out_or_baddbmm_
-_FEW_TERMS = 400
+_EAGER_LOOP_PRODUCTS = 400
 
 
-def _is_loop(y: Array, z: Array, ctx: Context) -> bool:
+def _is_eager_loop(y: Array, z: Array, ctx: Context) -> bool:
     return (
         eager_behavior_on(ctx.platform).loops_over_few_terms
         and y.ndim == 3
-        and definitely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
+        and definitely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _EAGER_LOOP_PRODUCTS)
     )
 
 
-def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
-    """Returns the product of two matrices or of two batches of matrices, the current node's arguments `first` and `first + 1`.
+def _matmul(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
+    """Returns the product of two matrices or two batches of matrices, which are the current node's arguments `first` and `first + 1`.
 
     Transposes of the operands are skipped: XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions.
     """
-    updated = _of_update(x, y, ctx, first)
-    if updated is None:
-        updated = product_of_quantized(ctx, first + 1, x)
-    if updated is not None:
-        return convert(updated, dtype or updated.dtype)
-    if (repeated := _repeated_matrix(ctx, first + 1)) is not None:
-        matrix, (rows, _) = repeated
+    product = _matmul_of_update(x, y, ctx, first)
+    if product is None:
+        product = product_of_quantized(ctx, first + 1, x)
+    if product is not None:
+        return convert(product, dtype or product.dtype)
+    if (repeated_matrix := _repeated_matrix(ctx, first + 1)) is not None:
+        matrix, (rows, _) = repeated_matrix
         out = contract(lax.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])), matrix, ((1,), (rows,)), ctx, dtype=dtype)
         return lax.reshape(out, (*x.shape[:2], out.shape[1]))
     x, y, over, batch = _untransposed(x, y, ctx, first)
@@ -360,10 +362,12 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
 
 
 def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] | None:
-    """Returns the matrix that a batch of matrices repeats, as `untransposed` does; None if the argument is no such batch.
+    """Returns the matrix that a batch repeats, and its dimensions' order, as `untransposed` does; None if the argument is no such batch.
 
-    ATen makes such a batch of a linear layer's weight if its input is not contiguous and nothing needs a gradient. As a batch, the weight
-    would be copied for each element.
+    ATen expands a linear layer's weight to such a batch if the layer's input is not contiguous and no gradient is needed. As a batch, the
+    weight would be copied for each element.
+
+    index: the position of the batch among the current node's arguments.
     """
     node = ctx.node.args[index]
     while isinstance(node, Node) and node.target is aten.view.default and node.args[0] in ctx.values:
@@ -372,15 +376,15 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
         node = node.args[0]
     if not isinstance(node, Node) or node.target is not aten.expand.default or node.args[0] not in ctx.values:
         return None
-    source = ctx.values[node.args[0]]
-    # Also a matrix, or only some of its elements, may be expanded.
-    if source.ndim != 2 or ctx.values[node].shape[1:] != source.shape or not is_static(ctx.input(index - 1).shape):
+    matrix = ctx.values[node.args[0]]
+    # The expanded tensor may be no matrix, or a matrix that is expanded along its own dimensions.
+    if matrix.ndim != 2 or ctx.values[node].shape[1:] != matrix.shape or not is_static(ctx.input(index - 1).shape):
         return None
-    return untransposed_node(ctx, node.args[0], source)
+    return untransposed_node(ctx, node.args[0], matrix)
 
 
-def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
-    """Returns the product if one operand is a tensor with a few updated slices and need not be materialized, else None."""
+def _matmul_of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
+    """Returns the product if one operand is a tensor with a few updated slices that need not be materialized, else None."""
     rows = x.ndim - 2
     batch = tuple(range(rows))
     out = product_of_update(ctx, first + 1, x, (rows + 1,), batch)
@@ -391,7 +395,7 @@ def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
 
 
 def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:
-    """Returns the matrices before their transposes, and the dimensions to contract and the batch dimensions of these."""
+    """Returns the operands before their transposes, and the contracted and the batch dimensions of these operands."""
     rows = x.ndim - 2
     x, x_order = untransposed(ctx, first, x)
     y, y_order = untransposed(ctx, first + 1, y)
@@ -405,7 +409,7 @@ def mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
     Dtype:  that of x.
     """
-    return _multiply(x, y, ctx, dtype=x.dtype)
+    return _matmul(x, y, ctx, dtype=x.dtype)
 
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
@@ -414,7 +418,7 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
     Dtype:  `out_dtype`.
     """
-    return convert(_multiply(x, y, ctx), out_dtype)
+    return convert(_matmul(x, y, ctx), out_dtype)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
@@ -427,11 +431,11 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
     """
     if x.ndim == 1 and x.shape == z.shape[-1:] and x.dtype == y.dtype and beta == alpha == 1:
         return _linear(y, z, x, ctx)
-    return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=_is_loop(y, z, ctx))
+    return _add_scaled(x, _matmul(y, z, ctx, 1), beta, alpha, y.dtype, is_eager_loop=_is_eager_loop(y, z, ctx))
 
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
-    """Returns x @ y + bias; if the implementation can, in one call with the bias and the activation that follows in the graph."""
+    """Returns x @ y + bias, in one call with the activation that follows in the graph if the implementation supports that."""
     product = product_of_quantized(ctx, 2, x)
     if product is not None:
         return _add_scaled(bias, product, 1, 1, x.dtype)
@@ -449,7 +453,7 @@ def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1
 
     Dtype:  `out_dtype`.
     """
-    return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, out_dtype)
+    return _add_scaled(x, _matmul(y, z, ctx, 1), beta, alpha, out_dtype)
 
 
 @lowers(aten.addbmm.default)
@@ -476,7 +480,7 @@ def mv(x: Array, y: Array, *, ctx: Context) -> Array:
 def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Array:
     """Returns x @ y for a vector y, computed as y times the rows of x, since more implementations support that.
 
-    x is the current node's argument at position `argument`. As in `_multiply`, transposes of x are skipped: XLA:CPU takes 40 times as long
+    x is the current node's argument at position `argument`. As in `_matmul`, transposes of x are skipped: XLA:CPU takes 40 times as long
     for `transpose(x) @ y` as for `y @ x`.
     """
     x, order = untransposed(ctx, argument, x)
@@ -500,10 +504,10 @@ def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
     Shape:  y (n, m) gives (n); x is broadcast to it.
     """
-    is_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(
+    is_eager_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(
         y.dtype
     )  # ATen calls BLAS's gemv for real types only
-    return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=is_loop)
+    return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_eager_loop=is_eager_loop)
 
 
 @lowers(aten._int_mm.default)
@@ -518,20 +522,22 @@ def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
 @lowers(aten._trilinear.default)
 def trilinear(x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context) -> Array:
-    """The sum over `sumdim` of the product of three tensors, each first given new dimensions at `expand1`, `expand2`, `expand3`.
+    """The sum over `sumdim` of the product of three tensors, after adding dimensions at `expand1`, `expand2` and `expand3`.
 
     Shape:  the broadcast shape of all three, without `sumdim`.
     Dtype:  that of x.
     Source: ATen native/Linear.cpp, _trilinear (used by nn.Bilinear)
     """
     rank = x.ndim + len(expand1)
-    letters = [[dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)]
-    summed = {dim % rank for dim in sumdim}
+    operand_dims = [
+        [dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)
+    ]
+    summed_dims = {dim % rank for dim in sumdim}
     dtype = dtypes.accumulator(x.dtype)
-    operands = [item for pair in zip((x, y, z), letters, strict=True) for item in pair]
+    operands = [item for pair in zip((x, y, z), operand_dims, strict=True) for item in pair]
     out = jnp.einsum(
         *operands,
-        [dim for dim in range(rank) if dim not in summed],
+        [dim for dim in range(rank) if dim not in summed_dims],
         precision=ctx.settings.matmul_precision,
         preferred_element_type=dtype,
     )

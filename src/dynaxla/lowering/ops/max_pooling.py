@@ -36,9 +36,9 @@ def _is_nan(x: Array) -> Array | None:
 
 
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
-    """Returns each window's maximum and its flat position in the input's last dimensions.
+    """Returns each window's maximum and its flat index in the input's last dimensions.
 
-    Reduces one dimension after the other. As in ATen, the first of equal values is taken, and a NaN replaces everything before it.
+    Reduces one dimension after the other. As in ATen, the first of equal values counts, and a NaN replaces all values before it.
 
     Dtype:  that of x; int64.
     """
@@ -50,19 +50,19 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
         before, after = dim.edge_padding
         padded = before > 0 or after > 0
         if before or after:
-            margins = {dim.dim: dim.edge_padding}
-            x, position = pad(x, lowest(x.dtype), margins), pad(position, -1, margins)
-        best, best_position = dim.tap(x, 0), dim.tap(position, 0)
+            padding = {dim.dim: dim.edge_padding}
+            x, position = pad(x, lowest(x.dtype), padding), pad(position, -1, padding)
+        maximum, best_position = dim.tap(x, 0), dim.tap(position, 0)
         for tap in range(1, dim.kernel):
-            value, place = dim.tap(x, tap), dim.tap(position, tap)
-            better = lax.gt(value, best)
+            value, tap_position = dim.tap(x, tap), dim.tap(position, tap)
+            better = lax.gt(value, maximum)
             if (nan := _is_nan(value)) is not None:
                 better = lax.bitwise_or(better, nan)
             if padded:
-                # Padding has the lowest value, with position -1. A window whose elements are all that low must still give a position of x.
+                # Padding has the lowest value, with position -1. A window of elements with this value must still give a position of x.
                 better = lax.bitwise_or(better, lax.lt(best_position, lax.full_like(best_position, 0)))
-            best, best_position = lax.select(better, value, best), lax.select(better, place, best_position)
-        x, position = best, best_position
+            maximum, best_position = lax.select(better, value, maximum), lax.select(better, tap_position, best_position)
+        x, position = maximum, best_position
     return x, convert(position, np.dtype(np.int64))
 
 
@@ -80,7 +80,7 @@ class MaxPool:
     Attributes:
         shape: The shape of the pooled array.
         dims: The windows along each of its last dimensions.
-        ceil_mode: The op's argument.
+        ceil_mode: The op's argument `ceil_mode`.
         order: The memory layout of all arrays: dimensions from the slowest to the fastest.
         dtype: The dtype of the pooled array.
         platform: JAX's name of the platform.
@@ -106,26 +106,26 @@ class MaxPool:
         return None
 
     @property
-    def settings(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """The arguments of torch's op: kernel, stride, padding and dilation (a list each), and ceil_mode."""
         names = ("kernel", "stride", "padding", "dilation")
         return (*([getattr(dim, name) for dim in self.dims] for name in names), self.ceil_mode)
 
-    def packed(self, x: Array) -> Array:
+    def to_memory_order(self, x: Array) -> Array:
         return lax.transpose(x, self.order)
 
-    def unpacked(self, x: Array) -> Array:
+    def to_op_order(self, x: Array) -> Array:
         return lax.transpose(x, np.argsort(self.order))
 
     def __str__(self) -> str:
-        kernel, stride, padding, dilation, _ = self.settings
+        kernel, stride, padding, dilation, _ = self.arguments
         return f"{self.dtype}{list(self.shape)}, kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
 
 
 class MaxPoolGradient(MaxPool):
     """The gradient of a max pooling with indices, as a problem for implementations.
 
-    The operands are the result's gradient, the pooled array, and the positions.
+    The operands are the result's gradient, the pooled array, and the flat indices of the maxima.
     """
 
     @property
@@ -141,7 +141,7 @@ MAX_POOL: Implementations[MaxPool] = Implementations("max_pool")
 MAX_POOL_GRADIENT: Implementations[MaxPoolGradient] = Implementations("max_pool_gradient")
 
 # For inputs with fewer elements, calling torch's kernel costs more than it saves.
-_FEW_NUMBERS = 30_000
+_FEW_ELEMENTS = 30_000
 
 
 def _supports_torch(problem: MaxPool) -> bool:
@@ -149,29 +149,29 @@ def _supports_torch(problem: MaxPool) -> bool:
 
 
 def _prefers_torch(problem: MaxPool) -> bool:
-    return math.prod(problem.shape) >= _FEW_NUMBERS
+    return math.prod(problem.shape) >= _FEW_ELEMENTS
 
 
-def _seen(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns views of the program's buffers, whose dimensions are in memory order, with the dimensions in the op's order."""
+def _in_op_order(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns views of the program's buffers in the op's order of dimensions. The buffers' dimensions are in memory order."""
     return [tensor.permute(*np.argsort(problem.order)) for tensor in tensors]
 
 
 @MAX_POOL.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
-    """Calls torch's kernel, which needs one pass. XLA needs further passes to compute and compare the positions."""
+    """Calls torch's kernel, which computes maxima and positions in one pass. XLA needs further passes for the positions."""
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        (x,), (maxima, positions) = (_seen(problem, tensors) for tensors in (operands, results))
+        (x,), (maxima, positions) = (_in_op_order(problem, tensors) for tensors in (operands, results))
         if len(problem.dims) == 2:  # the 2d op writes to outputs of any strides
-            aten.max_pool2d_with_indices.out(x, *problem.settings, out=maxima, indices=positions)
+            aten.max_pool2d_with_indices.out(x, *problem.arguments, out=maxima, indices=positions)
             return
-        for result, tensor in zip((maxima, positions), aten.max_pool3d_with_indices(x, *problem.settings), strict=True):
+        for result, tensor in zip((maxima, positions), aten.max_pool3d_with_indices(x, *problem.arguments), strict=True):
             result.copy_(tensor)
 
     shape = tuple(problem.out[dim] for dim in problem.order)
-    maxima, positions = torch_kernels.call(write, [problem.packed(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
-    return problem.unpacked(maxima), problem.unpacked(positions)
+    maxima, positions = torch_kernels.call(write, [problem.to_memory_order(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
+    return problem.to_op_order(maxima), problem.to_op_order(positions)
 
 
 @MAX_POOL.implementation("taps")
@@ -184,15 +184,15 @@ def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array,
     """Calls torch's kernel, which adds each gradient once, at its position."""
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        (grad, x, positions), (result,) = (_seen(problem, tensors) for tensors in (operands, results))
+        (grad, x, positions), (result,) = (_in_op_order(problem, tensors) for tensors in (operands, results))
         if len(problem.dims) == 2:
-            aten.max_pool2d_with_indices_backward.grad_input(grad, x, *problem.settings, positions, grad_input=result)
+            aten.max_pool2d_with_indices_backward.grad_input(grad, x, *problem.arguments, positions, grad_input=result)
         else:
-            result.copy_(aten.max_pool3d_with_indices_backward(grad, x, *problem.settings, positions))
+            result.copy_(aten.max_pool3d_with_indices_backward(grad, x, *problem.arguments, positions))
 
-    operands = [problem.packed(item) for item in (grad, x, positions)]
+    operands = [problem.to_memory_order(item) for item in (grad, x, positions)]
     shape = tuple(problem.shape[dim] for dim in problem.order)
-    return problem.unpacked(torch_kernels.call(write, operands, [(shape, problem.dtype)])[0])
+    return problem.to_op_order(torch_kernels.call(write, operands, [(shape, problem.dtype)])[0])
 
 
 def _has_few_taps(problem: MaxPoolGradient) -> bool:
@@ -201,24 +201,26 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
 
 @MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """Sums, at each position of the input, the gradients of the windows whose maximum it is, tap by tap.
+    """Sums, for each element of the input, the gradients of the windows that have their maximum there, tap by tap.
 
-    XLA's scatter is slower for windows of few taps: it takes one update at a time.
+    XLA's scatter is slower for windows of few taps: it applies one update at a time.
     """
     wide = convert(grad, dtypes.accumulator(grad.dtype))
-    nothing = lax.full_like(wide, 0)
-    places = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
+    zero = lax.full_like(wide, 0)
+    maximum_positions = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
     total: Array | None = None
     for taps in itertools.product(*[range(dim.kernel) for dim in problem.dims]):
-        position = lax.full(grad.shape, 0, places.dtype)
+        position = lax.full(grad.shape, 0, maximum_positions.dtype)
         for dim, tap in zip(problem.dims, taps, strict=True):
-            along = (dim.starts + tap * dim.dilation).astype(places.dtype)
-            position = lax.add(lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,)))
-        part = lax.select(lax.eq(places, position), wide, nothing)
+            tap_positions = (dim.starts + tap * dim.dilation).astype(maximum_positions.dtype)
+            position = lax.add(
+                lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(tap_positions, grad.shape, (dim.dim,))
+            )
+        contribution = lax.select(lax.eq(maximum_positions, position), wide, zero)
         for dim, tap in zip(problem.dims, taps, strict=True):
             before = tap * dim.dilation - dim.padding
-            part = pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
-        total = part if total is None else lax.add(total, part)
+            contribution = pad(contribution, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
+        total = contribution if total is None else lax.add(total, contribution)
     assert total is not None
     return convert(total, x.dtype)
 
@@ -232,9 +234,9 @@ def _max_pool_gradient_by_scatter(problem: MaxPoolGradient, grad: Array, x: Arra
 def max_pool_with_indices(
     x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, *, ctx: Context
 ) -> tuple[Array, Array | None]:
-    """The maximum of each window, NaN if the window has a NaN, and its flat position in the last two or three dimensions.
+    """The maximum of each window, NaN if the window has a NaN, and its flat index in the last two or three dimensions.
 
-    The positions are None if the graph does not use them.
+    The indices are None if the graph does not use them.
 
     Shape:  both: x (..., *space) gives (..., *windows).
     Dtype:  that of x, and int64.
@@ -280,22 +282,22 @@ def max_pool_with_indices_backward(
 
 
 def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
-    """Returns zeros like x, with gradients added at flat positions of the last `count` dimensions. Half types are added in float32."""
-    rows = math.prod(x.shape[:-count])
+    """Returns zeros like x, with gradients added at flat indices into the last `count` dimensions. Half types are added in float32."""
+    planes = math.prod(x.shape[:-count])
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
-    flat_grad = lax.reshape(convert(grad, dtypes.accumulator(grad.dtype)), (rows, math.prod(grad.shape[-count:])))
+    flat_grad = lax.reshape(convert(grad, dtypes.accumulator(grad.dtype)), (planes, math.prod(grad.shape[-count:])))
     flat_indices = lax.reshape(indices, flat_grad.shape)
-    out = jnp.zeros((rows, math.prod(x.shape[-count:])), flat_grad.dtype)
+    out = jnp.zeros((planes, math.prod(x.shape[-count:])), flat_grad.dtype)
     out = out.at[lax.broadcasted_iota(np.int64, flat_grad.shape, 0), flat_indices].add(flat_grad, mode="drop")
     return convert(lax.reshape(out, x.shape), x.dtype)
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Array, Array]:
-    """The maximum of each window and its flat position in the last two or three dimensions.
+    """The maximum of each window and its flat index in the last two or three dimensions.
 
-    As in ATen, the position is that of the first of equal maxima, or of the last NaN.
+    As in ATen, the index is that of the first of equal maxima, or of the last NaN.
 
     Shape:  both: x (..., *space) gives (..., *output_size).
     Dtype:  that of x, and int64.
@@ -304,31 +306,37 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
     if 0 in ctx.output[0].shape:
         return tuple(lax.full(spec.shape, 0, spec.jax_dtype) for spec in ctx.output)
     space = x.shape[-count:]
-    position = np.arange(math.prod(space), dtype=np.int64).reshape(space)
-    read, reads = x, []
-    for place, (size, out) in enumerate(zip(space, output_size, strict=True)):
+    flat_index = np.arange(math.prod(space), dtype=np.int64).reshape(space)
+    window_values, window_dims = x, []
+    for index, (size, out) in enumerate(zip(space, output_size, strict=True)):
         windows = Windows.adaptive(size, out)
-        dim = x.ndim - count + 2 * place
-        read = windows.gather(read, dim)
-        position = np.take(position, windows.index, axis=2 * place)
-        reads.append(dim + 1)
-    positions = lax.broadcast_in_dim(position, read.shape, range(x.ndim - count, read.ndim))
-    return maxima(read, positions, reads)
+        dim = x.ndim - count + 2 * index
+        window_values = windows.gather(window_values, dim)
+        flat_index = np.take(flat_index, windows.index, axis=2 * index)
+        window_dims.append(dim + 1)
+    positions = lax.broadcast_in_dim(flat_index, window_values.shape, range(x.ndim - count, window_values.ndim))
+    return maxima(window_values, positions, window_dims)
 
 
-def maxima(read: Array, positions: Array, reads: Sequence[int]) -> tuple[Array, Array]:
-    """Returns the maxima over the dimensions `reads`, and the positions of the first of equal maxima, or of the last NaN."""
-    best = lax.reduce_max(read, reads)
-    kept = [dim for dim in range(read.ndim) if dim not in reads]
-    chosen = lax.eq(read, lax.broadcast_in_dim(best, read.shape, kept))
-    index = lax.reduce_min(lax.select(chosen, positions, lax.full_like(positions, np.iinfo(np.int64).max)), reads)
-    if (nan := _is_nan(read)) is not None:
-        last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), reads)
+def maxima(values: Array, positions: Array, window_dims: Sequence[int]) -> tuple[Array, Array]:
+    """Returns the maxima over some dimensions, and the positions of the first of equal maxima, or of the last NaN.
+
+    Args:
+        values: The elements of the windows.
+        positions: The position of each element, in the shape of `values`.
+        window_dims: The dimensions of the windows.
+    """
+    maximum = lax.reduce_max(values, window_dims)
+    kept = [dim for dim in range(values.ndim) if dim not in window_dims]
+    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept))
+    index = lax.reduce_min(lax.select(is_maximum, positions, lax.full_like(positions, np.iinfo(np.int64).max)), window_dims)
+    if (nan := _is_nan(values)) is not None:
+        last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), window_dims)
         has_nan = lax.ge(last_nan, lax.full_like(last_nan, 0))
         index = lax.select(has_nan, last_nan, index)
         # XLA:CPU's maximum of more than a few thousand elements drops NaNs (jax 0.10.2).
-        best = lax.select(has_nan, lax.full_like(best, math.nan), best)
-    return best, index
+        maximum = lax.select(has_nan, lax.full_like(maximum, math.nan), maximum)
+    return maximum, index
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
@@ -359,7 +367,7 @@ def max_unpool3d(x: Array, indices: Array, output_size: Sizes, stride: Sizes, pa
 
 @lowers(aten.max_unpool2d.default)
 def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) -> Array:
-    """Zeros, with each value written at the flat position in the last dimensions that its index gives.
+    """Zeros, with each element of x written at its flat index into the last dimensions.
 
     Shape:  x (..., *windows) gives (..., *output_size).
     Dtype:  that of x.
@@ -367,9 +375,9 @@ def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) 
     count, shape = len(output_size), ctx.output.shape
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
-    places = math.prod(output_size)
+    size = math.prod(output_size)
     message = f"Found an invalid max index (output volumes are of size {'x'.join(map(str, output_size))})"
-    require_index(ctx, indices, places, RuntimeError, message, argument(ctx, 1))
-    rows, columns = math.prod(x.shape[:-count]), math.prod(x.shape[-count:])
-    values, chosen = (lax.reshape(array, (rows, columns)) for array in (x, indices))
-    return lax.reshape(write_elements(lax.full((rows, places), 0, x.dtype), 1, chosen, values, "set"), shape)
+    require_index(ctx, indices, size, RuntimeError, message, argument(ctx, 1))
+    planes, columns = math.prod(x.shape[:-count]), math.prod(x.shape[-count:])
+    values, flat_indices = (lax.reshape(array, (planes, columns)) for array in (x, indices))
+    return lax.reshape(write_elements(lax.full((planes, size), 0, x.dtype), 1, flat_indices, values, "set"), shape)

@@ -10,12 +10,12 @@ from ..registry import lowers
 
 
 def group_sizes(ends: Array) -> Array:
-    """Number of rows in each group. ends: int[groups], the row at which each group ends (exclusive); the first group begins at row 0."""
+    """Returns the number of rows of each group. ends: int[groups], the end (exclusive) of each group; the first group begins at row 0."""
     return jnp.diff(ends, prepend=jnp.zeros(1, ends.dtype)).astype(jnp.int32)
 
 
 def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precision) -> Array:
-    """Rows ends[g-1]:ends[g] of x times weights[g], for each group g. Rows after the last group are zero.
+    """Returns rows ends[g-1]:ends[g] of x times weights[g], for each group g. Rows after the last group are zero.
 
     Shape:  x [rows, k] and weights [groups, k, n] give [rows, n].
     Dtype:  that of x.
@@ -23,7 +23,7 @@ def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precisi
     return lax.ragged_dot(x, weights, group_sizes(ends), precision=precision, preferred_element_type=x.dtype)
 
 
-# Two ops of the transformers library, which exist once it has been imported.
+# Two ops of the transformers library. They exist only after it has been imported.
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
     """Each group of rows of x times its own matrix, as in `grouped_matmul`."""
@@ -34,8 +34,8 @@ def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
 def grouped_mm_backward(x: Array, weights: Array, ends: Array, grad: Array, *, ctx: Context) -> tuple[Array, Array]:
     """The gradients of x, [rows, k], and of the weights, [groups, k, n]."""
     grad_x = grouped_matmul(grad, lax.transpose(weights, (0, 2, 1)), ends, ctx.settings.matmul_precision)
-    by_rows = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=())
+    dimension_numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=())
     grad_weights = lax.ragged_dot_general(
-        x, grad, group_sizes(ends), by_rows, precision=ctx.settings.matmul_precision, preferred_element_type=weights.dtype
+        x, grad, group_sizes(ends), dimension_numbers, precision=ctx.settings.matmul_precision, preferred_element_type=weights.dtype
     )
     return grad_x, grad_weights

@@ -1,4 +1,4 @@
-"""Means and variances over dimensions, and the steps that normalizations share. Called by the lowerings of normalizations."""
+"""Means and variances over dimensions, and other functions shared by the lowerings of normalizations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Dims = Sequence[int]
 
 
 def along(x: Array, shape: Dims, dims: Dims) -> Array:
-    """Broadcasts x to `shape`. dims: the dimension of the result that each dimension of x becomes."""
+    """Broadcasts x to `shape`. dims: the dimension of the result for each dimension of x."""
     return lax.broadcast_in_dim(x, shape, dims)
 
 
@@ -38,7 +38,7 @@ def reciprocal_root(variance: Array, eps: float) -> Array:
 
 
 def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Array:
-    """Returns x * weight + bias, in the dtype of x. dims: the dimensions of x that the dimensions of weight and bias stand for."""
+    """Returns x * weight + bias, in the dtype of x. dims: the dimensions of x that correspond to the dimensions of weight and bias."""
     if weight is not None:
         x = lax.mul(x, along(convert(weight, x.dtype), x.shape, dims))
     if bias is not None:
@@ -47,5 +47,5 @@ def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Ar
 
 
 def but_channels(x: Array) -> list[int]:
-    """Returns all dimensions of x but the channels, the second one."""
+    """Returns all dimensions of x but the second one, the channels."""
     return [0, *range(2, x.ndim)]

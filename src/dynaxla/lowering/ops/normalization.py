@@ -23,7 +23,7 @@ from ..registry import lowers
 from .moments import affine, along, mean_over, moments_over, reciprocal_root
 
 Dims = Sequence[int]
-Three = tuple[Array | None, Array | None, Array | None]
+Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 # --- layer normalization
@@ -32,16 +32,17 @@ Three = tuple[Array | None, Array | None, Array | None]
 def normalize_last(
     x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = sum_neighbours
 ) -> tuple[Array, Array, Array]:
-    """Normalizes x over its last `count` dimensions.
+    """Normalizes x over its last `count` dimensions. add: the function that sums over dimensions.
 
-    Returns the normalized x, the mean and 1 / standard deviation, all in the accumulator's dtype; the statistics lack these dimensions.
+    Returns the normalized x, the mean and 1 / standard deviation, all in the accumulator's dtype. The shape of the statistics is that of x
+    without the normalized dimensions.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     outer = x.ndim - count
     mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
-    inverse = reciprocal_root(variance, eps)
-    out = lax.mul(centered, along(inverse, x.shape, range(outer)))
-    return affine(out, weight, bias, range(outer, x.ndim)), mean, inverse
+    rstd = reciprocal_root(variance, eps)
+    out = lax.mul(centered, along(rstd, x.shape, range(outer)))
+    return affine(out, weight, bias, range(outer, x.ndim)), mean, rstd
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LayerNorm:
     Attributes:
         x: The shape of the input.
         count: The number of normalized dimensions, the last ones.
-        eps: The op's argument.
+        eps: The number added to the variance.
         dtype: The dtype of the input.
         platform: JAX's name of the platform.
     """
@@ -78,7 +79,7 @@ class LayerNorm:
 LAYER_NORM: Implementations[LayerNorm] = Implementations("layer_norm")
 
 # For inputs with fewer elements, calling oneDNN costs more than it saves.
-_FEW_NUMBERS = 1 << 15
+_FEW_ELEMENTS = 1 << 15
 
 
 def _supports_onednn(problem: LayerNorm) -> bool:
@@ -86,7 +87,7 @@ def _supports_onednn(problem: LayerNorm) -> bool:
 
 
 @LAYER_NORM.implementation(
-    "onednn", platforms=["cpu"], supports=_supports_onednn, preferred=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS
+    "onednn", platforms=["cpu"], supports=_supports_onednn, preferred=lambda problem: math.prod(problem.x) >= _FEW_ELEMENTS
 )
 def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
     size = math.prod(x.shape[x.ndim - problem.count :])
@@ -109,7 +110,7 @@ def native_layer_norm(
 ) -> tuple[Array, Array | None, Array | None]:
     """(x - mean) / standard deviation * weight + bias, over the last dimensions; the mean; and 1 / standard deviation.
 
-    The mean and 1 / standard deviation are None if the graph uses neither of them.
+    The two statistics are None if the graph uses neither of them.
 
     Shape:  that of x; the statistics keep the normalized dimensions with size 1.
     Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
@@ -118,8 +119,8 @@ def native_layer_norm(
     if not is_result_used(ctx.node, 1) and not is_result_used(ctx.node, 2):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
         return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
-    out, mean, inverse = normalize_last(x, count, weight, bias, eps, ctx.sum)
-    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
+    out, mean, rstd = normalize_last(x, count, weight, bias, eps, ctx.sum)
+    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, rstd)
 
 
 def _with_shape(ctx: Context, index: int, statistic: Array) -> Array:
@@ -139,7 +140,7 @@ def native_layer_norm_backward(
     output_mask: Sequence[bool],
     *,
     ctx: Context,
-) -> Three:
+) -> Gradients:
     """The gradients of input, weight and bias, None where `output_mask` is False.
 
     Shape:  each that of its operand.
@@ -149,13 +150,13 @@ def native_layer_norm_backward(
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
-    inverse = lax.reshape(convert(rstd, dtype), x.shape[:outer])
+    wide_rstd = lax.reshape(convert(rstd, dtype), x.shape[:outer])
     normalized = lax.sub(convert(x, dtype), along(lax.reshape(convert(mean, dtype), x.shape[:outer]), x.shape, range(outer)))
-    normalized = lax.mul(normalized, along(inverse, x.shape, range(outer)))
+    normalized = lax.mul(normalized, along(wide_rstd, x.shape, range(outer)))
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        grad_input = convert(_through_normalization(scaled, normalized, inverse, inner, range(outer), ctx.sum), x.dtype)
+        grad_input = convert(_normalization_input_grad(scaled, normalized, wide_rstd, inner, range(outer), ctx.sum), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     if output_mask[2] and bias is not None:
@@ -163,20 +164,22 @@ def native_layer_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _through_normalization(grad: Array, normalized: Array, inverse: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
-    """Returns the gradient of a normalization's input: grad, less its parts that change mean and variance, over the standard deviation.
+def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
+    """Returns the gradient of a normalization's input.
+
+    It is (grad - mean(grad) - normalized * mean(grad * normalized)) / standard deviation.
 
     Args:
         grad: The gradient of the normalized input, before weight and bias.
         normalized: The normalized input.
-        inverse: 1 / standard deviation, with the dimensions `kept`.
+        rstd: 1 / standard deviation, with the dimensions `kept`.
         dims: The normalized dimensions.
-        kept: The other dimensions.
+        kept: The dimensions that are not normalized.
         add: The function that sums over dimensions.
     """
     grad_mean = along(mean_over(grad, dims, add), grad.shape, kept)
-    slope = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
-    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, slope)), along(inverse, grad.shape, kept))
+    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
+    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept))
 
 
 # --- group normalization
@@ -203,15 +206,15 @@ def native_group_norm(
     wide = convert(x, dtypes.accumulator(x.dtype))
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     mean = groups.mean(groups.sums(wide))
-    centered = lax.sub(wide, groups.spread(mean))
-    inverse = reciprocal_root(groups.mean(groups.sums(lax.square(centered))), eps)
-    out = affine(lax.mul(centered, groups.spread(inverse)), weight, bias, (1,))
-    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
+    centered = lax.sub(wide, groups.expand(mean))
+    rstd = reciprocal_root(groups.mean(groups.sums(lax.square(centered))), eps)
+    out = affine(lax.mul(centered, groups.expand(rstd)), weight, bias, (1,))
+    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, rstd)
 
 
 @dataclass(frozen=True)
 class _GroupMeans:
-    """Means over groups of channels. Arrays of the size of x are not reshaped, so any memory layout of them is kept.
+    """Computes means over groups of channels, without a reshape of arrays of the size of x, so that their memory layout is kept.
 
     Attributes:
         batch: The batch size.
@@ -236,10 +239,10 @@ class _GroupMeans:
         total = lax.reduce_sum(lax.reshape(sums, (self.batch, self.group, self.channels // self.group)), (2,))
         return lax.div(total, lax.full_like(total, math.prod(self.shape) // max(self.batch * self.group, 1)))
 
-    def spread(self, of_groups: Array) -> Array:
+    def expand(self, group_values: Array) -> Array:
         """Broadcasts one value per group to all its elements, in the shape of x."""
-        by_channel = along(of_groups, (self.batch, self.group, self.channels // self.group), (0, 1))
-        return along(lax.reshape(by_channel, (self.batch, self.channels)), self.shape, (0, 1))
+        channel_values = along(group_values, (self.batch, self.group, self.channels // self.group), (0, 1))
+        return along(lax.reshape(channel_values, (self.batch, self.channels)), self.shape, (0, 1))
 
 
 @lowers(aten.native_group_norm_backward.default)
@@ -256,29 +259,29 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
     *,
     ctx: Context,
-) -> Three:
+) -> Gradients:
     """The gradients of input, weight and bias, None where `output_mask` is False.
 
     Shape:  that of x, (channels) and (channels).
-    Dtype:  for the input that of torch's fake kernel: that of x, or of a wider weight (autograd casts it back). For weight and bias that of
-            the weight, or of x without a weight.
+    Dtype:  the input's gradient has the dtype of torch's fake kernel: that of x, or of a wider weight (autograd casts it back). The other
+            gradients have the dtype of the weight, or of x without a weight.
     """
     dtype = dtypes.accumulator(x.dtype)
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     wide = convert(grad, dtype)
-    inverse = groups.spread(convert(rstd, dtype))
-    normalized = lax.mul(lax.sub(convert(x, dtype), groups.spread(convert(mean, dtype))), inverse)
-    of_grad, of_product = groups.sums(wide), groups.sums(lax.mul(wide, normalized))
+    expanded_rstd = groups.expand(convert(rstd, dtype))
+    normalized = lax.mul(lax.sub(convert(x, dtype), groups.expand(convert(mean, dtype))), expanded_rstd)
+    grad_sums, product_sums = groups.sums(wide), groups.sums(lax.mul(wide, normalized))
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
-        grad_mean, slope = (groups.spread(groups.mean(affine(sums, weight, None, (1,)))) for sums in (of_grad, of_product))
-        away = lax.sub(lax.sub(affine(wide, weight, None, (1,)), grad_mean), lax.mul(normalized, slope))
-        grad_input = convert(lax.mul(away, inverse), ctx.output[0].jax_dtype)
+        grad_mean, grad_projection = (groups.expand(groups.mean(affine(sums, weight, None, (1,)))) for sums in (grad_sums, product_sums))
+        centered_grad = lax.sub(lax.sub(affine(wide, weight, None, (1,)), grad_mean), lax.mul(normalized, grad_projection))
+        grad_input = convert(lax.mul(centered_grad, expanded_rstd), ctx.output[0].jax_dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     if output_mask[1]:
-        grad_weight = convert(lax.reduce_sum(of_product, (0,)), parameter_dtype)
+        grad_weight = convert(lax.reduce_sum(product_sums, (0,)), parameter_dtype)
     if output_mask[2]:
-        grad_bias = convert(lax.reduce_sum(of_grad, (0,)), parameter_dtype)
+        grad_bias = convert(lax.reduce_sum(grad_sums, (0,)), parameter_dtype)
     return grad_input, grad_weight, grad_bias
 
 
@@ -299,27 +302,31 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
-    inverse = reciprocal_root(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
-    out = affine(lax.mul(wide, along(inverse, x.shape, range(outer))), weight, None, range(outer, x.ndim))
-    return convert(out, ctx.output[0].jax_dtype), _with_shape(ctx, 1, inverse)
+    rstd = reciprocal_root(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
+    out = affine(lax.mul(wide, along(rstd, x.shape, range(outer))), weight, None, range(outer, x.ndim))
+    return convert(out, ctx.output[0].jax_dtype), _with_shape(ctx, 1, rstd)
 
 
 @lowers(aten._fused_rms_norm_backward.default)
 def fused_rms_norm_backward(
     grad: Array, x: Array, normalized_shape: Dims, rstd: Array, weight: Array | None, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None]:
-    """The gradients of input and weight, in the shape and dtype of each; None where `output_mask` is False."""
+    """The gradients of input and weight, None where `output_mask` is False.
+
+    Shape:  each that of its operand.
+    Dtype:  each that of its operand.
+    """
     dtype = dtypes.accumulator(x.dtype)
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)
     wide = convert(grad, dtype)
-    inverse = along(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape, range(outer))
-    normalized = lax.mul(convert(x, dtype), inverse)
+    expanded_rstd = along(lax.reshape(convert(rstd, dtype), x.shape[:outer]), x.shape, range(outer))
+    normalized = lax.mul(convert(x, dtype), expanded_rstd)
     grad_input = grad_weight = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        slope = along(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape, range(outer))
-        grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, slope)), inverse), x.dtype)
+        grad_projection = along(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape, range(outer))
+        grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, grad_projection)), expanded_rstd), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     return grad_input, grad_weight

@@ -19,26 +19,26 @@ Tensors = Sequence[Array]
 Step = Callable[..., tuple[Array, ...]]
 
 
-def _wide(x: Array) -> Array:
+def _to_accumulator(x: Array) -> Array:
     return convert(x, dtypes.accumulator(x.dtype))
 
 
-def _like(value: Any, x: Array) -> Array:
-    """Returns a number, or a tensor with one element, broadcast to the shape of x in its dtype."""
+def _broadcast_like(value: Any, x: Array) -> Array:
+    """Returns a number, or a tensor with one element, broadcast to the shape of x and in the dtype of x."""
     if not isinstance(value, Array):
         return full_like(x, value)
     return lax.broadcast_in_dim(lax.reshape(convert(value, x.dtype), ()), x.shape, ())
 
 
 def _times(x: Array, factor: Any) -> Array:
-    return lax.mul(x, _like(factor, x))
+    return lax.mul(x, _broadcast_like(factor, x))
 
 
 def _plus(x: Array, term: Any) -> Array:
-    return lax.add(x, _like(term, x))
+    return lax.add(x, _broadcast_like(term, x))
 
 
-def _stepped(
+def _apply_step(
     params: Tensors,
     grads: Tensors,
     states: Sequence[Tensors],
@@ -50,41 +50,44 @@ def _stepped(
 ) -> tuple[list[Array], ...]:
     """Applies `step` to each parameter. Returns lists of new parameters, unscaled gradients, and new states.
 
-    If found_inf is 1, all results are the old values.
+    If found_inf is 1, the step is skipped: all results are the old values.
 
     Args:
         params: The parameters.
         grads: A gradient for each parameter.
         states: Lists of states, each with one tensor for each parameter.
         steps: The number of steps for each parameter, or None if `step` does not use it.
-        step: Gets a parameter, its gradient, its states, and with `steps` the number of steps (rank 0), all in the accumulator's dtype.
-        maximize: True to negate the gradients that `step` gets.
+        step: A function of a parameter, its gradient, its states, and with `steps` the number of steps (rank 0), all in the accumulator's
+            dtype.
+        maximize: True to pass negated gradients to `step`.
         grad_scale: The factor by which the gradients were scaled, or None.
         found_inf: 1 if a gradient was infinite or NaN, or None.
     """
-    stopped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
+    is_skipped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
     out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
     for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        wide = _wide(grad)
+        wide_grad = _to_accumulator(grad)
         if grad_scale is not None:
-            wide = lax.div(wide, _like(grad_scale, wide))
+            wide_grad = lax.div(wide_grad, _broadcast_like(grad_scale, wide_grad))
         old = [param, grad, *(state[index] for state in states)]
-        count = [] if steps is None else [lax.reshape(convert(steps[index], wide.dtype), ())]
-        new_param, *new_states = step(_wide(param), lax.neg(wide) if maximize else wide, *map(_wide, old[2:]), *count)
-        new = [new_param, wide, *new_states]
-        results = [convert(value, before.dtype) for value, before in zip(new, old, strict=True)]
-        if stopped is not None:
-            results = [lax.select(stopped, before, value) for value, before in zip(results, old, strict=True)]
-        for into, value in zip(out, results, strict=True):
-            into.append(value)
+        step_count = [] if steps is None else [lax.reshape(convert(steps[index], wide_grad.dtype), ())]
+        new_param, *new_states = step(
+            _to_accumulator(param), lax.neg(wide_grad) if maximize else wide_grad, *map(_to_accumulator, old[2:]), *step_count
+        )
+        new = [new_param, wide_grad, *new_states]
+        results = [convert(value, old_value.dtype) for value, old_value in zip(new, old, strict=True)]
+        if is_skipped is not None:
+            results = [lax.select(is_skipped, old_value, value) for value, old_value in zip(results, old, strict=True)]
+        for outputs, value in zip(out, results, strict=True):
+            outputs.append(value)
     return out
 
 
 def _bias_correction(beta: float, count: Array) -> Array:
-    """1 - beta ** count.
+    """Returns 1 - beta ** count.
 
     torch computes this number in float64. Here float32 is enough, and a TPU, which emulates float64, takes 1,447 instructions for a power.
-    The subtraction would cancel digits; expm1 does not: the relative error is at most 3.6e-7, for any number of steps.
+    A subtraction would cancel digits. With expm1 the relative error is at most 3.6e-7, for any number of steps.
     """
     if not beta:
         return full_like(count, 1)
@@ -92,7 +95,7 @@ def _bias_correction(beta: float, count: Array) -> Array:
 
 
 def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
-    """Returns the lowering of Adam's fused step, which gives new parameters, unscaled gradients, and states, one list each.
+    """Returns the lowering of Adam's fused step, which returns new parameters, unscaled gradients, and states, one list each.
 
     decoupled: True for the weight decay of AdamW.
 
@@ -119,21 +122,21 @@ def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
         found_inf: Array | None = None,
     ) -> tuple[list[Array], ...]:
         def step(param: Array, grad: Array, mean: Array, square: Array, *rest: Array) -> tuple[Array, ...]:
-            *most, count = rest
+            *max_square, step_count = rest
             if weight_decay and decoupled:
-                param = lax.sub(param, lax.mul(param, _times(_like(lr, param), weight_decay)))
+                param = lax.sub(param, lax.mul(param, _times(_broadcast_like(lr, param), weight_decay)))
             elif weight_decay:
                 grad = lax.add(grad, _times(param, weight_decay))
             mean = lax.add(_times(mean, beta1), _times(grad, 1 - beta1))
             square = lax.add(_times(square, beta2), _times(lax.square(grad), 1 - beta2))
-            most = [lax.max(most[0], square)] if most else []
-            size = lax.div(_like(lr, count), _bias_correction(beta1, count))
-            root = lax.sqrt(_bias_correction(beta2, count))
-            below = _plus(lax.div(lax.sqrt(most[0] if most else square), _like(root, square)), eps)
-            return lax.sub(param, lax.div(_times(mean, size), below)), mean, square, *most
+            max_square = [lax.max(max_square[0], square)] if max_square else []
+            step_size = lax.div(_broadcast_like(lr, step_count), _bias_correction(beta1, step_count))
+            correction_root = lax.sqrt(_bias_correction(beta2, step_count))
+            denominator = _plus(lax.div(lax.sqrt(max_square[0] if max_square else square), _broadcast_like(correction_root, square)), eps)
+            return lax.sub(param, lax.div(_times(mean, step_size), denominator)), mean, square, *max_square
 
         states = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
-        out = _stepped(params, grads, states, state_steps, step, maximize, grad_scale, found_inf)
+        out = _apply_step(params, grads, states, state_steps, step, maximize, grad_scale, found_inf)
         return out if amsgrad else (*out, list(max_exp_avg_sqs))
 
     return lowering
@@ -175,7 +178,7 @@ def fused_sgd(
         return lax.sub(param, _times(grad, lr)), *buffers
 
     states = [momentum_buffer_list] if momentum else []
-    out = _stepped(params, grads, states, None, step, maximize, grad_scale, found_inf)
+    out = _apply_step(params, grads, states, None, step, maximize, grad_scale, found_inf)
     return out if momentum else (*out, list(momentum_buffer_list))
 
 
@@ -200,14 +203,14 @@ def fused_adagrad(
     Dtype:  each that of its operand.
     """
 
-    def step(param: Array, grad: Array, total: Array, count: Array) -> tuple[Array, ...]:
+    def step(param: Array, grad: Array, square_sum: Array, step_count: Array) -> tuple[Array, ...]:
         if weight_decay:
             grad = lax.add(grad, _times(param, weight_decay))
-        total = lax.add(total, lax.square(grad))
-        size = lax.div(_like(lr, count), _plus(_times(_plus(count, -1), lr_decay), 1))
-        return lax.sub(param, lax.div(_times(grad, size), _plus(lax.sqrt(total), eps))), total
+        square_sum = lax.add(square_sum, lax.square(grad))
+        step_size = lax.div(_broadcast_like(lr, step_count), _plus(_times(_plus(step_count, -1), lr_decay), 1))
+        return lax.sub(param, lax.div(_times(grad, step_size), _plus(lax.sqrt(square_sum), eps))), square_sum
 
-    out = _stepped(params, grads, [state_sums], state_steps, step, maximize, grad_scale, found_inf)
+    out = _apply_step(params, grads, [state_sums], state_steps, step, maximize, grad_scale, found_inf)
     return *out, list(state_steps)
 
 
@@ -236,14 +239,14 @@ def fused_adagrad_tensor_lr(
 
 @lowers(aten._amp_foreach_non_finite_check_and_unscale.default)
 def check_and_unscale(grads: Tensors, found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
-    """The gradients times inv_scale; and found_inf, set to 1 if any gradient is infinite or NaN.
+    """The gradients times inv_scale; and found_inf, set to 1 if an element of a gradient is infinite or NaN.
 
     Dtype:  those of the gradients and of found_inf.
     """
     finite = [lax.reduce_and(lax.is_finite(grad), range(grad.ndim)) for grad in grads]
-    for each in finite:
-        found_inf = lax.select(lax.broadcast_in_dim(each, found_inf.shape, ()), found_inf, full_like(found_inf, 1))
-    return [convert(_times(_wide(grad), inv_scale), grad.dtype) for grad in grads], found_inf
+    for is_finite in finite:
+        found_inf = lax.select(lax.broadcast_in_dim(is_finite, found_inf.shape, ()), found_inf, full_like(found_inf, 1))
+    return [convert(_times(_to_accumulator(grad), inv_scale), grad.dtype) for grad in grads], found_inf
 
 
 @lowers(aten._amp_update_scale.default)
@@ -255,19 +258,19 @@ def update_scale(
     scale_backoff_factor: float,
     growth_interval: int,
 ) -> tuple[Array, Array]:
-    """The new scale, and the new count of steps without an infinite gradient.
+    """The new scale, and the new number of successive steps without an infinite gradient.
 
-    The scale backs off after an infinite gradient, which resets the count. It grows after `growth_interval` steps without one.
+    An infinite gradient reduces the scale. After `growth_interval` steps without one, the scale grows. Both set the number to 0.
 
     Shape:  those of `scale` and `growth_tracker`.
     Dtype:  those of `scale` and `growth_tracker`.
     """
-    failed = lax.gt(lax.reshape(found_inf, scale.shape), full_like(scale, 0))
+    is_overflow = lax.gt(lax.reshape(found_inf, scale.shape), full_like(scale, 0))
     count = _plus(growth_tracker, 1)
-    due = lax.reshape(lax.eq(count, full_like(count, growth_interval)), scale.shape)
+    is_growth_due = lax.reshape(lax.eq(count, full_like(count, growth_interval)), scale.shape)
     wide = convert(scale, np.dtype(np.float64))
     grown = convert(_times(wide, scale_growth_factor), scale.dtype)
-    grown = lax.select(lax.bitwise_and(due, lax.is_finite(grown)), grown, scale)
-    new_scale = lax.select(failed, convert(_times(wide, scale_backoff_factor), scale.dtype), grown)
-    restart = lax.reshape(lax.bitwise_or(failed, due), growth_tracker.shape)
-    return new_scale, lax.select(restart, full_like(count, 0), count)
+    grown = lax.select(lax.bitwise_and(is_growth_due, lax.is_finite(grown)), grown, scale)
+    new_scale = lax.select(is_overflow, convert(_times(wide, scale_backoff_factor), scale.dtype), grown)
+    is_reset = lax.reshape(lax.bitwise_or(is_overflow, is_growth_due), growth_tracker.shape)
+    return new_scale, lax.select(is_reset, full_like(count, 0), count)

@@ -1,4 +1,4 @@
-"""Lowerings of the ops with packed weights, which passes/aten/weight_packing.py puts into graphs. See cpu/weight_orders.py."""
+"""Lowerings of the ops with packed weights, which passes/aten/weight_packing.py adds to graphs. See cpu/weight_orders.py."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequ
     return weight_orders.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
 
 
-def _require_length(packed: Array, numbers: int) -> None:
+def _require_length(packed: Array, elements: int) -> None:
     """Rejects a packed weight that is too short. oneDNN does not know its size and would read beyond its end.
 
-    numbers: the number of elements of the weight before it was packed.
+    elements: the number of elements of the weight before it was packed.
 
-    Raises: ValueError if the weight was packed for another version of jaxlib, or cannot hold these elements and the zeros that a kernel may
-            read behind them.
+    Raises: ValueError if the weight was packed for another version of jaxlib, or has fewer elements than `elements` and the zeros that a
+            kernel may read behind them.
     """
     if not onednn_support.supports_packed():
         raise ValueError("the weights were packed for another version of jaxlib: compile the model again here")
-    if packed.size < numbers + weight_orders.SLACK:
-        raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")
+    if packed.size < elements + weight_orders.SLACK:
+        raise ValueError(f"a packed weight of {packed.size} elements is too short for a weight of {elements} elements")
 
 
 @lowers(weight_orders.packed_linear)
@@ -74,6 +74,8 @@ def packed_convolution(
     """
     _require_length(packed, math.prod(weight))
     batch, out, *space = ctx.output.shape
-    margins = [(margin, margin) for margin in padding]
-    result = onednn.convolution(channels_last(x), packed, (batch, *space, out), stride, margins, dilation, 1, x.dtype, bias, packed=weight)
+    padding_pairs = [(amount, amount) for amount in padding]
+    result = onednn.convolution(
+        channels_last(x), packed, (batch, *space, out), stride, padding_pairs, dilation, 1, x.dtype, bias, packed=weight
+    )
     return channels_first(result)

@@ -20,7 +20,7 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
 from ..slice_updates import SliceUpdate, UpdatedOperand, varying_dims
-from .indexing import Picks, take_along
+from .indexing import GatherIndices, take_along
 from .scattering import fit, write_slices
 
 # A label for each dimension of an array: the number of a dimension of the updated tensor, or a string for any other dimension.
@@ -138,9 +138,9 @@ def samples(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]
     node, old = update.node, ctx.values[update.base]
     shape = old.shape
     if node.target is not aten.scatter.src:
-        picks = Picks.of(old, [index if index is None else ctx.values[index] for index in node.args[1]])
+        picks = GatherIndices.of(old, [index if index is None else ctx.values[index] for index in node.args[1]])
         values = fit(ctx.values[node.args[2]], picks.result_shape(old))
-        before = range(picks.at, picks.at + len(picks.shape))
+        before = range(picks.position, picks.position + len(picks.shape))
         values = lax.transpose(values, [*before, *(dim for dim in range(values.ndim) if dim not in before)])
         rows = lax.reshape(picks.coordinates, (update.count, len(picks.dims)))
         at = {dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(picks.dims)}

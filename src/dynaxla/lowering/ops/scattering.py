@@ -23,7 +23,7 @@ from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, require_index
 from .indexing import (
-    Picks,
+    GatherIndices,
     clamped,
     expanded_dims,
     first_along,
@@ -343,7 +343,7 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
         if len(given) > 1:
             raise UnsupportedOp("index_put with a mask and other indices: the number of elements that it writes depends on data")
         return _masked_put(x, *given[0], convert(values, x.dtype), accumulate, ctx) if x.size else x
-    require_indices(ctx, x, indices, Picks.of(x, indices))
+    require_indices(ctx, x, indices, GatherIndices.of(x, indices))
     return unsafe_index_put(x, indices, values, accumulate)
 
 
@@ -352,7 +352,7 @@ def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, a
     """As `index_put`, but indices are not checked."""
     if x.size == 0:
         return x
-    picks = Picks.of(x, indices)
+    picks = GatherIndices.of(x, indices)
     target = picks.result_shape(x)
     if 0 in target:
         return x

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ...lowering.ops.masking import last_repeated, length, masked, part, put, turned, within
+from ...lowering.ops.masking import check_index, masked, repeat_last, roll_or_flip, size_product, slice_at, write_into_zeros
 from ...torch_ops import aten
 from .valid_sizes import Extent, Extents, NoPaddingRule, grows, size_of, sizes_of, symbols_in, symbols_of
 
@@ -213,16 +213,18 @@ class Masks:
     def part(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """Adds a slice of a tensor that starts at a true position of a dimension. start: an expression or an int. shape: the result's."""
         place = (-1, start) if isinstance(start, int) else (self.place(start),)
-        return self.add(part, (node, self.lengths, dim, *place), shape, node.meta["val"])
+        return self.add(slice_at, (node, self.lengths, dim, *place), shape, node.meta["val"])
 
     def put(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """Adds zeros of a shape with the tensor written into them from a true position of a dimension on."""
-        return self.add(put, (node, self.lengths, dim, self.place(start)), shape, node.meta["val"])
+        return self.add(write_into_zeros, (node, self.lengths, dim, self.place(start)), shape, node.meta["val"])
 
     def turned(self, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
         """Rolls a dimension that is one prefix by `shift` around its true end, or reverses it (`backwards`)."""
         value = node.meta["val"]
-        added = self.add(turned, (node, self.lengths, dim, self.place(size_of(value.shape[dim])), shift, backwards), value.shape, value)
+        added = self.add(
+            roll_or_flip, (node, self.lengths, dim, self.place(size_of(value.shape[dim])), shift, backwards), value.shape, value
+        )
         self.extents[added] = self.of(node)
         return added
 
@@ -238,7 +240,7 @@ class Masks:
             if len(extent.factors) > 1:
                 raise NoPaddingRule("it reads the last element of a flattened dimension")
             value = node.meta["val"]
-            added = self.add(last_repeated, (node, self.lengths, dim, self.place(extent.factors[0])), value.shape, value)
+            added = self.add(repeat_last, (node, self.lengths, dim, self.place(extent.factors[0])), value.shape, value)
             self.extents[added] = self.of(node)
             node = added
         return node
@@ -256,7 +258,7 @@ class Masks:
         """
         value = index.meta["val"]
         arguments = index, self.lengths, dim, self.place(size), from_end, is_index, ignored
-        added = self.add(within, arguments, value.shape, value, gives=torch.int64)
+        added = self.add(check_index, arguments, value.shape, value, gives=torch.int64)
         self.extents[added] = self.of(index)
         return added
 
@@ -287,7 +289,7 @@ class Masks:
                 times *= size
             else:
                 places.append(self.place(size))
-        return self.add(length, (self.lengths, places, times), (), like, gives=torch.int64)
+        return self.add(size_product, (self.lengths, places, times), (), like, gives=torch.int64)
 
 
 # The ops for sympy's and torch's functions in expressions of such numbers.

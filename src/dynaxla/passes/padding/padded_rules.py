@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
-from ...lowering.ops.masking import cat_parts, together
+from ...lowering.ops.masking import as_tuple, cat_valid
 from ...torch_ops import aten, prims
 from .masks import Masks
 from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
@@ -374,7 +374,7 @@ def _cat(masks: Masks, node: Node) -> Extents:
         raise NoPaddingRule("it extends a flattened dimension")
     if any(masks.is_padded(extents[dim]) for extents in given[:-1]):
         places = [masks.place(sum(sizes[:index])) for index in range(1, len(sizes))]
-        become(node, masks.add(cat_parts, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
+        become(node, masks.add(cat_valid, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
     if not grows(size_of(value(node).shape[dim])):
         raise NoPaddingRule("the size of the result may be larger than its rounded value")
     return tuple(around)
@@ -460,7 +460,7 @@ def become(node: Node, other: Node) -> None:
 
 def become_several(node: Node, results: Sequence[Node | None]) -> None:
     """Turns a node with several results into a tuple of other nodes, which compute them."""
-    node.target, node.args, node.kwargs = together, (list(results),), {}
+    node.target, node.args, node.kwargs = as_tuple, (list(results),), {}
 
 
 # Reductions: the padding is set to the neutral element of each

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
-from ...lowering.ops.masking import continued, continued_backward
+from ...lowering.ops.masking import reflect_or_replicate, reflect_or_replicate_backward
 from ...torch_ops import aten
 from .masks import Masks
 from .padded_order import by_strides
@@ -205,7 +205,7 @@ def _continue(masks: Masks, node: Node) -> Extents:
     for dim, widths in rounded.items():
         place = masks.place(size_of(shape[dim]))
         shape[dim] = shape[dim] + sum(widths)
-        x = masks.add(continued, (x, masks.lengths, dim, place, widths[0], node.target in _MIRRORED), shape, value(node))
+        x = masks.add(reflect_or_replicate, (x, masks.lengths, dim, place, widths[0], node.target in _MIRRORED), shape, value(node))
     node.args = (x, rest)
     return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))
 
@@ -224,7 +224,7 @@ def _continue_backward(masks: Masks, node: Node) -> Extents:
         size = value(x).shape[dim]
         shape[dim] = size
         arguments = masks.lengths, dim, masks.place(size_of(size)), widths[0], node.target in _MIRRORED_BACKWARD
-        grad = masks.add(continued_backward, (masks.masked(grad, [dim], 0, extents), *arguments), shape, value(node))
+        grad = masks.add(reflect_or_replicate_backward, (masks.masked(grad, [dim], 0, extents), *arguments), shape, value(node))
     node.args = (grad, x, rest)
     return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from ...lowering.dimensions import wrap
-from ...lowering.ops.masking import put_into
+from ...lowering.ops.masking import write_into
 from ...torch_ops import aten, prims
 from .masks import Masks
 from .padded_layers import index_of, places_in
@@ -277,4 +277,4 @@ def _become_written(masks: Masks, node: Node, table: Node, added: Node, dim: int
     place, start = (-1, first) if isinstance(first, int) else (masks.place(first), 0)
     counted, number = (-1, count) if isinstance(count, int) else (masks.place(count), 0)
     like = value(node)
-    become(node, masks.add(put_into, (table, added, masks.lengths, dim, place, start, counted, number), like.shape, like))
+    become(node, masks.add(write_into, (table, added, masks.lengths, dim, place, start, counted, number), like.shape, like))

@@ -36,21 +36,21 @@ def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
     return [lax.slice_in_dim(x, part * size, (part + 1) * size, axis=1) for part in range(count)]
 
 
-def _joined(parts: list[Array], like: Array) -> Array:
+def _concatenated(parts: list[Array], like: Array) -> Array:
     return convert(lax.concatenate(parts, 1), like.dtype)
 
 
-def _less_one(x: Array) -> Array:
+def _one_minus(x: Array) -> Array:
     """Returns 1 - x."""
     return lax.sub(number(1, x.dtype), x)
 
 
-def _sigmoid_slope(out: Array) -> Array:
-    return lax.mul(_less_one(out), out)
+def _sigmoid_derivative(out: Array) -> Array:
+    return lax.mul(_one_minus(out), out)
 
 
-def _tanh_slope(out: Array) -> Array:
-    return _less_one(lax.square(out))
+def _tanh_derivative(out: Array) -> Array:
+    return _one_minus(lax.square(out))
 
 
 def _bias_gradient(gates: Array) -> Array:
@@ -72,7 +72,7 @@ def lstm_cell(
     into, forget, cell, out = lax.logistic(into), lax.logistic(forget), lax.tanh(cell), lax.logistic(out)
     cy = lax.add(lax.mul(forget, _wide(cx)), lax.mul(into, cell))
     hy = lax.mul(out, lax.tanh(cy))
-    return convert(hy, cx.dtype), convert(cy, cx.dtype), _joined([into, forget, cell, out], input_gates)
+    return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([into, forget, cell, out], input_gates)
 
 
 @lowers(aten._thnn_fused_lstm_cell_backward_impl.default)
@@ -81,7 +81,7 @@ def lstm_cell_backward(
 ) -> tuple[Array | None, ...]:
     """Gradients of the gates, of cx and of the biases (None without biases). All are None if neither state has a gradient.
 
-    Input and hidden gates have the same gradient, and so have both biases.
+    The input and the hidden gates have the same gradient, and so have the two biases.
 
     Shape:  (batch, 4 * hidden), (batch, hidden) and (4 * hidden).
     """
@@ -89,18 +89,18 @@ def lstm_cell_backward(
         return None, None, None
     into, forget, cell, out = _gates(workspace, None, 4)
     tanh = lax.tanh(_wide(cy))
-    nothing = lax.full_like(tanh, 0)
-    of_hy = nothing if grad_hy is None else _wide(grad_hy)
-    of_cy = nothing if grad_cy is None else _wide(grad_cy)
-    state = lax.add(lax.mul(lax.mul(of_hy, out), _tanh_slope(tanh)), of_cy)
-    gates = [
-        lax.mul(lax.mul(state, cell), _sigmoid_slope(into)),
-        lax.mul(lax.mul(state, _wide(cx)), _sigmoid_slope(forget)),
-        lax.mul(lax.mul(state, into), _tanh_slope(cell)),
-        lax.mul(lax.mul(of_hy, tanh), _sigmoid_slope(out)),
+    zeros = lax.full_like(tanh, 0)
+    grad_hidden = zeros if grad_hy is None else _wide(grad_hy)
+    grad_cell = zeros if grad_cy is None else _wide(grad_cy)
+    grad_state = lax.add(lax.mul(lax.mul(grad_hidden, out), _tanh_derivative(tanh)), grad_cell)
+    gradients = [
+        lax.mul(lax.mul(grad_state, cell), _sigmoid_derivative(into)),
+        lax.mul(lax.mul(grad_state, _wide(cx)), _sigmoid_derivative(forget)),
+        lax.mul(lax.mul(grad_state, into), _tanh_derivative(cell)),
+        lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(out)),
     ]
-    grad_gates = _joined(gates, workspace)
-    return grad_gates, convert(lax.mul(state, forget), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
+    grad_gates = _concatenated(gradients, workspace)
+    return grad_gates, convert(lax.mul(grad_state, forget), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
 
 
 @lowers(aten._thnn_fused_gru_cell.default)
@@ -118,7 +118,7 @@ def gru_cell(
     new = lax.tanh(lax.add(x_new, lax.mul(reset, h_new)))
     state = _wide(hx)
     hy = lax.add(new, lax.mul(update, lax.sub(state, new)))
-    return convert(hy, hx.dtype), _joined([reset, update, new, state, h_new], hx)
+    return convert(hy, hx.dtype), _concatenated([reset, update, new, state, h_new], hx)
 
 
 @lowers(aten._thnn_fused_gru_cell_backward.default)
@@ -129,13 +129,13 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
     """
     reset, update, new, state, h_new = _gates(workspace, None, 5)
     grad = _wide(grad_hy)
-    of_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_slope(update))
-    of_new = lax.mul(lax.mul(grad, _less_one(update)), _tanh_slope(new))
-    of_reset = lax.mul(lax.mul(of_new, h_new), _sigmoid_slope(reset))
-    input_gates = _joined([of_reset, of_update, of_new], workspace)
-    hidden_gates = _joined([of_reset, of_update, lax.mul(of_new, reset)], workspace)
-    biases = (_bias_gradient(input_gates), _bias_gradient(hidden_gates)) if has_bias else (None, None)
-    return input_gates, hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *biases
+    grad_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_derivative(update))
+    grad_new = lax.mul(lax.mul(grad, _one_minus(update)), _tanh_derivative(new))
+    grad_reset = lax.mul(lax.mul(grad_new, h_new), _sigmoid_derivative(reset))
+    grad_input_gates = _concatenated([grad_reset, grad_update, grad_new], workspace)
+    grad_hidden_gates = _concatenated([grad_reset, grad_update, lax.mul(grad_new, reset)], workspace)
+    grad_biases = (_bias_gradient(grad_input_gates), _bias_gradient(grad_hidden_gates)) if has_bias else (None, None)
+    return grad_input_gates, grad_hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *grad_biases
 
 
 # --- oneDNN's recurrent layers, on CPU
@@ -148,18 +148,18 @@ def _layer(
 ) -> tuple[Array, Array, Array]:
     """Returns the hidden states of all steps, and the last hidden and cell states.
 
-    Shape:  x (time, batch, in); hx and cx (batch, hidden).
+    Shape:  x (time, batch, in), hx and cx (batch, hidden) give (time, batch, hidden), and (batch, hidden) twice.
     """
-    of_input, of_hidden, *biases = weights
-    gates = lax.dot_general(x, _wide(of_input), (((2,), (1,)), ((), ())), precision=precision)
+    input_weight, hidden_weight, *biases = weights
+    gates = lax.dot_general(x, _wide(input_weight), (((2,), (1,)), ((), ())), precision=precision)
     for bias in biases if has_biases else ():
         gates = lax.add(gates, lax.broadcast_in_dim(_wide(bias), gates.shape, (2,)))
-    recurrent = _wide(of_hidden)
+    wide_hidden_weight = _wide(hidden_weight)
 
-    def step(state: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
+    def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
-        now = lax.add(now, lax.dot_general(hidden, recurrent, (((1,), (1,)), ((), ())), precision=precision))
-        into, forget, new, out = _gates(now, None, 4)
+        gates_of_step = lax.add(gates_of_step, lax.dot_general(hidden, wide_hidden_weight, (((1,), (1,)), ((), ())), precision=precision))
+        into, forget, new, out = _gates(gates_of_step, None, 4)
         cell = lax.add(lax.mul(lax.logistic(forget), cell), lax.mul(lax.logistic(into), lax.tanh(new)))
         hidden = lax.mul(lax.logistic(out), lax.tanh(cell))
         return (hidden, cell), hidden
@@ -236,25 +236,25 @@ def rnn_layer_backward(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each of the shape of its operand."""
+    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each with the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
     hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))
     bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both biases; ATen returns a bias gradient also without biases
     if has_biases:
         bias = lax.add(_wide(weight2), _wide(weight3))
-    nothing = lax.full_like(bias, 0)
+    zeros = lax.full_like(bias, 0)
 
     def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
-        return _layer(x, (weight0, weight1, bias, nothing), hx, cx, True, reverse, ctx.settings.matmul_precision)
+        return _layer(x, (weight0, weight1, bias, zeros), hx, cx, True, reverse, ctx.settings.matmul_precision)
 
-    results, pull = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
-    given = [
+    results, vjp = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
+    cotangents = [
         lax.full_like(result, 0) if grad is None else _wide(lax.reshape(grad, result.shape))
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
-    of_x, of_weight0, of_weight1, of_bias, of_hx, of_cx = pull(tuple(given))
-    if not has_biases and ctx.output[3].shape != of_bias.shape:  # torch 2.11 returns zeros of a weight's shape for a missing bias
-        of_bias = lax.full(ctx.output[3].shape, 0, of_bias.dtype)
-    found = (of_x, of_weight0, of_weight1, of_bias, of_bias, of_hx, of_cx)
-    return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True))
+    grad_x, grad_weight0, grad_weight1, grad_bias, grad_hx, grad_cx = vjp(tuple(cotangents))
+    if not has_biases and ctx.output[3].shape != grad_bias.shape:  # torch 2.11 returns zeros of a weight's shape for a missing bias
+        grad_bias = lax.full(ctx.output[3].shape, 0, grad_bias.dtype)
+    gradients = (grad_x, grad_weight0, grad_weight1, grad_bias, grad_bias, grad_hx, grad_cx)
+    return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(gradients, ctx.output, strict=True))

@@ -15,7 +15,7 @@ from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
 from .indexing import gather, take_along
-from .reductions import first_place, is_nan, keep
+from .reductions import first_index, is_nan, keep
 
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)
@@ -229,7 +229,7 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
         length = lax.sub(position, start)
         longest = lax.expand_dims(lax.reduce_max(length, (dim,)), [dim])
         # The last element of the first run of the greatest length.
-        rank = lax.expand_dims(first_place(lax.eq(length, expand(longest, x.shape)), dim), [dim])
+        rank = lax.expand_dims(first_index(lax.eq(length, expand(longest, x.shape)), dim), [dim])
         values, places = gather(values, dim, rank), gather(places, dim, rank)
     value, place = lax.squeeze(values, [dim]), lax.squeeze(places, [dim])
     return keep(value, x, (dim,), keepdim), convert(keep(place, x, (dim,), keepdim), _INT64)

@@ -177,7 +177,7 @@ def concatenated(tensors: Sequence[Array], dim: int) -> Array:
 def joined(tensors: Sequence[Array], dim: int) -> Array:
     """Concatenates tensors along `dim`.
 
-    Along the last dimension, tensors of equal shapes are concatenated along a new dimension before the last: XLA:CPU tests each index of the
+    Along the last dimension, tensors of equal shapes are concatenated along a new dimension in front of it. XLA:CPU tests each index of the
     concatenated dimension for the tensor to which it belongs, and vectorizes the loop over the next dimension.
     """
     shape = tensors[0].shape
@@ -281,7 +281,7 @@ def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
     *batch, count = x.shape
     if count == 0:
         return lax.full((*batch, rows, columns), 0, x.dtype)
-    # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes this, but no interior padding.
+    # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes that, not interior padding.
     before, shape = max(-offset, 0), (*batch, rows, columns)
     values_by_row = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
     row, column = (lax.broadcasted_iota(np.int32, shape, len(batch) + dim) for dim in range(2))

@@ -27,8 +27,8 @@ def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
 def minus_largest(x: Array, largest: Array) -> Array:
     """Returns x - largest, two arrays of one shape. It is 0 for the elements of x that are the largest.
 
-    If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error of
-    a * b, up to 256 for 1e10 in float32. A minimum between the two prevents that, and changes no finite number.
+    If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error
+    of a * b, up to 256 for 1e10 in float32. A minimum between the two prevents that, and changes no finite number.
     """
     if not dtypes.is_float(x.dtype):
         return lax.sub(x, largest)

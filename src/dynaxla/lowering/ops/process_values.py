@@ -18,20 +18,22 @@ from ..context import Context
 from ..registry import lowers
 
 
-@torch.library.custom_op("dynaxla::placed", mutates_args=(), schema="(Tensor x, str[] spec, str[] back) -> Tensor")
-def placed(x: torch.Tensor, spec: Sequence[str], back: Sequence[str]) -> Any:
+@torch.library.custom_op("dynaxla::reshard", mutates_args=(), schema="(Tensor x, str[] spec, str[] grad_spec) -> Tensor")
+def reshard(x: torch.Tensor, spec: Sequence[str], grad_spec: Sequence[str]) -> Any:
     """A copy of a global tensor with another sharding.
 
     Args:
         x: The global tensor.
         spec: The sharding of the result: for each dimension, the names of the mesh's axes separated by commas, or "".
-        back: The sharding of the gradient, in the same form.
+        grad_spec: The sharding of the gradient, in the same form.
     """
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("dynaxla::each_has", mutates_args=(), schema="(Tensor x, int dim, int size, str axis, str back) -> Tensor")
-def each_has(x: torch.Tensor, dim: int, size: int, axis: str, back: str) -> Any:
+@torch.library.custom_op(
+    "dynaxla::replicated_to_local", mutates_args=(), schema="(Tensor x, int dim, int size, str axis, str grad_reduction) -> Tensor"
+)
+def replicated_to_local(x: torch.Tensor, dim: int, size: int, axis: str, grad_reduction: str) -> Any:
     """x with a new dimension, which holds a local copy for each process of a mesh axis.
 
     Args:
@@ -39,13 +41,13 @@ def each_has(x: torch.Tensor, dim: int, size: int, axis: str, back: str) -> Any:
         dim: The position of the new dimension.
         size: The size of the mesh axis.
         axis: The name of the mesh axis.
-        back: The gradient of x: the "sum" or "avg" of the gradients of the processes, or "same" if these are equal.
+        grad_reduction: The gradient of x: the "sum" or "avg" of the gradients of the processes, or "same" if these are equal.
     """
     return torch.stack([x] * size, dim)
 
 
-@torch.library.custom_op("dynaxla::all_have", mutates_args=(), schema="(Tensor x, int dim, str axis) -> Tensor")
-def all_have(x: torch.Tensor, dim: int, axis: str) -> Any:
+@torch.library.custom_op("dynaxla::local_to_replicated", mutates_args=(), schema="(Tensor x, int dim, str axis) -> Tensor")
+def local_to_replicated(x: torch.Tensor, dim: int, axis: str) -> Any:
     """The value that all processes along `dim` have, without that dimension. The values must be equal, which is not checked.
 
     Args:
@@ -60,10 +62,12 @@ def _empty_with_shape(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
 
 
-placed.register_fake(lambda x, spec, back: _empty_with_shape(x, x.shape))
-each_has.register_fake(lambda x, dim, size, axis, back: _empty_with_shape(x, (*x.shape[:dim], size, *x.shape[dim:])))
-all_have.register_fake(lambda x, dim, axis: _empty_with_shape(x, (*x.shape[:dim], *x.shape[dim + 1 :])))
-PLACED, EACH_HAS, ALL_HAVE = (getattr(torch.ops.dynaxla, name).default for name in ("placed", "each_has", "all_have"))
+reshard.register_fake(lambda x, spec, grad_spec: _empty_with_shape(x, x.shape))
+replicated_to_local.register_fake(lambda x, dim, size, axis, grad_reduction: _empty_with_shape(x, (*x.shape[:dim], size, *x.shape[dim:])))
+local_to_replicated.register_fake(lambda x, dim, axis: _empty_with_shape(x, (*x.shape[:dim], *x.shape[dim + 1 :])))
+RESHARD, REPLICATED_TO_LOCAL, LOCAL_TO_REPLICATED = (
+    getattr(torch.ops.dynaxla, name).default for name in ("reshard", "replicated_to_local", "local_to_replicated")
+)
 
 
 def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -71,29 +75,31 @@ def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
     ctx.shape = inputs[0].shape
 
 
-def _placed_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    spec, back = ctx.arguments
-    return PLACED(grad, back, spec), None, None
+def _reshard_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    spec, grad_spec = ctx.arguments
+    return RESHARD(grad, grad_spec, spec), None, None
 
 
-def _each_has_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    dim, _, axis, back = ctx.arguments
-    grad_x = ALL_HAVE(grad, dim, axis) if back == "same" else grad.sum(dim) if back == "sum" else grad.mean(dim)
+def _replicated_to_local_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    dim, _, axis, grad_reduction = ctx.arguments
+    grad_x = (
+        LOCAL_TO_REPLICATED(grad, dim, axis) if grad_reduction == "same" else grad.sum(dim) if grad_reduction == "sum" else grad.mean(dim)
+    )
     return grad_x, None, None, None, None
 
 
-def _all_have_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _local_to_replicated_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     dim, axis = ctx.arguments
-    return EACH_HAS(grad, dim, ctx.shape[dim], axis, "same"), None, None
+    return REPLICATED_TO_LOCAL(grad, dim, ctx.shape[dim], axis, "same"), None, None
 
 
-placed.register_autograd(_placed_backward, setup_context=_save_arguments)
-each_has.register_autograd(_each_has_backward, setup_context=_save_arguments)
-all_have.register_autograd(_all_have_backward, setup_context=_save_arguments)
+reshard.register_autograd(_reshard_backward, setup_context=_save_arguments)
+replicated_to_local.register_autograd(_replicated_to_local_backward, setup_context=_save_arguments)
+local_to_replicated.register_autograd(_local_to_replicated_backward, setup_context=_save_arguments)
 
 
 def partition_spec(spec: Sequence[str]) -> PartitionSpec:
-    """Returns JAX's PartitionSpec for the argument `spec` of `placed`."""
+    """Returns JAX's PartitionSpec for the argument `spec` of `reshard`."""
     dims = [tuple(axes.split(",")) if axes else None for axes in spec]
     while dims and dims[-1] is None:  # XLA drops trailing Nones too, so equal shardings compare equal
         dims.pop()
@@ -109,13 +115,13 @@ def _spec_along(dim: int, axis: str) -> PartitionSpec:
     return PartitionSpec(*[None] * dim, axis)
 
 
-@lowers(PLACED)
-def _placed(x: Array, spec: Sequence[str], back: Sequence[str], *, ctx: Context) -> Array:
+@lowers(RESHARD)
+def _reshard(x: Array, spec: Sequence[str], grad_spec: Sequence[str], *, ctx: Context) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(_mesh_sharding(ctx).mesh, partition_spec(spec)))
 
 
-@lowers(EACH_HAS)
-def _each_has(x: Array, dim: int, size: int, axis: str, back: str, *, ctx: Context) -> Array:
+@lowers(REPLICATED_TO_LOCAL)
+def _replicated_to_local(x: Array, dim: int, size: int, axis: str, grad_reduction: str, *, ctx: Context) -> Array:
     add_dim = jax.shard_map(
         lambda x: lax.expand_dims(x, [dim]), mesh=_mesh_sharding(ctx).mesh, in_specs=PartitionSpec(), out_specs=_spec_along(dim, axis),
         axis_names={axis}, check_vma=False,
@@ -123,8 +129,8 @@ def _each_has(x: Array, dim: int, size: int, axis: str, back: str, *, ctx: Conte
     return add_dim(x)
 
 
-@lowers(ALL_HAVE)
-def _all_have(x: Array, dim: int, axis: str, *, ctx: Context) -> Array:
+@lowers(LOCAL_TO_REPLICATED)
+def _local_to_replicated(x: Array, dim: int, axis: str, *, ctx: Context) -> Array:
     drop_dim = jax.shard_map(
         lambda x: lax.squeeze(x, [dim]), mesh=_mesh_sharding(ctx).mesh, in_specs=_spec_along(dim, axis), out_specs=PartitionSpec(),
         axis_names={axis}, check_vma=False,

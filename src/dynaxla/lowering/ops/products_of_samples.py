@@ -106,7 +106,7 @@ class IndexedSlices:
         return lax.select(lax.broadcast_in_dim(self.remaining, values.shape, (0,)), values, lax.full_like(values, 0))
 
     def _rows(self, dims: Sequence[int]) -> Array:
-        return lax.concatenate([lax.slice_in_dim(self.indices, at, at + 1, axis=1) for at in map(self.dims.index, dims)], 1)
+        return lax.concatenate([lax.slice_in_dim(self.indices, column, column + 1, axis=1) for column in map(self.dims.index, dims)], 1)
 
 
 def _scatter_numbers(labels: Labels, dims: Sequence[int]) -> lax.ScatterDimensionNumbers:
@@ -143,19 +143,19 @@ def indexed_slices(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, 
     if node.target is not aten.scatter.src:
         picks = Picks.of(old, [index if index is None else ctx.values[index] for index in node.args[1]])
         values = fit(ctx.values[node.args[2]], picks.result_shape(old))
-        before = range(picks.at, picks.at + len(picks.shape))
-        values = lax.transpose(values, [*before, *(dim for dim in range(values.ndim) if dim not in before)])
+        indexed_dims = range(picks.at, picks.at + len(picks.shape))
+        values = lax.transpose(values, [*indexed_dims, *(dim for dim in range(values.ndim) if dim not in indexed_dims)])
         rows = lax.reshape(picks.coordinates, (update.count, len(picks.dims)))
-        at = {dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(picks.dims)}
-        return lax.reshape(values, (update.count, *(size for dim, size in enumerate(shape) if dim not in picks.dims))), at
+        indices_by_dim = {dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(picks.dims)}
+        return lax.reshape(values, (update.count, *(size for dim, size in enumerate(shape) if dim not in picks.dims))), indices_by_dim
     dim, indices = node.args[1] % len(shape), ctx.values[node.args[2]]
     dims = sorted({*varying_dims(ctx, node.args[2]), dim})
-    chosen = lax.slice(indices, [0] * indices.ndim, [size if at in dims else 1 for at, size in enumerate(indices.shape)])
+    varying_indices = lax.slice(indices, [0] * indices.ndim, [size if d in dims else 1 for d, size in enumerate(indices.shape)])
     source = lax.slice(ctx.values[node.args[3]], [0] * indices.ndim, indices.shape)
-    source = lax.transpose(source, [*dims, *(at for at in range(len(shape)) if at not in dims)])
-    coordinates = {at: chosen if at == dim else lax.broadcasted_iota(chosen.dtype, chosen.shape, at) for at in dims}
-    rest = [size for at, size in enumerate(shape) if at not in dims]
-    return lax.reshape(source, (update.count, *rest)), {at: lax.reshape(place, (update.count,)) for at, place in coordinates.items()}
+    source = lax.transpose(source, [*dims, *(d for d in range(len(shape)) if d not in dims)])
+    coordinates = {d: varying_indices if d == dim else lax.broadcasted_iota(varying_indices.dtype, varying_indices.shape, d) for d in dims}
+    other_sizes = [size for d, size in enumerate(shape) if d not in dims]
+    return lax.reshape(source, (update.count, *other_sizes)), {d: lax.reshape(index, (update.count,)) for d, index in coordinates.items()}
 
 
 def product_with_slices(
@@ -203,7 +203,7 @@ def _product_of_each(x: Array, x_labels: Labels, y: Array, y_labels: Labels, res
         y_labels: The labels of y.
         result_labels: The labels of the dimensions that are not summed.
     """
-    y = lax.reshape(y, [size for at, size in enumerate(y.shape) if at == 0 or size > 1])
+    y = lax.reshape(y, [size for dim, size in enumerate(y.shape) if dim == 0 or size > 1])
     y_labels = [label for label in y_labels if label in x_labels or label in result_labels]
     common = [label for label in x_labels if label in y_labels]
     summed, batch = (

@@ -126,30 +126,33 @@ class _OtherOperand:
 
     Attributes:
         array: The reshaped operand.
-        labels: For each of its dimensions the corresponding dimension of the tensor, or a string if there is none.
-        kept: For each batch dimension of the product, the labels of the dimensions that it consists of.
+        labels: For each dimension of `array`, the corresponding dimension of the tensor, or a string if there is none.
+        batch_labels: For each batch dimension of the product, the labels of the dimensions of which it consists.
         rows: The labels of the dimensions that are neither summed nor batch dimensions.
     """
 
     array: Array
     labels: tuple[int | str, ...]
-    kept: tuple[tuple[int | str, ...], ...]
+    batch_labels: tuple[tuple[int | str, ...], ...]
     rows: tuple[str, ...]
 
     @staticmethod
-    def of(operand: UpdatedOperand, array: Array, over: Sequence[int], batch: Sequence[int]) -> _OtherOperand:
-        tensor_dims = {**dict(zip(over, operand.roles.contracting, strict=True)), **dict(zip(batch, operand.roles.batch, strict=True))}
+    def of(operand: UpdatedOperand, array: Array, contracting: Sequence[int], batch: Sequence[int]) -> _OtherOperand:
+        tensor_dims = {
+            **dict(zip(contracting, operand.roles.contracting, strict=True)),
+            **dict(zip(batch, operand.roles.batch, strict=True)),
+        }
         labels: list[int | str] = []
         shape: list[int] = []
-        kept: dict[int, tuple[int | str, ...]] = {}
+        labels_of_dim: dict[int, tuple[int | str, ...]] = {}
         for dim, size in enumerate(array.shape):
             factors: Sequence[Factor] = operand.factors[tensor_dims[dim]] if dim in tensor_dims else [(None, size)]
-            parts = [(f"{dim} {at}" if label is None else label, part) for at, (label, part) in enumerate(factors)]
+            parts = [(f"{dim} {n}" if label is None else label, part) for n, (label, part) in enumerate(factors)]
             labels += [label for label, _ in parts]
             shape += [part for _, part in parts]
-            kept[dim] = tuple(label for label, _ in parts)
-        rows = tuple(str(label) for dim in range(array.ndim) if dim not in tensor_dims for label in kept[dim])
-        return _OtherOperand(lax.reshape(array, shape), tuple(labels), tuple(kept[dim] for dim in batch), rows)
+            labels_of_dim[dim] = tuple(label for label, _ in parts)
+        rows = tuple(str(label) for dim in range(array.ndim) if dim not in tensor_dims for label in labels_of_dim[dim])
+        return _OtherOperand(lax.reshape(array, shape), tuple(labels), tuple(labels_of_dim[dim] for dim in batch), rows)
 
 
 @PRODUCT_OF_UPDATE.implementation("parts", platforms=["cpu"], preferred=_prefers_parts)
@@ -164,7 +167,11 @@ def _by_parts(
     other = _OtherOperand.of(operand, other_array, contracting, batch_dims)
     old = lax.reshape(ctx.values[operand.updates[0].base], operand.shape)
     nontrivial = [dim for dim, size in enumerate(operand.shape) if size > 1]
-    summed = [dim for dim in nontrivial if dim in {origin for place in operand.roles.contracting for origin, _ in operand.factors[place]}]
+    summed = [
+        dim
+        for dim in nontrivial
+        if dim in {origin for dim_of_view in operand.roles.contracting for origin, _ in operand.factors[dim_of_view]}
+    ]
     batch = [dim for dim in nontrivial if dim in other.labels and dim not in summed]
     free = [dim for dim in nontrivial if dim not in other.labels]
     rows = [label for label in other.labels if isinstance(label, str)]
@@ -201,10 +208,10 @@ def _by_parts(
         )
     operand_groups = [
         [dim for dim, _ in factor]
-        for place, factor in enumerate(operand.factors)
-        if place not in operand.roles.contracting + operand.roles.batch
+        for dim_of_view, factor in enumerate(operand.factors)
+        if dim_of_view not in operand.roles.contracting + operand.roles.batch
     ]
-    groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *operand_groups]
+    groups: list[Sequence[int | str | None]] = [*other.batch_labels, *([row] for row in other.rows), *operand_groups]
     sizes.update(zip(free, (operand.shape[dim] for dim in free), strict=True))
     labels = [*leading, *free]
     out = lax.transpose(out, [labels.index(label) for group in groups for label in group if label is not None])
@@ -286,7 +293,7 @@ class _SlicesAlongDim:
 
     @property
     def last_writer(self) -> Array:
-        """For each index of the dimension, the number of the slice that is written there last, or -1 if none is."""
+        """For each index of the dimension, the number of the last slice that is written there, or -1 if there is none."""
         no_writer = lax.full((self.size,), -1, np.int32)
         return write_slices(no_writer, 0, self.indices, lax.iota(np.int32, self.count), "amax")
 

@@ -153,8 +153,8 @@ def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
 def _arithmetic_on_rows(node: Node, operands: list[Array], shape: tuple[int, ...], dtype: DType) -> Array:
     """Computes one arithmetic op on a block of rows, and rounds the result to `dtype` as the op does."""
     wide = dtypes.accumulator(dtype)
-    left, right = (expand(convert(operand, wide), shape) for operand in operands)
-    return convert(_ARITHMETIC[node.target](left, right), dtype)
+    lhs, rhs = (expand(convert(operand, wide), shape) for operand in operands)
+    return convert(_ARITHMETIC[node.target](lhs, rhs), dtype)
 
 
 def _operand_rows(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:

@@ -217,7 +217,7 @@ def _largest_default(dtype: DType) -> int:
 
 @lowers(aten.random.default)
 def random(x: Array, ctx: Context) -> Array:
-    """Integers from 0 to the dtype's largest; for floats, to the largest n such that all integers up to n are exact.
+    """Integers from 0 to the largest of the dtype. For floats, this is the largest n such that all integers up to n are exact.
 
     Shape:  that of x.
     Dtype:  that of x.

@@ -68,11 +68,16 @@ def lstm_cell(
     Dtype:  that of cx twice, and that of input_gates; computed in float32 for half types.
     """
     pairs = zip(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), strict=True)
-    into, forget, cell, out = (lax.add(x, h) for x, h in pairs)
-    into, forget, cell, out = lax.logistic(into), lax.logistic(forget), lax.tanh(cell), lax.logistic(out)
-    cy = lax.add(lax.mul(forget, _wide(cx)), lax.mul(into, cell))
-    hy = lax.mul(out, lax.tanh(cy))
-    return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([into, forget, cell, out], input_gates)
+    input_gate, forget_gate, cell_gate, output_gate = (lax.add(x, h) for x, h in pairs)
+    input_gate, forget_gate, cell_gate, output_gate = (
+        lax.logistic(input_gate),
+        lax.logistic(forget_gate),
+        lax.tanh(cell_gate),
+        lax.logistic(output_gate),
+    )
+    cy = lax.add(lax.mul(forget_gate, _wide(cx)), lax.mul(input_gate, cell_gate))
+    hy = lax.mul(output_gate, lax.tanh(cy))
+    return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([input_gate, forget_gate, cell_gate, output_gate], input_gates)
 
 
 @lowers(aten._thnn_fused_lstm_cell_backward_impl.default)
@@ -87,20 +92,20 @@ def lstm_cell_backward(
     """
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    into, forget, cell, out = _gates(workspace, None, 4)
+    input_gate, forget_gate, cell_gate, output_gate = _gates(workspace, None, 4)
     tanh = lax.tanh(_wide(cy))
     zeros = lax.full_like(tanh, 0)
     grad_hidden = zeros if grad_hy is None else _wide(grad_hy)
     grad_cell = zeros if grad_cy is None else _wide(grad_cy)
-    grad_state = lax.add(lax.mul(lax.mul(grad_hidden, out), _tanh_derivative(tanh)), grad_cell)
+    grad_state = lax.add(lax.mul(lax.mul(grad_hidden, output_gate), _tanh_derivative(tanh)), grad_cell)
     gradients = [
-        lax.mul(lax.mul(grad_state, cell), _sigmoid_derivative(into)),
-        lax.mul(lax.mul(grad_state, _wide(cx)), _sigmoid_derivative(forget)),
-        lax.mul(lax.mul(grad_state, into), _tanh_derivative(cell)),
-        lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(out)),
+        lax.mul(lax.mul(grad_state, cell_gate), _sigmoid_derivative(input_gate)),
+        lax.mul(lax.mul(grad_state, _wide(cx)), _sigmoid_derivative(forget_gate)),
+        lax.mul(lax.mul(grad_state, input_gate), _tanh_derivative(cell_gate)),
+        lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(output_gate)),
     ]
     grad_gates = _concatenated(gradients, workspace)
-    return grad_gates, convert(lax.mul(grad_state, forget), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
+    return grad_gates, convert(lax.mul(grad_state, forget_gate), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
 
 
 @lowers(aten._thnn_fused_gru_cell.default)
@@ -159,9 +164,9 @@ def _layer(
     def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
         gates_of_step = lax.add(gates_of_step, lax.dot_general(hidden, wide_hidden_weight, (((1,), (1,)), ((), ())), precision=precision))
-        into, forget, new, out = _gates(gates_of_step, None, 4)
-        cell = lax.add(lax.mul(lax.logistic(forget), cell), lax.mul(lax.logistic(into), lax.tanh(new)))
-        hidden = lax.mul(lax.logistic(out), lax.tanh(cell))
+        input_gate, forget_gate, new, output_gate = _gates(gates_of_step, None, 4)
+        cell = lax.add(lax.mul(lax.logistic(forget_gate), cell), lax.mul(lax.logistic(input_gate), lax.tanh(new)))
+        hidden = lax.mul(lax.logistic(output_gate), lax.tanh(cell))
         return (hidden, cell), hidden
 
     (hy, cy), states = lax.scan(step, (hx, cx), gates, reverse=reverse)

@@ -52,9 +52,9 @@ def _elman_cell(activation: Callable[[Array], Array]) -> Cell:
 
 
 def _lstm_cell(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
-    into, forget, new, out = _gates(lax.add(x, h), None, 4)
-    cell = lax.add(lax.mul(lax.logistic(forget), states[1]), lax.mul(lax.logistic(into), lax.tanh(new)))
-    return lax.mul(lax.logistic(out), lax.tanh(cell)), cell
+    input_gate, forget_gate, new, output_gate = _gates(lax.add(x, h), None, 4)
+    cell = lax.add(lax.mul(lax.logistic(forget_gate), states[1]), lax.mul(lax.logistic(input_gate), lax.tanh(new)))
+    return lax.mul(lax.logistic(output_gate), lax.tanh(cell)), cell
 
 
 def _gru_cell(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -254,7 +254,7 @@ def _gradients(
     *,
     ctx: Context,
 ) -> list[Array]:
-    """Returns gradients of x, hx, cx (if not None) and each weight, with the shape and dtype of their operands."""
+    """Returns the gradients of x, hx, cx (if not None) and each weight, each with the shape and dtype of its operand."""
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     operands = [_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx)]
     results, vjp = jax.vjp(functools.partial(network, kept), *operands)

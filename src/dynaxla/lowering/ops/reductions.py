@@ -268,7 +268,7 @@ def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Ar
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The index of the largest element: the first of several equal ones, and the first nan if there is one.
 
-    Shape:  x without `dim`. If `dim` is None, the shape is [], and the index is one of the flattened x. With `keepdim`, reduced dimensions
+    Shape:  x without `dim`. If `dim` is None, the shape is [], and the index is that in the flattened x. With `keepdim`, reduced dimensions
             have size 1.
     Dtype:  int64.
     """

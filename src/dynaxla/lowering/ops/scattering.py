@@ -237,8 +237,8 @@ def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[
 
 def _with_rank_one_or_more(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
     """Returns x, indices and source of index_add and similar ops, reshaped to at least one dimension each."""
-    lift = x.ndim == 0
-    x = lax.reshape(x, (1,)) if lift else x
+    is_scalar = x.ndim == 0
+    x = lax.reshape(x, (1,)) if is_scalar else x
     source = lax.reshape(source, (1,) * (x.ndim - source.ndim) + source.shape) if source.ndim < x.ndim else source
     return x, lax.reshape(indices, (indices.size,)), source
 
@@ -286,8 +286,8 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
     if x.size == 0 or written.size == 0:
         return x
 
-    def write(into: Array, values: Array, how: str) -> Array:
-        return write_slices(into, wrap(dim, x.ndim), rows, values, how)
+    def write(into: Array, values: Array, reduction: str) -> Array:
+        return write_slices(into, wrap(dim, x.ndim), rows, values, reduction)
 
     return lax.reshape(_reduce_into(flat, write, convert(written, x.dtype), reduce, include_self), x.shape)
 

@@ -168,10 +168,10 @@ def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
 def concatenated(tensors: Sequence[Array], dim: int) -> Array:
     """Returns the result of `aten.cat`."""
     dtype = result_type(tensors)
-    kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
-    if not kept:
+    nonempty = [convert(x, dtype) for x in tensors if x.shape != (0,)]
+    if not nonempty:
         return convert(tensors[0], dtype)
-    return kept[0] if len(kept) == 1 else joined(kept, wrap(dim, kept[0].ndim))
+    return nonempty[0] if len(nonempty) == 1 else joined(nonempty, wrap(dim, nonempty[0].ndim))
 
 
 def joined(tensors: Sequence[Array], dim: int) -> Array:
@@ -354,8 +354,8 @@ def _with_slice(x: Array, source: Array, dim: int, first: int, count: int, step:
         return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
     position = lax.sub(lax.broadcasted_iota("int64", x.shape, dim), lax.full(x.shape, first, "int64"))
     multiple = lax.eq(lax.rem(position, lax.full_like(position, step)), lax.full_like(position, 0))
-    inside = lax.bitwise_and(multiple, lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), _below(position, count * step)))
-    return lax.select(inside, _embed_slice(source, x.shape[dim], dim, first, step), x)
+    is_inside = lax.bitwise_and(multiple, lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), _below(position, count * step)))
+    return lax.select(is_inside, _embed_slice(source, x.shape[dim], dim, first, step), x)
 
 
 def _below(position: Array, limit: int) -> Array:

@@ -61,9 +61,9 @@ class UpdatedProductProblem:
 PRODUCT_OF_UPDATE: Implementations[UpdatedProductProblem] = Implementations("product_of_update")
 
 # For a tensor of at most this many elements, copying it is faster than avoiding the copy.
-_FEW_NUMBERS = 20_000
+_MAX_COPIED_ELEMENTS = 20_000
 # With more rows than this, the scores are no smaller than the tensor.
-_MANY_ROWS = 32
+_MAX_ROWS = 32
 # The tensor must have at least this many slices for each new one.
 _MIN_SLICES_PER_NEW_SLICE = 4
 
@@ -111,7 +111,9 @@ def _prefers_parts(problem: UpdatedProductProblem) -> bool:
     if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2 and not _reads_strides(problem):
         return False
     return (
-        math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _MIN_SLICES_PER_NEW_SLICE <= problem.size
+        math.prod(problem.shape) > _MAX_COPIED_ELEMENTS
+        and problem.rows <= _MAX_ROWS
+        and problem.count * _MIN_SLICES_PER_NEW_SLICE <= problem.size
     )
 
 

@@ -19,7 +19,7 @@ from ..implementations import Implementations
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
-from .quantized_weights import multiply
+from .quantized_weights import quantized_product
 
 Dims = Sequence[int]
 Scales = Sequence[Array]
@@ -323,13 +323,13 @@ def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) 
     Shape:  x (rows, k), weight (columns, k) of int8 and scales (columns) give (rows, columns).
     Dtype:  that of x.
     """
-    out = multiply(ctx, x, weight.shape, lambda start, size: lax.dynamic_slice_in_dim(weight, start, size), weight.size)
+    out = quantized_product(ctx, x, weight.shape, lambda start, size: lax.dynamic_slice_in_dim(weight, start, size), weight.size)
     if out is None:
         out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
     return convert(lax.mul(out, lax.broadcast_in_dim(convert(scales, out.dtype), out.shape, (1,))), x.dtype)
 
 
-def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
+def _broadcast_scale(scale: Array, shape: Sequence[int], dim: int) -> Array:
     """Broadcasts a scale (one number, or one for each index of `dim`) to the shape of the product.
 
     Raises: UnsupportedOp for blockwise scales.
@@ -393,7 +393,7 @@ def scaled_mm(
         raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
     problem = Float8Product(use_fast_accum, ctx.platform)
     product = ctx.choose(FLOAT8_PRODUCT, problem).run(problem, x, y, ctx)
-    product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
+    product = lax.mul(lax.mul(product, _broadcast_scale(scale_a, out.shape, 0)), _broadcast_scale(scale_b, out.shape, 1))
     if bias is not None:
         product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))
     return convert(product, out.jax_dtype)

@@ -50,9 +50,9 @@ QUANTIZED_PRODUCT: Implementations[QuantizedProductProblem] = Implementations("q
 
 # With more rows than this, dequantizing is a small part of the time. For half types the limit is one row, since XLA rounds them slowly and
 # oneDNN is fast from two rows on.
-_MANY_ROWS = 16
+_MAX_ROWS = 16
 # Smaller weights fit into the cache as a whole.
-_FEW_NUMBERS = 1 << 20
+_MIN_ELEMENTS = 1 << 20
 # The size in bytes of one block of the weight, in the dtype in which it is multiplied.
 _BLOCK_BYTES = 1 << 18
 
@@ -73,14 +73,14 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
     spec = ctx.spec(node)
     if len(spec.shape) != 2 or dtypes.to_jax(spec.dtype) != x.dtype or not dtypes.is_float(x.dtype):
         return None
-    block = _rows(ctx, node, spec.shape[0], leaves)
+    block = _row_function(ctx, node, spec.shape[0], leaves)
     if not any(_is_8_bit(ctx.spec(leaf).dtype) for leaf in leaves):
         return None
     read_bytes = sum(math.prod(ctx.spec(leaf).shape) * ctx.spec(leaf).dtype.itemsize for leaf in leaves)
-    return multiply(ctx, x, spec.shape, block, read_bytes)
+    return quantized_product(ctx, x, spec.shape, block, read_bytes)
 
 
-def multiply(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
+def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
     """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing the whole weight first is faster.
 
     Args:
@@ -100,8 +100,8 @@ def _is_8_bit(dtype: torch.dtype) -> bool:
 
 
 def _prefers_blocks(problem: QuantizedProductProblem) -> bool:
-    elements, max_rows = math.prod(problem.shape), _MANY_ROWS if problem.dtype.itemsize > 2 else 1
-    return 0 < problem.rows <= max_rows and elements >= _FEW_NUMBERS and problem.read_bytes * 2 <= elements * problem.dtype.itemsize
+    elements, max_rows = math.prod(problem.shape), _MAX_ROWS if problem.dtype.itemsize > 2 else 1
+    return 0 < problem.rows <= max_rows and elements >= _MIN_ELEMENTS and problem.read_bytes * 2 <= elements * problem.dtype.itemsize
 
 
 @QUANTIZED_PRODUCT.implementation("blocks", platforms=["cpu"], supports=lambda problem: 0 not in problem.shape, preferred=_prefers_blocks)
@@ -129,7 +129,7 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default,
 _ARITHMETIC = {aten.mul.Tensor: lax.mul, aten.sub.Tensor: lax.sub, aten.add.Tensor: lax.add, aten.div.Tensor: lax.div}
 
 
-def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
+def _row_function(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
     """Returns a function that computes consecutive rows of the value of `node`, which has `count` rows.
 
     Appends the nodes whose values that function reads to `leaves`.
@@ -137,13 +137,13 @@ def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
     spec = ctx.spec(node)
     dtype = dtypes.to_jax(spec.dtype)
     if node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}:
-        inner = _rows(ctx, node.args[0], count, leaves)
+        inner = _row_function(ctx, node.args[0], count, leaves)
         return lambda start, size: convert(inner(start, size), dtype)
     if node.target in _RESHAPES and ctx.spec(node.args[0]).shape[:1] == (count,) == spec.shape[:1]:
-        inner = _rows(ctx, node.args[0], count, leaves)
+        inner = _row_function(ctx, node.args[0], count, leaves)
         return lambda start, size: lax.reshape(inner(start, size), (size, *spec.shape[1:]))
     if node.target in _ARITHMETIC and len(node.args) == 2 and not node.kwargs and dtypes.is_float(dtype):
-        operands = [_operand_rows(ctx, argument, count, leaves, spec) for argument in node.args]
+        operands = [_operand_function(ctx, argument, count, leaves, spec) for argument in node.args]
         return lambda start, size: _arithmetic_on_rows(node, [operand(start, size) for operand in operands], (size, *spec.shape[1:]), dtype)
     leaves.append(node)
     value = ctx.values[node]
@@ -157,7 +157,7 @@ def _arithmetic_on_rows(node: Node, operands: list[Array], shape: tuple[int, ...
     return convert(_ARITHMETIC[node.target](lhs, rhs), dtype)
 
 
-def _operand_rows(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
+def _operand_function(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
     """Returns a function that computes the part of `argument` from which given rows of the op's result are computed.
 
     `result` is the spec of the op's result.
@@ -167,6 +167,6 @@ def _operand_rows(ctx: Context, argument: Any, count: int, leaves: list[Node], r
         return lambda start, size: full_like(lax.full((), 0, dtypes.to_jax(result.dtype)), number)
     spec = ctx.spec(argument)
     if len(spec.shape) == len(result.shape) and spec.shape[0] == count > 1:
-        return _rows(ctx, argument, count, leaves)
+        return _row_function(ctx, argument, count, leaves)
     value = ctx.values[argument]
     return lambda start, size: value

@@ -19,7 +19,8 @@ from ..promotion import convert, number
 from ..registry import lowers
 
 
-def _wide(x: Array) -> Array:
+def _to_accumulator(x: Array) -> Array:
+    """Returns x in the accumulator's dtype."""
     return convert(x, dtypes.accumulator(x.dtype))
 
 
@@ -29,9 +30,9 @@ def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
     Shape:  x (batch, count * hidden) gives (batch, hidden) for each gate.
     Dtype:  the accumulator's.
     """
-    x = _wide(x)
+    x = _to_accumulator(x)
     if bias is not None:
-        x = lax.add(x, lax.broadcast_in_dim(_wide(bias), x.shape, (1,)))
+        x = lax.add(x, lax.broadcast_in_dim(_to_accumulator(bias), x.shape, (1,)))
     size = x.shape[1] // count
     return [lax.slice_in_dim(x, part * size, (part + 1) * size, axis=1) for part in range(count)]
 
@@ -55,7 +56,7 @@ def _tanh_derivative(out: Array) -> Array:
 
 def _bias_gradient(gates: Array) -> Array:
     """Returns the gradient of a bias: the gradient of the gates, summed over the batch."""
-    return convert(lax.reduce_sum(_wide(gates), (0,)), gates.dtype)
+    return convert(lax.reduce_sum(_to_accumulator(gates), (0,)), gates.dtype)
 
 
 @lowers(aten._thnn_fused_lstm_cell.default)
@@ -75,7 +76,7 @@ def lstm_cell(
         lax.tanh(cell_gate),
         lax.logistic(output_gate),
     )
-    cy = lax.add(lax.mul(forget_gate, _wide(cx)), lax.mul(input_gate, cell_gate))
+    cy = lax.add(lax.mul(forget_gate, _to_accumulator(cx)), lax.mul(input_gate, cell_gate))
     hy = lax.mul(output_gate, lax.tanh(cy))
     return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([input_gate, forget_gate, cell_gate, output_gate], input_gates)
 
@@ -93,14 +94,14 @@ def lstm_cell_backward(
     if grad_hy is None and grad_cy is None:
         return None, None, None
     input_gate, forget_gate, cell_gate, output_gate = _gates(workspace, None, 4)
-    tanh = lax.tanh(_wide(cy))
+    tanh = lax.tanh(_to_accumulator(cy))
     zeros = lax.full_like(tanh, 0)
-    grad_hidden = zeros if grad_hy is None else _wide(grad_hy)
-    grad_cell = zeros if grad_cy is None else _wide(grad_cy)
+    grad_hidden = zeros if grad_hy is None else _to_accumulator(grad_hy)
+    grad_cell = zeros if grad_cy is None else _to_accumulator(grad_cy)
     grad_state = lax.add(lax.mul(lax.mul(grad_hidden, output_gate), _tanh_derivative(tanh)), grad_cell)
     gradients = [
         lax.mul(lax.mul(grad_state, cell_gate), _sigmoid_derivative(input_gate)),
-        lax.mul(lax.mul(grad_state, _wide(cx)), _sigmoid_derivative(forget_gate)),
+        lax.mul(lax.mul(grad_state, _to_accumulator(cx)), _sigmoid_derivative(forget_gate)),
         lax.mul(lax.mul(grad_state, input_gate), _tanh_derivative(cell_gate)),
         lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(output_gate)),
     ]
@@ -121,7 +122,7 @@ def gru_cell(
     h_reset, h_update, h_new = _gates(hidden_gates, hidden_bias, 3)
     reset, update = lax.logistic(lax.add(x_reset, h_reset)), lax.logistic(lax.add(x_update, h_update))
     new = lax.tanh(lax.add(x_new, lax.mul(reset, h_new)))
-    state = _wide(hx)
+    state = _to_accumulator(hx)
     hy = lax.add(new, lax.mul(update, lax.sub(state, new)))
     return convert(hy, hx.dtype), _concatenated([reset, update, new, state, h_new], hx)
 
@@ -133,7 +134,7 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
     Shape:  (batch, 3 * hidden) twice, (batch, hidden), and (3 * hidden) twice.
     """
     reset, update, new, state, h_new = _gates(workspace, None, 5)
-    grad = _wide(grad_hy)
+    grad = _to_accumulator(grad_hy)
     grad_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_derivative(update))
     grad_new = lax.mul(lax.mul(grad, _one_minus(update)), _tanh_derivative(new))
     grad_reset = lax.mul(lax.mul(grad_new, h_new), _sigmoid_derivative(reset))
@@ -156,10 +157,10 @@ def _layer(
     Shape:  x (time, batch, in), hx and cx (batch, hidden) give (time, batch, hidden), and (batch, hidden) twice.
     """
     input_weight, hidden_weight, *biases = weights
-    gates = lax.dot_general(x, _wide(input_weight), (((2,), (1,)), ((), ())), precision=precision)
+    gates = lax.dot_general(x, _to_accumulator(input_weight), (((2,), (1,)), ((), ())), precision=precision)
     for bias in biases if has_biases else ():
-        gates = lax.add(gates, lax.broadcast_in_dim(_wide(bias), gates.shape, (2,)))
-    wide_hidden_weight = _wide(hidden_weight)
+        gates = lax.add(gates, lax.broadcast_in_dim(_to_accumulator(bias), gates.shape, (2,)))
+    wide_hidden_weight = _to_accumulator(hidden_weight)
 
     def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
@@ -207,8 +208,8 @@ def rnn_layer(
     Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.
     """
     _check_layer(batch_sizes, mode)
-    hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
-    results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
+    hx, cx = (_to_accumulator(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
+    results = _layer(_to_accumulator(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
     out = [convert(lax.reshape(result, spec.shape), spec.jax_dtype) for result, spec in zip(results, ctx.output, strict=False)]
     return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype)
 
@@ -244,18 +245,18 @@ def rnn_layer_backward(
     """Gradients of x, both weights, both biases (their gradients are equal) and both states, each with the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
-    hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))
+    hx, cx = (_to_accumulator(lax.reshape(state, shape)) for state in (hx, cx))
     bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both biases; ATen returns a bias gradient also without biases
     if has_biases:
-        bias = lax.add(_wide(weight2), _wide(weight3))
+        bias = lax.add(_to_accumulator(weight2), _to_accumulator(weight3))
     zeros = lax.full_like(bias, 0)
 
     def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
         return _layer(x, (weight0, weight1, bias, zeros), hx, cx, True, reverse, ctx.settings.matmul_precision)
 
-    results, vjp = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
+    results, vjp = jax.vjp(layer, _to_accumulator(x), _to_accumulator(weight0), _to_accumulator(weight1), bias, hx, cx)
     cotangents = [
-        lax.full_like(result, 0) if grad is None else _wide(lax.reshape(grad, result.shape))
+        lax.full_like(result, 0) if grad is None else _to_accumulator(lax.reshape(grad, result.shape))
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
     grad_x, grad_weight0, grad_weight1, grad_bias, grad_hx, grad_cx = vjp(tuple(cotangents))

@@ -24,7 +24,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
-from .recurrent import _gates, _one_minus, _wide
+from .recurrent import _gates, _one_minus, _to_accumulator
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define(
@@ -225,7 +225,13 @@ def cudnn_rnn(
     if dropout_mask is not None and not dtypes.is_bool(dropout_mask.dtype):
         raise UnsupportedOp("dropout between the layers of a cuDNN recurrent network, which draws cuDNN's own random numbers")
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
-    results = network(dropout_mask, _wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx))
+    results = network(
+        dropout_mask,
+        _to_accumulator(x),
+        [_to_accumulator(item) for item in weight],
+        _to_accumulator(hx),
+        None if cx is None else _to_accumulator(cx),
+    )
     out = [convert(result, x.dtype) for result in results]
     if cx is None:
         out.append(lax.full(ctx.output[2].shape, 0, ctx.output[2].jax_dtype))
@@ -256,10 +262,15 @@ def _gradients(
 ) -> list[Array]:
     """Returns the gradients of x, hx, cx (if not None) and each weight, each with the shape and dtype of its operand."""
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
-    operands = [_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx)]
+    operands = [
+        _to_accumulator(x),
+        [_to_accumulator(item) for item in weight],
+        _to_accumulator(hx),
+        None if cx is None else _to_accumulator(cx),
+    ]
     results, vjp = jax.vjp(functools.partial(network, kept), *operands)
     cotangents = [
-        lax.full_like(result, 0) if grad is None else _wide(grad)
+        lax.full_like(result, 0) if grad is None else _to_accumulator(grad)
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=False)
     ]
     grad_x, grad_weight, grad_hx, grad_cx = vjp(tuple(cotangents))

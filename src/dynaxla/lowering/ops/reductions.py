@@ -27,12 +27,12 @@ _BOOL = np.dtype(np.bool_)
 _INT64 = np.dtype(np.int64)
 
 
-def keep(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
-    """Reshapes the result of reducing x over dims: with keepdim, the reduced dimensions have size 1."""
+def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    """Returns the result of a reduction of x over dims in its final shape: with keepdim, the reduced dimensions have size 1."""
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
 
 
-def spread(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+def broadcast_back(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
     """Broadcasts the result of a reduction over dims back to `shape`."""
     return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
 
@@ -80,7 +80,7 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_or if out == np.bool_ else ctx.sum
     total = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(total, out), x, dims, keepdim)
+    return apply_keepdim(convert(total, out), x, dims, keepdim)
 
 
 @lowers(aten.sum.default)
@@ -104,7 +104,7 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     dims = reduction_dims(dim, x.ndim)
     total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
     count = math.prod(x.shape[d] for d in dims)
-    return keep(convert(lax.div(total, _number_like(count, total)), out), x, dims, keepdim)
+    return apply_keepdim(convert(lax.div(total, _number_like(count, total)), out), x, dims, keepdim)
 
 
 @lowers(aten.mean.default)
@@ -128,7 +128,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_and if out == np.bool_ else reduce_prod
     result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(result, out), x, dims, keepdim)
+    return apply_keepdim(convert(result, out), x, dims, keepdim)
 
 
 @lowers(aten.prod.default)
@@ -161,7 +161,7 @@ def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
-    return keep(_reduce(ctx, x, dims, ctx.max), x, dims, keepdim)
+    return apply_keepdim(_reduce(ctx, x, dims, ctx.max), x, dims, keepdim)
 
 
 @lowers(aten.amin.default)
@@ -172,7 +172,7 @@ def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
-    return keep(_reduce(ctx, x, dims, ctx.min), x, dims, keepdim)
+    return apply_keepdim(_reduce(ctx, x, dims, ctx.min), x, dims, keepdim)
 
 
 @lowers(aten.aminmax.default)
@@ -199,7 +199,7 @@ def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[in
     It is computed by two plain reductions: XLA vectorizes these, but no reduction over pairs of value and index.
     """
     best = reduce(x, (dim,))
-    hits = lax.eq(x, spread(best, x.shape, (dim,)))
+    hits = lax.eq(x, broadcast_back(best, x.shape, (dim,)))
     if dtypes.is_float(x.dtype):
         hits = lax.bitwise_or(hits, is_nan(x))
     return best, first_index(hits, dim)
@@ -214,7 +214,7 @@ def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array,
         best, index = lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
     else:
         best, index = _extremum_and_index(x, dim, reduce)
-    return keep(best, x, (dim,), keepdim), keep(index, x, (dim,), keepdim)
+    return apply_keepdim(best, x, (dim,), keepdim), apply_keepdim(index, x, (dim,), keepdim)
 
 
 @lowers(aten.max.dim)
@@ -302,7 +302,7 @@ def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return keep(convert(lax.reduce_or(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_or(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 @lowers(aten.all.dim, aten.all.dims)
@@ -313,7 +313,7 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
-    return keep(convert(lax.reduce_and(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.reduce_and(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
@@ -360,7 +360,7 @@ def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 
     """
     dims = reduction_dims(dim, x.ndim)
     wide = convert(x, np.dtype(np.float64)) if dtypes.is_float(x.dtype) else convert(x, _INT64)
-    return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
+    return apply_keepdim(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
 
 
 def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
@@ -376,7 +376,7 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
         x = convert(x, dtypes.accumulator(x.dtype))
         total = sum_neighbours(x, dims)
         mean = lax.div(total, _number_like(count, total))
-        deviations = lax.sub(x, spread(mean, x.shape, dims))
+        deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
         sum_of_squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
         return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
@@ -393,7 +393,7 @@ def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
+    return apply_keepdim(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.std.correction)
@@ -404,7 +404,7 @@ def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.var_mean.correction)
@@ -415,7 +415,9 @@ def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
     Dtype:  that of x; for complex x, the variance's is the real dtype.
     """
     variance, average, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(average, x.dtype), x, dims, keepdim)
+    return apply_keepdim(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), apply_keepdim(
+        convert(average, x.dtype), x, dims, keepdim
+    )
 
 
 @lowers(aten.std_mean.correction)
@@ -427,7 +429,9 @@ def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
     """
     variance, average, dims = _moments(ctx, x, dim, correction)
     deviation = lax.sqrt(variance)
-    return keep(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(average, x.dtype), x, dims, keepdim)
+    return apply_keepdim(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), apply_keepdim(
+        convert(average, x.dtype), x, dims, keepdim
+    )
 
 
 @lowers(aten.logsumexp.default)
@@ -440,7 +444,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Ar
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
     dims = reduction_dims(dim, x.ndim)
     result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(result, out), x, dims, keepdim)
+    return apply_keepdim(convert(result, out), x, dims, keepdim)
 
 
 def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
@@ -450,7 +454,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     # Subtracting an infinite maximum would compute inf - inf.
     largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
     shift = convert(largest, x.dtype)
-    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, spread(shift, x.shape, dims))), dims))
+    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
 
 
@@ -482,7 +486,7 @@ def linalg_vector_norm(
         total = ctx.sum(lax.pow(size, _number_like(ord, size)), dims)
         return lax.pow(total, _number_like(1 / ord, total))
 
-    return keep(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
+    return apply_keepdim(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
 
 
 @lowers(aten.trace.default)

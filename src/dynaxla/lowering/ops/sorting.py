@@ -15,7 +15,7 @@ from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
 from .indexing import gather, take_along
-from .reductions import first_index, is_nan, keep
+from .reductions import apply_keepdim, first_index, is_nan
 
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)
@@ -115,7 +115,7 @@ def _select_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[
     else:
         chosen = gather(values, dim, rank), gather(indices, dim, rank)
     value, index = (lax.squeeze(item, [dim]) for item in chosen)
-    return keep(value, x, (dim,), keepdim), convert(keep(index, x, (dim,), keepdim), _INT64)
+    return apply_keepdim(value, x, (dim,), keepdim), convert(apply_keepdim(index, x, (dim,), keepdim), _INT64)
 
 
 def _rank_0_result(x: Array) -> tuple[Array, Array]:
@@ -232,7 +232,7 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
         rank = lax.expand_dims(first_index(lax.eq(length, expand(longest, x.shape)), dim), [dim])
         values, indices = gather(values, dim, rank), gather(indices, dim, rank)
     value, index = lax.squeeze(values, [dim]), lax.squeeze(indices, [dim])
-    return keep(value, x, (dim,), keepdim), convert(keep(index, x, (dim,), keepdim), _INT64)
+    return apply_keepdim(value, x, (dim,), keepdim), convert(apply_keepdim(index, x, (dim,), keepdim), _INT64)
 
 
 def _search_rows(sequence: Array, values: Array, right: bool) -> Array:

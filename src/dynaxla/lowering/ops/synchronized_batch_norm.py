@@ -14,7 +14,8 @@ from ..promotion import convert, full_like, number
 from ..registry import lowers
 
 
-def _wide(x: Array) -> Array:
+def _to_accumulator(x: Array) -> Array:
+    """Returns x in the accumulator's dtype."""
     return convert(x, dtypes.accumulator(x.dtype))
 
 
@@ -34,9 +35,9 @@ def _moments(x: Array) -> tuple[Array, Array]:
     """Returns mean and biased variance of each channel."""
     dims = _all_dims_but_channels(x)
     count = math.prod(x.shape[dim] for dim in dims)
-    total = lax.reduce_sum(_wide(x), dims)
+    total = lax.reduce_sum(_to_accumulator(x), dims)
     mean = lax.div(total, full_like(total, count))
-    squares = lax.reduce_sum(lax.square(lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    squares = lax.reduce_sum(lax.square(lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
     return mean, lax.div(squares, full_like(squares, count))
 
 
@@ -87,7 +88,7 @@ def batch_norm_gather_stats_with_counts(
     Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare it.
     """
     _reject_running_statistics(running_mean, running_var)
-    means, deviations = _wide(mean), lax.div(full_like(invstd, 1), _wide(invstd))
+    means, deviations = _to_accumulator(mean), lax.div(full_like(invstd, 1), _to_accumulator(invstd))
     count = convert(counts, means.dtype)
     weights = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
     total = lax.reduce_sum(weights, (0,))
@@ -120,7 +121,7 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
     Shape:  that of x.
     Dtype:  that of x.
     """
-    out = lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(invstd, x))
+    out = lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(invstd, x))
     if weight is not None:
         out = lax.mul(out, _per_channel(weight, x))
     if bias is not None:
@@ -138,9 +139,9 @@ def batch_norm_backward_reduce(
     Dtype:  that of the mean for both sums; that of the weight, or of x without a weight, for both gradients.
     """
     dims = _all_dims_but_channels(x)
-    wide = _wide(grad)
+    wide = _to_accumulator(grad)
     total = lax.reduce_sum(wide, dims)
-    product = lax.reduce_sum(lax.mul(wide, lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    product = lax.reduce_sum(lax.mul(wide, lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
     dtype = x.dtype if weight is None else weight.dtype
     return (
         convert(total, mean.dtype) if input_g else None,
@@ -159,11 +160,11 @@ def batch_norm_backward_elemt(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    inverse = _wide(invstd)
+    inverse = _to_accumulator(invstd)
     total = lax.reduce_sum(convert(count, inverse.dtype), range(count.ndim))
     inverse_count = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())
     factor_of_distance = lax.mul(lax.mul(convert(sum_dy_xmu, inverse.dtype), inverse_count), lax.square(inverse))
-    out = lax.sub(_wide(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), inverse_count), x))
-    out = lax.sub(out, lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(factor_of_distance, x)))
+    out = lax.sub(_to_accumulator(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), inverse_count), x))
+    out = lax.sub(out, lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(factor_of_distance, x)))
     factor = inverse if weight is None else lax.mul(inverse, convert(weight, inverse.dtype))
     return convert(lax.mul(out, _per_channel(factor, x)), x.dtype)

@@ -38,8 +38,8 @@ class UpdatedProductProblem:
         shape: The shape of the tensor.
         dtype: The dtype of the tensor.
         count: The number of new slices.
-        size: The number of positions a slice can have.
-        rows: The number of vectors that each of the tensor's vectors is multiplied with.
+        size: The number of positions that a slice can have.
+        rows: The number of vectors with which each vector of the tensor is multiplied.
         sums_slices: True if the product sums over the dimension of the slices.
         is_moved: True if the batch dimensions are not the first dimensions of the tensor.
         has_strides: True if the tensor has, apart from the batch dimensions, one summed dimension and one other dimension, and one of the
@@ -204,7 +204,7 @@ def _by_parts(
     else:
         slices, axis = _SlicesAlongDim.of(ctx, operand), len(leading) + free.index(operand.dims[0])
         before, after = multiply(x, old), multiply(x, slices.new)
-        # Materialized, because a softmax reads the scores twice.
+        # The scores are materialized because a softmax reads them twice.
         out = in_memory(
             lax.select(slices.broadcast(slices.is_written, axis, before.shape), slices.to_indices(after, axis, before.shape), before)
         )

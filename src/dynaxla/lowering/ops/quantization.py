@@ -359,7 +359,7 @@ FLOAT8_PRODUCT: Implementations[Float8Product] = Implementations("float8_product
 
 @FLOAT8_PRODUCT.implementation("tensor_cores", platforms=["cuda"])
 def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
-    """Precision HIGHEST makes XLA accumulate float8 products in full precision."""
+    """Multiplies float8 operands on tensor cores. Precision HIGHEST makes XLA accumulate the products in full precision."""
     precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
 

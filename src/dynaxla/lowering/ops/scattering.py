@@ -294,7 +294,7 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex, *, ctx: Context) -> Array:
-    """x with one value at these indices of one dimension.
+    """x with one value at the given indices of one dimension.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -379,7 +379,7 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
     full_mask = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))
     count = values.shape[values.ndim - trailing - 1] if values.ndim > trailing else 1
     if count == 1:
-        # All True elements get the same values: their dimension becomes the dimensions of the mask, broadcast.
+        # All True elements get the same values, broadcast to the dimensions of the mask.
         shape = (1,) * max(dim + 1 + trailing - values.ndim, 0) + values.shape
         shape = shape[len(shape) - dim - 1 - trailing :]
         updates = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)

@@ -17,8 +17,8 @@ _FEW_READS = 8
 class Windows:
     """The indices of an input dimension that each index of an output dimension reads, and their weights.
 
-    Rows shorter than the longest row are filled with reads that are not real. Their weight is 0, their index is that of a real read, and
-    their values must not enter a result.
+    Rows shorter than the longest row are filled up with reads that are not real. Such a read has weight 0 and the index of a real read, and
+    its value must not enter a result.
 
     Attributes:
         size: The size of the input dimension.

@@ -324,7 +324,7 @@ def poisson(rate: Array, ctx: Context) -> Array:
     return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
 
 
-# Rejection sampling needs at least the smaller rate. Above the larger rate, adjacent float64 numbers are farther apart than the draws.
+# Rejection sampling needs at least the smaller rate. Draws for rates above the larger one come close to the limit of int64.
 _SMALL_RATE, _LARGE_RATE = np.float64(10), np.float64(2.0**62)
 
 

@@ -196,7 +196,7 @@ def first_index(hits: Array, dim: int) -> Array:
 def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
     """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
-    It is computed by two plain reductions: XLA vectorizes these, but no reduction over pairs of value and index.
+    The two are separate plain reductions, since XLA does not vectorize a reduction over pairs of value and index.
     """
     best = reduce(x, (dim,))
     hits = lax.eq(x, broadcast_back(best, x.shape, (dim,)))

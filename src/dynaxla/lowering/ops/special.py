@@ -1,7 +1,7 @@
 """Lowerings of special functions (gamma, error and zeta functions) and of gcd and lcm.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's.
-Each function defined here has a comment on the difference between JAX's function and ATen's, as measured with JAX 0.10.2.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. A comment
+at each function that is defined here says where JAX's function differs, as measured with JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ lower_table(
 def zeta(x: Array, q: Array) -> Array:
     """The Hurwitz zeta function: the sum of (q + k) ** -x over all integers k >= 0. For q < 0 it is defined for integral x only."""
     one, zero = number(1, x.dtype), number(0, x.dtype)
-    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. Up to the sign (-1) ** x, the terms with a
-    # negative base are the terms of zeta(x, ceil(q) - q) without the terms of zeta(x, 1 - q).
+    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. Up to the sign (-1) ** x, the terms with a negative base are the terms
+    # of zeta(x, ceil(q) - q) without the terms of zeta(x, 1 - q).
     above, negative = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
     rest = lax.zeta(x, lax.sub(one, q))
     is_even = lax.eq(lax.rem(x, number(2, x.dtype)), zero)

@@ -59,7 +59,7 @@ def _bring_inside(x: Array, size: int, padding_mode: int, align_corners: bool) -
 
 
 def _read(x: Array, positions: Sequence[Array]) -> Array:
-    """Returns x (batch, channel, *space) at integral positions, one array (batch, points) per dimension. It is zero outside of x.
+    """Returns x (batch, channel, *space) at integral positions, one array (batch, points) per dimension. Values outside of x are 0.
 
     Shape:  (batch, channel, points).
     """

@@ -1,7 +1,7 @@
 """Lowerings of special functions (gamma, error and zeta functions) and of gcd and lcm.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. A comment
-at each function that is defined here says where JAX's function differs, as measured with JAX 0.10.2.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. A
+comment at each function that is defined here says where JAX's function differs, as measured with JAX 0.10.2.
 """
 
 from __future__ import annotations

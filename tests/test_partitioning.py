@@ -1,5 +1,5 @@
 """Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"distributed": "spmd"}`), by the ops
-dynaxla.placed, each_has and all_have. See partitioned.py."""
+dynaxla.reshard, replicated_to_local and local_to_replicated. See partitioned.py."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_columns_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of some rows of places, of a sample, of several and of all; the last is smaller than the others."""
-    monkeypatch.setattr(weight_gradients, "_BYTES_AT_ONCE", block)
+    monkeypatch.setattr(weight_gradients, "_BLOCK_BYTES_PER_THREAD", block)
     torch.manual_seed(0)
     x, weight = torch.randn(5, 6, *sizes), torch.randn(7, 6, *kernel, requires_grad=True)
     function = functools.partial(getattr(F, f"conv{len(sizes)}d"), x, stride=stride, padding=padding)

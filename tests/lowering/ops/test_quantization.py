@@ -15,7 +15,7 @@ from single_op import check_op, run_op
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
-from dynaxla.lowering.ops.quantization import FLOAT8_PRODUCT, Float8Product, _scale_dims, _scales_v2
+from dynaxla.lowering.ops.quantization import FLOAT8_PRODUCT, Float8Product, _broadcast_scale, _scales_v2
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -159,7 +159,7 @@ def test_one_operands_blocks_are_refused(place: int) -> None:
 def test_scales_of_another_kind_are_refused(scale: tuple[tuple[int, ...], str]) -> None:
     """For the rows of 16 by 48 numbers."""
     with pytest.raises(UnsupportedOp, match=f"a scale {scale[1]}"):
-        _scale_dims(jax.numpy.ones(*scale), (16, 48), 0)
+        _broadcast_scale(jax.numpy.ones(*scale), (16, 48), 0)
 
 
 @pytest.mark.parametrize(("fast", "recipes"), [(False, False), (True, False), (True, True)])

@@ -40,7 +40,7 @@ ELSEWHERE: dict[str, str] = {
     # What it gives depends on the program's checks.
     "lowering/ops/test_commit_if_ok.py": "dynaxla.commit_if_ok.default",
     "sharding/test_marking.py": "dynaxla.sharding_constraint.default",
-    "test_partitioning.py": "dynaxla.placed.default dynaxla.each_has.default dynaxla.all_have.default",
+    "test_partitioning.py": "dynaxla.reshard.default dynaxla.replicated_to_local.default dynaxla.local_to_replicated.default",
     # They have no result, or one that says nothing.
     "lowering/ops/test_assertions.py": """
         aten._assert_async.default aten._assert_async.msg aten._assert_scalar.default aten._assert_tensor_metadata.default

@@ -151,5 +151,5 @@ def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
         return lax.full_like(x, 0)
     out = convert(grad, dtypes.accumulator(grad.dtype))
     for dim in range(x.ndim - _spatial_rank(ctx), x.ndim):
-        out = Windows.adaptive(x.shape[dim], grad.shape[dim]).mirrored().sum(out, dim)
+        out = Windows.adaptive(x.shape[dim], grad.shape[dim]).transposed().sum(out, dim)
     return convert(out, x.dtype)

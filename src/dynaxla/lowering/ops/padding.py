@@ -16,9 +16,9 @@ from ..registry import lowers
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | complex = 0) -> Array:
-    """x padded with a number. `pad` holds (before, after) pairs, the last dimension's first; a negative size crops.
+    """x padded with a number. `pad` holds (before, after) pairs, beginning with the last dimension. A negative size crops.
 
-    Shape:  each padded dimension grows by its pair's sum.
+    Shape:  each padded dimension grows by the sum of its pair.
     Dtype:  that of x.
     """
     pairs = [(before, after, 0) for before, after in zip(pad[::2], pad[1::2], strict=True)]
@@ -30,7 +30,12 @@ def _pad_dim(x: Array, dim: int, before: int, after: int, edge: Callable[[Array,
 
     Cropping comes last, because it may reach into the padding of the other end.
 
-    edge: gets x, the dimension, the number of elements, and True for the padding in front.
+    Args:
+        x: The array.
+        dim: The dimension.
+        before: The number of elements to add in front.
+        after: The number of elements to add at the end.
+        edge: Returns the elements to add, from x, the dimension, their number, and True for the padding in front.
     """
     parts = [edge(x, dim, before, True)] if before > 0 else []
     parts.append(x)
@@ -51,8 +56,8 @@ def _repeated(x: Array, dim: int, count: int, front: bool) -> Array:
 
 
 def _pad(x: Array, padding: Sequence[int], edge: Callable[[Array, int, int, bool], Array]) -> Array:
-    for place in range(len(padding) // 2):
-        x = _pad_dim(x, x.ndim - 1 - place, padding[2 * place], padding[2 * place + 1], edge)
+    for index in range(len(padding) // 2):
+        x = _pad_dim(x, x.ndim - 1 - index, padding[2 * index], padding[2 * index + 1], edge)
     return x
 
 
@@ -60,7 +65,7 @@ def _pad(x: Array, padding: Sequence[int], edge: Callable[[Array, int, int, bool
 def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
     """x padded by reflection at its first and last elements, which are not repeated. `padding`: as for `constant_pad_nd`.
 
-    Shape:  each padded dimension grows by its pair's sum.
+    Shape:  each padded dimension grows by the sum of its pair.
     Dtype:  that of x.
     """
     return _pad(x, padding, _reflected)
@@ -70,13 +75,13 @@ def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
 def replication_pad(x: Array, padding: Sequence[int]) -> Array:
     """x padded by copies of its first and last elements. `padding`: as for `constant_pad_nd`.
 
-    Shape:  each padded dimension grows by its pair's sum.
+    Shape:  each padded dimension grows by the sum of its pair.
     Dtype:  that of x.
     """
     return _pad(x, padding, _repeated)
 
 
-def _transposed(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Array, padding: Sequence[int]) -> Array:
+def _padding_gradient(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Array, padding: Sequence[int]) -> Array:
     """Returns the gradient of a padding with respect to x: each padded element's gradient is added to that of the element it copies."""
     dtype = dtypes.accumulator(grad.dtype)
     like = jax.ShapeDtypeStruct(x.shape, dtype)
@@ -90,7 +95,7 @@ def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Ar
 
     Shape:  that of x.
     """
-    return _transposed(reflection_pad, grad, x, padding)
+    return _padding_gradient(reflection_pad, grad, x, padding)
 
 
 @lowers(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
@@ -99,4 +104,4 @@ def replication_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> A
 
     Shape:  that of x.
     """
-    return _transposed(replication_pad, grad, x, padding)
+    return _padding_gradient(replication_pad, grad, x, padding)

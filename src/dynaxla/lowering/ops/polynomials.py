@@ -1,6 +1,6 @@
 """Lowerings of orthogonal polynomials, where both the point and the degree are tensors: Chebyshev, Hermite, Laguerre, Legendre.
 
-JAX has none of them. Calls of torch's kernels (see fallback.py) cannot fuse with the ops around them, and do not exist on a TPU.
+JAX has no such functions. Calls of torch's kernels (see fallback.py) cannot fuse with neighbouring ops, and do not exist on a TPU.
 
 Each polynomial is 1 at degree 0 and has a closed form at degree 1; higher degrees follow by a recurrence of three terms. A negative degree
 gives 0, a fractional degree is truncated.
@@ -23,11 +23,11 @@ from ..registry import lower_table
 
 _INT64 = np.dtype(np.int64)
 
-# Maps x, k, and the polynomials of degrees k and k - 1 to the polynomial of degree k + 1.
+# Returns the polynomial of degree k + 1 from x, k, and the polynomials of degrees k and k - 1.
 Recurrence = Callable[[Array, Array, Array, Array], Array]
 
 
-def _like(x: Array, value: float) -> Any:
+def _number_like(x: Array, value: float) -> Any:
     return number(value, x.dtype)
 
 
@@ -37,35 +37,35 @@ def _twice(x: Array) -> Array:
 
 def _degree(n: Array) -> Array:
     """Returns the degree as int64: truncated, and -1 if int64 cannot hold it (also for NaN and infinities)."""
-    fits = lax.lt(lax.abs(n), _like(n, 2.0**63))
-    return convert(lax.select(fits, n, full_like(n, -1)), _INT64)
+    is_representable = lax.lt(lax.abs(n), _number_like(n, 2.0**63))
+    return convert(lax.select(is_representable, n, full_like(n, -1)), _INT64)
 
 
-def _ascend(x: Array, n: Array, unknown: Array, first: Array, recurrence: Recurrence) -> Array:
-    """Returns the polynomial of degree n by the recurrence, where `unknown` is True.
+def _by_recurrence(x: Array, n: Array, mask: Array, first: Array, recurrence: Recurrence) -> Array:
+    """Returns the polynomial of degree n by the recurrence, where `mask` is True.
 
-    The loop ends when no element changes anymore: at degree n, or once the polynomial is NaN.
+    The loop ends when no element changes anymore: each element has reached its degree n, or is NaN.
 
     Args:
         x: The points.
         n: The degrees, int64.
-        unknown: True for the elements to compute. Elsewhere the result is arbitrary.
+        mask: True for the elements to compute. Elsewhere the result is arbitrary.
         first: The polynomial of degree 1.
-        recurrence: Gives the polynomial of the next degree.
+        recurrence: Returns the polynomial of the next degree.
     """
 
     def active(k: Array, last: Array) -> Array:
-        here = lax.bitwise_and(unknown, lax.lt(lax.broadcast(k, n.shape), n))
-        return lax.bitwise_and(here, lax.eq(last, last))
+        is_below = lax.bitwise_and(mask, lax.lt(lax.broadcast(k, n.shape), n))
+        return lax.bitwise_and(is_below, lax.eq(last, last))
 
     def unfinished(state: tuple[Array, Array, Array]) -> Array:
         return lax.reduce_or(active(state[0], state[2]), range(x.ndim))
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        k, before, last = state
-        on = active(k, last)
-        after = recurrence(x, lax.broadcast(lax.convert_element_type(k, x.dtype), x.shape), last, before)
-        return lax.add(k, np.int64(1)), lax.select(on, last, before), lax.select(on, after, last)
+        k, previous, last = state
+        is_active = active(k, last)
+        following = recurrence(x, lax.broadcast(lax.convert_element_type(k, x.dtype), x.shape), last, previous)
+        return lax.add(k, np.int64(1)), lax.select(is_active, last, previous), lax.select(is_active, following, last)
 
     one = full_like(x, 1)
     last = lax.while_loop(unfinished, step, (lax.full((), 1, _INT64), one, first))[2]
@@ -73,13 +73,13 @@ def _ascend(x: Array, n: Array, unknown: Array, first: Array, recurrence: Recurr
     return lax.select(lax.lt(n, number(0, _INT64)), full_like(x, 0), out)
 
 
-def _chebyshev_recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
-    return lax.sub(lax.mul(_twice(x), last), before)
+def _chebyshev_recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
+    return lax.sub(lax.mul(_twice(x), last), previous)
 
 
-def _over(top: Array, bottom: Array, at_zero: Array) -> Array:
-    """Returns top / bottom, and `at_zero` where bottom is zero."""
-    return lax.select(lax.eq(bottom, _like(bottom, 0)), at_zero, lax.div(top, bottom))
+def _divide_or(numerator: Array, denominator: Array, fallback: Array) -> Array:
+    """Returns numerator / denominator, and `fallback` where the denominator is zero."""
+    return lax.select(lax.eq(denominator, _number_like(denominator, 0)), fallback, lax.div(numerator, denominator))
 
 
 def _alternating(n: Array, value: Array) -> Array:
@@ -98,11 +98,11 @@ def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Ar
 
     def evaluate(x: Array, n: Array) -> Array:
         n = _degree(n)
-        x = lax.sub(_twice(x), _like(x, 1)) if shifted else x
+        x = lax.sub(_twice(x), _number_like(x, 1)) if shifted else x
         one, count = full_like(x, 1), lax.convert_element_type(n, x.dtype)
         angle = lax.acos(x)
-        half = lax.mul(angle, _like(x, 0.5))
-        middle = lax.mul(lax.add(count, _like(x, 0.5)), angle)
+        half = lax.mul(angle, _number_like(x, 0.5))
+        middle = lax.mul(lax.add(count, _number_like(x, 0.5)), angle)
         next_, odd = lax.add(count, one), lax.add(_twice(count), one)
         # first: the polynomial of degree 1. right, left: the values at x = 1 and -1. wave: the trigonometric form between them.
         if kind == "t":
@@ -111,20 +111,20 @@ def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Ar
         elif kind == "u":
             first, right, left = _twice(x), next_, _alternating(n, next_)
             limit = lax.div(lax.mul(next_, lax.cos(lax.mul(next_, angle))), x)
-            wave = _over(lax.sin(lax.mul(next_, angle)), lax.sin(angle), limit)
+            wave = _divide_or(lax.sin(lax.mul(next_, angle)), lax.sin(angle), limit)
         elif kind == "v":
             first, right, left = lax.sub(_twice(x), one), one, _alternating(n, odd)
             wave = lax.select(lax.eq(lax.sin(half), one), left, lax.div(lax.cos(middle), lax.cos(half)))
         else:
             first, right, left = lax.add(_twice(x), one), odd, _alternating(n, one)
-            limit = lax.select(lax.gt(x, _like(x, 0)), right, left) if not shifted else left
+            limit = lax.select(lax.gt(x, _number_like(x, 0)), right, left) if not shifted else left
             wave = lax.select(lax.eq(lax.cos(half), one), limit, lax.div(lax.sin(middle), lax.sin(half)))
         at_end = lax.eq(lax.abs(x), one)
-        waves = lax.bitwise_and(lax.ge(n, number(waves_from, _INT64)), lax.lt(lax.abs(x), one))
-        known = lax.bitwise_or(at_end, waves)
-        out = _ascend(x, n, lax.bitwise_not(known), first, _chebyshev_recurrence)
-        closed = lax.select(waves, wave, lax.select(lax.gt(x, _like(x, 0)), right, left))
-        return lax.select(lax.bitwise_and(known, lax.ge(n, number(0, _INT64))), closed, out)
+        is_wave = lax.bitwise_and(lax.ge(n, number(waves_from, _INT64)), lax.lt(lax.abs(x), one))
+        has_closed_form = lax.bitwise_or(at_end, is_wave)
+        out = _by_recurrence(x, n, lax.bitwise_not(has_closed_form), first, _chebyshev_recurrence)
+        closed_form = lax.select(is_wave, wave, lax.select(lax.gt(x, _number_like(x, 0)), right, left))
+        return lax.select(lax.bitwise_and(has_closed_form, lax.ge(n, number(0, _INT64))), closed_form, out)
 
     return evaluate
 
@@ -132,8 +132,8 @@ def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Ar
 def _hermite_h(x: Array, n: Array) -> Array:
     """The physicists' Hermite polynomials."""
 
-    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
-        return lax.sub(lax.mul(_twice(x), last), lax.mul(_twice(k), before))
+    def recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
+        return lax.sub(lax.mul(_twice(x), last), lax.mul(_twice(k), previous))
 
     return _hermite(x, n, _twice(x), recurrence)
 
@@ -141,8 +141,8 @@ def _hermite_h(x: Array, n: Array) -> Array:
 def _hermite_he(x: Array, n: Array) -> Array:
     """The probabilists' Hermite polynomials."""
 
-    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
-        return lax.sub(lax.mul(x, last), lax.mul(k, before))
+    def recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
+        return lax.sub(lax.mul(x, last), lax.mul(k, previous))
 
     return _hermite(x, n, x, recurrence)
 
@@ -151,19 +151,19 @@ def _hermite(x: Array, n: Array, first: Array, recurrence: Recurrence) -> Array:
     """Returns the Hermite polynomial of degree n; NaN above the highest degree that ATen computes."""
     n = _degree(n)
     too_high = lax.gt(n, number(128 if x.dtype == np.float32 else 512, _INT64))
-    out = _ascend(x, n, lax.bitwise_not(too_high), first, recurrence)
+    out = _by_recurrence(x, n, lax.bitwise_not(too_high), first, recurrence)
     return lax.select(too_high, full_like(x, math.nan), out)
 
 
 def _laguerre_l(x: Array, n: Array) -> Array:
     n, first = _degree(n), lax.sub(full_like(x, 1), x)
-    at_zero = lax.eq(x, _like(x, 0))
+    at_zero = lax.eq(x, _number_like(x, 0))
 
-    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
-        top = lax.sub(lax.mul(lax.add(_twice(k), first), last), lax.mul(k, before))
-        return lax.div(top, lax.add(k, _like(k, 1)))
+    def recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
+        numerator = lax.sub(lax.mul(lax.add(_twice(k), first), last), lax.mul(k, previous))
+        return lax.div(numerator, lax.add(k, _number_like(k, 1)))
 
-    out = _ascend(x, n, lax.bitwise_not(at_zero), first, recurrence)
+    out = _by_recurrence(x, n, lax.bitwise_not(at_zero), first, recurrence)
     return lax.select(lax.bitwise_and(at_zero, lax.ge(n, number(0, _INT64))), full_like(x, 1), out)
 
 
@@ -171,12 +171,12 @@ def _legendre_p(x: Array, n: Array) -> Array:
     n, one = _degree(n), full_like(x, 1)
     at_end = lax.eq(lax.abs(x), one)
 
-    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
-        top = lax.sub(lax.mul(lax.mul(lax.add(_twice(k), one), x), last), lax.mul(k, before))
-        return lax.div(top, lax.add(k, one))
+    def recurrence(x: Array, k: Array, last: Array, previous: Array) -> Array:
+        numerator = lax.sub(lax.mul(lax.mul(lax.add(_twice(k), one), x), last), lax.mul(k, previous))
+        return lax.div(numerator, lax.add(k, one))
 
-    out = _ascend(x, n, lax.bitwise_not(at_end), x, recurrence)
-    end = lax.select(lax.gt(x, _like(x, 0)), one, _alternating(n, one))
+    out = _by_recurrence(x, n, lax.bitwise_not(at_end), x, recurrence)
+    end = lax.select(lax.gt(x, _number_like(x, 0)), one, _alternating(n, one))
     return lax.select(lax.bitwise_and(at_end, lax.ge(n, number(0, _INT64))), end, out)
 
 

@@ -56,7 +56,7 @@ def empty(shape: list[int], *, dtype: DType, requires_grad: bool = False) -> Arr
 
 @lowers(prims.empty_strided.default, prims.empty_permuted.default)
 def empty_strided(shape: list[int], layout: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
-    """Zeros, so that a program gives the same results at every call. The layout is ignored: an array has no strides."""
+    """Zeros, so that a program gives the same results at every call. The layout is ignored: JAX arrays have no strides."""
     return lax.full(shape, number(0, dtype))
 
 
@@ -67,7 +67,7 @@ def scalar_tensor(value: complex, *, dtype: DType | None = None, ctx: Context) -
 
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(x: Array, shape: list[int], broadcast_dimensions: list[int]) -> Array:
-    """x broadcast to `shape`. broadcast_dimensions: the dimension of the result that each dimension of x becomes."""
+    """x broadcast to `shape`. Dimension i of x becomes dimension `broadcast_dimensions[i]` of the result."""
     return lax.broadcast_in_dim(x, tuple(shape), tuple(broadcast_dimensions))
 
 
@@ -105,7 +105,7 @@ def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: 
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
 
 
-# Reductions: unlike ATen's, the prims reduce nothing for an empty list of dimensions, and do not widen integers.
+# Reductions. Unlike ATen's, the prims reduce no dimension for an empty list of dimensions, and do not widen integers.
 
 Reduce = Callable[[Array, Sequence[int]], Array]
 
@@ -129,7 +129,7 @@ def _product(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(prims.var.default)
 def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
-    """The variance over `dims`; with no dimensions, the variance of each element by itself.
+    """The variance over `dims`. For an empty list, the variance of each element by itself.
 
     Dtype:  `output_dtype` if given, else the real dtype of x.
     """
@@ -140,7 +140,7 @@ def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, o
 
 @lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)
 def reshape(x: Array, *sizes: object, ctx: Context) -> Array:
-    """x in the result's shape, row-major. These ops differ only in how their arguments give that shape."""
+    """x in the result's shape, row-major. These ops differ only in the arguments that determine that shape."""
     return lax.reshape(x, ctx.output.shape)
 
 

@@ -19,7 +19,7 @@ from ..implementations import Implementations
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
-from .quantized_weights import multiply
+from .quantized_weights import quantized_product
 
 Dims = Sequence[int]
 Scales = Sequence[Array]
@@ -49,31 +49,36 @@ def _inverse(scale: Any) -> Any:
     return lax.div(number(1, _FLOAT32), convert(scale, _FLOAT32))
 
 
-def _clamped(steps: Array, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """Returns `steps` clamped to the bounds (NaN becomes `quant_min`), and the mask of elements that were within them."""
-    low, high = number(quant_min, steps.dtype), number(quant_max, steps.dtype)
-    inside = lax.bitwise_and(lax.ge(steps, low), lax.le(steps, high))
-    bounded = lax.min(lax.max(steps, low), high)
-    return lax.select(lax.ne(steps, steps), full_like(steps, quant_min), bounded), inside
+def _clamped(values: Array, quant_min: int, quant_max: int) -> tuple[Array, Array]:
+    """Returns `values` clamped to the bounds (NaN becomes `quant_min`), and the mask of elements that were within the bounds."""
+    low, high = number(quant_min, values.dtype), number(quant_max, values.dtype)
+    in_bounds = lax.bitwise_and(lax.ge(values, low), lax.le(values, high))
+    clamped = lax.min(lax.max(values, low), high)
+    return lax.select(lax.ne(values, values), full_like(values, quant_min), clamped), in_bounds
 
 
 def _fake_quantized(
-    x: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int, axis: int | None = None, together: bool = False
+    x: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int, axis: int | None = None, zero_point_first: bool = False
 ) -> tuple[Array, Array]:
     """Returns x rounded to a multiple of `scale` and clamped to the bounds, and the mask of elements that were within the bounds.
 
     Args:
-        scale, zero_point: numbers or arrays that `_like` accepts.
-        together: add the zero point before rounding, not after.
+        x: The array.
+        scale: A number or an array that `_like` accepts.
+        zero_point: A number or an array that `_like` accepts.
+        quant_min: The lower bound.
+        quant_max: The upper bound.
+        axis: The dimension with a scale and a zero point for each index, or None for one scale and zero point.
+        zero_point_first: True to add the zero point before rounding, not after.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     zero = _like(zero_point, wide, axis)
-    steps = lax.mul(wide, _like(_inverse(scale), wide, axis))
-    steps = _round(lax.add(zero, steps)) if together else lax.add(zero, _round(steps))
-    bounded, inside = _clamped(steps, quant_min, quant_max)
+    quantized = lax.mul(wide, _like(_inverse(scale), wide, axis))
+    quantized = _round(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, _round(quantized))
+    clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     # ATen's per-tensor kernel multiplies in float32, its per-channel kernel in the dtype of x.
-    moved = lax.sub(bounded, zero) if axis is not None else convert(lax.sub(bounded, zero), _FLOAT32)
-    return convert(lax.mul(moved, _like(scale, moved, axis)), x.dtype), inside
+    centered = lax.sub(clamped, zero) if axis is not None else convert(lax.sub(clamped, zero), _FLOAT32)
+    return convert(lax.mul(centered, _like(scale, centered, axis)), x.dtype), in_bounds
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
@@ -95,13 +100,13 @@ def fake_quantize_per_tensor_qparams(
     Shape:  both: that of x.
     Dtype:  that of x; bool. The zero point may have any dtype and is converted to int32.
     """
-    out, inside = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
-    return _if_enabled(fake_quant_enabled, out, inside, x)
+    out, in_bounds = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
+    return _if_enabled(fake_quant_enabled, out, in_bounds, x)
 
 
-def _if_enabled(enabled: Array, out: Array, inside: Array, x: Array) -> tuple[Array, Array]:
+def _if_enabled(enabled: Array, out: Array, in_bounds: Array, x: Array) -> tuple[Array, Array]:
     enabled = lax.reshape(lax.ne(convert(enabled, _INT32), np.int32(0)), ())
-    return lax.select(enabled, out, x), lax.bitwise_or(inside, lax.broadcast_in_dim(lax.bitwise_not(enabled), x.shape, ()))
+    return lax.select(enabled, out, x), lax.bitwise_or(in_bounds, lax.broadcast_in_dim(lax.bitwise_not(enabled), x.shape, ()))
 
 
 @lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
@@ -114,14 +119,16 @@ def fake_quantize_per_channel(
     Dtype:  that of x; bool.
     Raises: RuntimeError at run time, for an integer zero point out of bounds.
     """
-    together = dtypes.is_float(zero_point.dtype)
-    if not together:
-        within = lax.bitwise_and(lax.ge(zero_point, full_like(zero_point, quant_min)), lax.le(zero_point, full_like(zero_point, quant_max)))
-        ctx.require(within, RuntimeError, "`zero_point` must be between `quant_min` and `quant_max`.")
-    return _fake_quantized(x, scale, zero_point, quant_min, quant_max, axis, together)
+    zero_point_first = dtypes.is_float(zero_point.dtype)
+    if not zero_point_first:
+        in_bounds = lax.bitwise_and(
+            lax.ge(zero_point, full_like(zero_point, quant_min)), lax.le(zero_point, full_like(zero_point, quant_max))
+        )
+        ctx.require(in_bounds, RuntimeError, "`zero_point` must be between `quant_min` and `quant_max`.")
+    return _fake_quantized(x, scale, zero_point, quant_min, quant_max, axis, zero_point_first)
 
 
-def _whole_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
+def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
     return lax.min(lax.max(_round(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
 
 
@@ -134,7 +141,7 @@ def fake_quantize_learnable_per_tensor(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max)[0]
+    return _fake_quantized(x, scale, _integral_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max)[0]
 
 
 @lowers(aten._fake_quantize_learnable_per_channel_affine.default)
@@ -146,25 +153,25 @@ def fake_quantize_learnable_per_channel(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max, axis)[0]
+    return _fake_quantized(x, scale, _integral_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max, axis)[0]
 
 
 def _learnable_gradients(
     grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float, axis: int | None
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of x, scale and zero point, all float32 and of the shape of x: the caller sums the last two.
+    """Returns the gradients of x, scale and zero point, all float32 and of the shape of x. The caller sums those of scale and zero point.
 
     `zero_point` is an integral value in float32.
     """
     grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
     zero, step, inverse = (_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
-    steps = _round(lax.add(zero, lax.mul(x, inverse)))
-    bounded, inside = _clamped(steps, quant_min, quant_max)
-    nothing, factor = full_like(x, 0), full_like(x, grad_factor)
-    error = lax.mul(lax.sub(lax.mul(lax.sub(bounded, zero), step), x), inverse)
-    of_scale = lax.mul(lax.mul(grad, lax.select(inside, error, lax.sub(bounded, zero))), factor)
-    of_zero = lax.select(inside, nothing, lax.mul(lax.mul(lax.neg(grad), step), factor))
-    return lax.mul(grad, convert(inside, _FLOAT32)), of_scale, of_zero
+    quantized = _round(lax.add(zero, lax.mul(x, inverse)))
+    clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
+    zeros, factor = full_like(x, 0), full_like(x, grad_factor)
+    error = lax.mul(lax.sub(lax.mul(lax.sub(clamped, zero), step), x), inverse)
+    grad_scale = lax.mul(lax.mul(grad, lax.select(in_bounds, error, lax.sub(clamped, zero))), factor)
+    grad_zero_point = lax.select(in_bounds, zeros, lax.mul(lax.mul(lax.neg(grad), step), factor))
+    return lax.mul(grad, convert(in_bounds, _FLOAT32)), grad_scale, grad_zero_point
 
 
 @lowers(aten._fake_quantize_learnable_per_tensor_affine_backward.default)
@@ -180,11 +187,11 @@ def fake_quantize_learnable_per_tensor_backward(
         return x, scale, zero_point
     # Unlike the forward op, which rounds to even, ATen adds 0.5 and truncates here.
     half_up = lax.add(convert(zero_point, _FLOAT32), np.float32(0.5))
-    bounded = lax.min(lax.max(half_up, np.float32(quant_min)), np.float32(quant_max))
-    whole = convert(convert(bounded, _INT32), _FLOAT32)
-    of_x, *others = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor, None)
-    of_scale, of_zero = (lax.reshape(lax.reduce_sum(value, range(x.ndim)), (1,)) for value in others)
-    return of_x, of_scale, of_zero
+    clamped = lax.min(lax.max(half_up, np.float32(quant_min)), np.float32(quant_max))
+    integral = convert(convert(clamped, _INT32), _FLOAT32)
+    grad_x, *others = _learnable_gradients(grad, x, scale, integral, quant_min, quant_max, grad_factor, None)
+    grad_scale, grad_zero_point = (lax.reshape(lax.reduce_sum(value, range(x.ndim)), (1,)) for value in others)
+    return grad_x, grad_scale, grad_zero_point
 
 
 @lowers(aten._fake_quantize_learnable_per_channel_affine_backward.default)
@@ -198,10 +205,10 @@ def fake_quantize_learnable_per_channel_backward(
     """
     if x.size == 0:
         return x, scale, zero_point
-    whole = _whole_zero_point(zero_point, quant_min, quant_max)
-    of_x, *others = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor, axis)
-    of_scale, of_zero = (lax.reduce_sum(value, [dim for dim in range(x.ndim) if dim != axis]) for value in others)
-    return of_x, of_scale, of_zero
+    integral = _integral_zero_point(zero_point, quant_min, quant_max)
+    grad_x, *others = _learnable_gradients(grad, x, scale, integral, quant_min, quant_max, grad_factor, axis)
+    grad_scale, grad_zero_point = (lax.reduce_sum(value, [dim for dim in range(x.ndim) if dim != axis]) for value in others)
+    return grad_x, grad_scale, grad_zero_point
 
 
 # Fused observer and fake quantization
@@ -211,30 +218,32 @@ _SMALL_SCALE = 6.1e-5
 
 
 def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
-    """Returns scale (float32) and zero point (int32) such that the range from low to high is covered and 0 is represented exactly.
+    """Returns the scale (float32) and zero point (int32) with which the range from low to high is covered and 0 is represented exactly.
 
     Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams
     """
     zero = full_like(low, 0)
-    both_sides = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
+    has_both_signs = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
     span = quant_max - quant_min
     if symmetric:
-        most_low, most_high = -(span // 2 + 1), span // 2
-        ratio = lax.max(lax.abs(lax.div(low, full_like(low, most_low))), lax.abs(lax.div(high, full_like(high, most_high))))
+        lowest_step, highest_step = -(span // 2 + 1), span // 2
+        ratio = lax.max(lax.abs(lax.div(low, full_like(low, lowest_step))), lax.abs(lax.div(high, full_like(high, highest_step))))
         ratio = convert(ratio, _FLOAT64)
-        low = lax.select(both_sides, convert(lax.mul(ratio, number(most_low, _FLOAT64)), _FLOAT32), low)
-        high = lax.select(both_sides, convert(lax.mul(ratio, number(most_high, _FLOAT64)), _FLOAT32), high)
+        low = lax.select(has_both_signs, convert(lax.mul(ratio, number(lowest_step, _FLOAT64)), _FLOAT32), low)
+        high = lax.select(has_both_signs, convert(lax.mul(ratio, number(highest_step, _FLOAT64)), _FLOAT32), high)
     low, high = lax.min(low, zero), lax.max(high, zero)
     scale = lax.div(lax.sub(convert(high, _FLOAT64), convert(low, _FLOAT64)), full_like(convert(low, _FLOAT64), span))
-    single = convert(scale, _FLOAT32)
-    useless = lax.bitwise_or(lax.eq(single, zero), lax.eq(lax.div(full_like(single, 1), single), full_like(single, math.inf)))
-    scale = lax.select(useless, full_like(scale, 0.1), scale)
+    scale_float32 = convert(scale, _FLOAT32)
+    is_unusable = lax.bitwise_or(
+        lax.eq(scale_float32, zero), lax.eq(lax.div(full_like(scale_float32, 1), scale_float32), full_like(scale_float32, math.inf))
+    )
+    scale = lax.select(is_unusable, full_like(scale, 0.1), scale)
     if ctx.eager.widens_small_scales:
-        small = lax.lt(scale, full_like(scale, _SMALL_SCALE))
-        amplifier = lax.div(full_like(single, _SMALL_SCALE), convert(scale, _FLOAT32))
+        is_small = lax.lt(scale, full_like(scale, _SMALL_SCALE))
+        amplifier = lax.div(full_like(scale_float32, _SMALL_SCALE), convert(scale, _FLOAT32))
         widened_low = lax.select(lax.eq(high, zero), full_like(low, -_SMALL_SCALE * span), lax.mul(low, amplifier))
         widened_high = lax.select(lax.eq(low, zero), full_like(high, _SMALL_SCALE * span), lax.mul(high, amplifier))
-        low, high = lax.select(small, widened_low, low), lax.select(small, widened_high, high)
+        low, high = lax.select(is_small, widened_low, low), lax.select(is_small, widened_high, high)
         scale = lax.max(scale, full_like(scale, _SMALL_SCALE))
     else:
         scale = convert(convert(scale, _FLOAT32), _FLOAT64)
@@ -242,12 +251,12 @@ def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric:
     low_error = lax.sub(full_like(scale, abs(quant_min)), lax.abs(low_steps))
     high_error = lax.sub(full_like(scale, abs(quant_max)), lax.abs(high_steps))
     from_low, from_high = lax.sub(full_like(scale, quant_min), low_steps), lax.sub(full_like(scale, quant_max), high_steps)
-    point = lax.select(lax.lt(low_error, high_error), from_low, from_high)
+    zero_point = lax.select(lax.lt(low_error, high_error), from_low, from_high)
     if symmetric:
-        both_sides = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
-        point = lax.select(both_sides, full_like(point, (quant_min + quant_max) / 2), point)
-    point = _round(lax.min(lax.max(point, full_like(point, quant_min)), full_like(point, quant_max)))
-    return convert(scale, _FLOAT32), convert(point, _INT32)
+        has_both_signs = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
+        zero_point = lax.select(has_both_signs, full_like(zero_point, (quant_min + quant_max) / 2), zero_point)
+    zero_point = _round(lax.min(lax.max(zero_point, full_like(zero_point, quant_min)), full_like(zero_point, quant_max)))
+    return convert(scale, _FLOAT32), convert(zero_point, _INT32)
 
 
 @lowers(aten._fused_moving_avg_obs_fq_helper_functional.default)
@@ -268,7 +277,7 @@ def fused_moving_average_observer(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Updates the moving averages of x's extrema if `observer_on`, and fake-quantizes x by them if `fake_quant_on`.
+    """Updates the moving averages of the extrema of x if `observer_on`, and fake-quantizes x with them if `fake_quant_on`.
 
     Extrema are per row with `per_row_fake_quant`. Returns x (fake-quantized or unchanged), the mask of elements within the bounds, and
     the new running_min, running_max, scale and zero_point.
@@ -287,21 +296,21 @@ def fused_moving_average_observer(
     rows = lax.reshape(x, (x.shape[0], x.size // x.shape[0]) if per_row_fake_quant else (1, x.size))
     observing, quantizing = (lax.reshape(lax.ne(convert(flag, _INT32), np.int32(0)), ()) for flag in (observer_on, fake_quant_on))
 
-    def moved(running: Array, current: Array) -> Array:
+    def updated(running: Array, current: Array) -> Array:
         current = lax.reshape(current, running.shape)
         step = lax.mul(full_like(running, averaging_const), lax.sub(current, running))
         new = lax.select(lax.eq(lax.abs(running), full_like(running, math.inf)), current, lax.add(running, step))
         return lax.select(observing, new, running)
 
-    running_min, running_max = moved(running_min, lax.reduce_min(rows, (1,))), moved(running_max, lax.reduce_max(rows, (1,)))
-    ordered = lax.bitwise_or(lax.le(running_min, running_max), lax.broadcast_in_dim(lax.bitwise_not(quantizing), running_min.shape, ()))
-    ctx.require(ordered, RuntimeError, "In ChooseQuantizationParams, min should be less than or equal to max")
+    running_min, running_max = updated(running_min, lax.reduce_min(rows, (1,))), updated(running_max, lax.reduce_max(rows, (1,)))
+    is_ordered = lax.bitwise_or(lax.le(running_min, running_max), lax.broadcast_in_dim(lax.bitwise_not(quantizing), running_min.shape, ()))
+    ctx.require(is_ordered, RuntimeError, "In ChooseQuantizationParams, min should be less than or equal to max")
     new_scale, new_zero = _qparams(running_min, running_max, quant_min, quant_max, symmetric_quant, ctx)
     scale = lax.select(quantizing, convert(lax.reshape(new_scale, scale.shape), scale.dtype), scale)
     zero_point = lax.select(quantizing, convert(lax.reshape(new_zero, zero_point.shape), zero_point.dtype), zero_point)
-    out, inside = _fake_quantized(x, scale, zero_point, quant_min, quant_max, 0 if per_row_fake_quant else None)
-    out, inside = _if_enabled(fake_quant_on, out, inside, x)
-    return out, inside, running_min, running_max, scale, zero_point
+    out, in_bounds = _fake_quantized(x, scale, zero_point, quant_min, quant_max, 0 if per_row_fake_quant else None)
+    out, in_bounds = _if_enabled(fake_quant_on, out, in_bounds, x)
+    return out, in_bounds, running_min, running_max, scale, zero_point
 
 
 # Products
@@ -314,13 +323,13 @@ def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) 
     Shape:  x (rows, k), weight (columns, k) of int8 and scales (columns) give (rows, columns).
     Dtype:  that of x.
     """
-    out = multiply(ctx, x, weight.shape, lambda start, size: lax.dynamic_slice_in_dim(weight, start, size), weight.size)
+    out = quantized_product(ctx, x, weight.shape, lambda start, size: lax.dynamic_slice_in_dim(weight, start, size), weight.size)
     if out is None:
         out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
     return convert(lax.mul(out, lax.broadcast_in_dim(convert(scales, out.dtype), out.shape, (1,))), x.dtype)
 
 
-def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
+def _broadcast_scale(scale: Array, shape: Sequence[int], dim: int) -> Array:
     """Broadcasts a scale (one number, or one for each index of `dim`) to the shape of the product.
 
     Raises: UnsupportedOp for blockwise scales.
@@ -350,7 +359,7 @@ FLOAT8_PRODUCT: Implementations[Float8Product] = Implementations("float8_product
 
 @FLOAT8_PRODUCT.implementation("tensor_cores", platforms=["cuda"])
 def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
-    """Precision HIGHEST makes XLA accumulate float8 products in full precision."""
+    """Multiplies float8 operands on tensor cores. Precision HIGHEST makes XLA accumulate the products in full precision."""
     precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
 
@@ -384,7 +393,7 @@ def scaled_mm(
         raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
     problem = Float8Product(use_fast_accum, ctx.platform)
     product = ctx.choose(FLOAT8_PRODUCT, problem).run(problem, x, y, ctx)
-    product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
+    product = lax.mul(lax.mul(product, _broadcast_scale(scale_a, out.shape, 0)), _broadcast_scale(scale_b, out.shape, 1))
     if bias is not None:
         product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))
     return convert(product, out.jax_dtype)

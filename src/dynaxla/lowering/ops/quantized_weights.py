@@ -23,7 +23,7 @@ from ..dtypes import DType
 from ..implementations import Implementations
 from ..promotion import convert, expand, full_like
 
-# (index of the first row, number of rows) -> these rows of a value.
+# Returns rows of a value, from the index of the first row and the number of rows.
 Rows = Callable[[Array, int], Array]
 
 
@@ -32,10 +32,10 @@ class QuantizedProductProblem:
     """The product of x and the transpose of a dequantized weight.
 
     Attributes:
-        rows: number of rows of x.
-        shape: shape of the weight, (columns of the result, contracted size).
-        dtype: dtype of the dequantized weight.
-        read_bytes: size in bytes of the values from which the weight is computed.
+        rows: The number of rows of x.
+        shape: The shape of the weight, (columns of the result, contracted size).
+        dtype: The dtype of the dequantized weight.
+        read_bytes: The size in bytes of the values from which the weight is computed.
         platform: JAX's name of the platform.
     """
 
@@ -48,17 +48,17 @@ class QuantizedProductProblem:
 
 QUANTIZED_PRODUCT: Implementations[QuantizedProductProblem] = Implementations("quantized_product")
 
-# With more rows than this, dequantizing is a small part of the time. (Half types: only one row, since XLA rounds them slowly and oneDNN
-# is fast from two rows on.)
-_MANY_ROWS = 16
+# With more rows than this, dequantizing is a small part of the time. For half types the limit is one row, since XLA rounds them slowly and
+# oneDNN is fast from two rows on.
+_MAX_ROWS = 16
 # Smaller weights fit into the cache as a whole.
-_FEW_NUMBERS = 1 << 20
-# Bytes of one block of the weight, in the dtype in which it is multiplied.
+_MIN_ELEMENTS = 1 << 20
+# The size in bytes of one block of the weight, in the dtype in which it is multiplied.
 _BLOCK_BYTES = 1 << 18
 
 
 def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
-    """Returns x times the current node's argument at `position`, if that is the transpose of a weight dequantized from 8-bit integers.
+    """Returns x times the current node's argument at `position`, the transpose of a weight that is dequantized from 8-bit integers.
 
     Returns None if the argument is any other value, or if dequantizing the whole weight first is faster.
 
@@ -73,32 +73,35 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
     spec = ctx.spec(node)
     if len(spec.shape) != 2 or dtypes.to_jax(spec.dtype) != x.dtype or not dtypes.is_float(x.dtype):
         return None
-    block = _rows(ctx, node, spec.shape[0], leaves)
-    if not any(_is_eight_bits(ctx.spec(leaf).dtype) for leaf in leaves):
+    block = _row_function(ctx, node, spec.shape[0], leaves)
+    if not any(_is_8_bit(ctx.spec(leaf).dtype) for leaf in leaves):
         return None
     read_bytes = sum(math.prod(ctx.spec(leaf).shape) * ctx.spec(leaf).dtype.itemsize for leaf in leaves)
-    return multiply(ctx, x, spec.shape, block, read_bytes)
+    return quantized_product(ctx, x, spec.shape, block, read_bytes)
 
 
-def multiply(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
+def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
     """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing the whole weight first is faster.
 
     Args:
-        block: computes consecutive rows of the weight.
-        read_bytes: size in bytes of the values from which the weight is computed.
+        ctx: The context of the current node.
+        x: An array of shape (rows, n).
+        shape: The shape of the weight, (columns, n).
+        block: Computes consecutive rows of the weight.
+        read_bytes: The size in bytes of the values from which the weight is computed.
     """
     problem = QuantizedProductProblem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
     result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, block)
     return result
 
 
-def _is_eight_bits(dtype: torch.dtype) -> bool:
+def _is_8_bit(dtype: torch.dtype) -> bool:
     return dtype in (torch.int8, torch.uint8)
 
 
 def _prefers_blocks(problem: QuantizedProductProblem) -> bool:
-    numbers, rows = math.prod(problem.shape), _MANY_ROWS if problem.dtype.itemsize > 2 else 1
-    return 0 < problem.rows <= rows and numbers >= _FEW_NUMBERS and problem.read_bytes * 2 <= numbers * problem.dtype.itemsize
+    elements, max_rows = math.prod(problem.shape), _MAX_ROWS if problem.dtype.itemsize > 2 else 1
+    return 0 < problem.rows <= max_rows and elements >= _MIN_ELEMENTS and problem.read_bytes * 2 <= elements * problem.dtype.itemsize
 
 
 @QUANTIZED_PRODUCT.implementation("blocks", platforms=["cpu"], supports=lambda problem: 0 not in problem.shape, preferred=_prefers_blocks)
@@ -126,41 +129,44 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default,
 _ARITHMETIC = {aten.mul.Tensor: lax.mul, aten.sub.Tensor: lax.sub, aten.add.Tensor: lax.add, aten.div.Tensor: lax.div}
 
 
-def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
+def _row_function(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
     """Returns a function that computes consecutive rows of the value of `node`, which has `count` rows.
 
-    Appends to `leaves` the nodes whose values that function reads.
+    Appends the nodes whose values that function reads to `leaves`.
     """
     spec = ctx.spec(node)
     dtype = dtypes.to_jax(spec.dtype)
     if node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}:
-        inner = _rows(ctx, node.args[0], count, leaves)
+        inner = _row_function(ctx, node.args[0], count, leaves)
         return lambda start, size: convert(inner(start, size), dtype)
     if node.target in _RESHAPES and ctx.spec(node.args[0]).shape[:1] == (count,) == spec.shape[:1]:
-        inner = _rows(ctx, node.args[0], count, leaves)
+        inner = _row_function(ctx, node.args[0], count, leaves)
         return lambda start, size: lax.reshape(inner(start, size), (size, *spec.shape[1:]))
     if node.target in _ARITHMETIC and len(node.args) == 2 and not node.kwargs and dtypes.is_float(dtype):
-        operands = [_operand(ctx, argument, count, leaves, spec) for argument in node.args]
-        return lambda start, size: _computed(node, [operand(start, size) for operand in operands], (size, *spec.shape[1:]), dtype)
+        operands = [_operand_function(ctx, argument, count, leaves, spec) for argument in node.args]
+        return lambda start, size: _arithmetic_on_rows(node, [operand(start, size) for operand in operands], (size, *spec.shape[1:]), dtype)
     leaves.append(node)
     value = ctx.values[node]
     return lambda start, size: lax.dynamic_slice_in_dim(value, start, size)
 
 
-def _computed(node: Node, operands: list[Array], shape: tuple[int, ...], dtype: DType) -> Array:
+def _arithmetic_on_rows(node: Node, operands: list[Array], shape: tuple[int, ...], dtype: DType) -> Array:
     """Computes one arithmetic op on a block of rows, and rounds the result to `dtype` as the op does."""
     wide = dtypes.accumulator(dtype)
-    left, right = (expand(convert(operand, wide), shape) for operand in operands)
-    return convert(_ARITHMETIC[node.target](left, right), dtype)
+    lhs, rhs = (expand(convert(operand, wide), shape) for operand in operands)
+    return convert(_ARITHMETIC[node.target](lhs, rhs), dtype)
 
 
-def _operand(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
-    """Returns a function that computes the part of `argument` that some rows of the op's result need. `result` is the result's spec."""
+def _operand_function(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
+    """Returns a function that computes the part of `argument` from which given rows of the op's result are computed.
+
+    `result` is the spec of the op's result.
+    """
     if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
         number = ctx.spec_of(argument)
         return lambda start, size: full_like(lax.full((), 0, dtypes.to_jax(result.dtype)), number)
     spec = ctx.spec(argument)
     if len(spec.shape) == len(result.shape) and spec.shape[0] == count > 1:
-        return _rows(ctx, argument, count, leaves)
+        return _row_function(ctx, argument, count, leaves)
     value = ctx.values[argument]
     return lambda start, size: value

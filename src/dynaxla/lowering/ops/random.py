@@ -1,6 +1,7 @@
-"""Lowerings of ATen's random distributions. Numbers come from XLA's generator, with keys from the context.
+"""Lowerings of ATen's random distributions. The numbers come from XLA's generator, with keys from the context.
 
-The numbers differ from eager mode's, but `torch.manual_seed` determines them: the context's key is drawn from torch's default generator.
+The numbers differ from those of eager mode, but `torch.manual_seed` determines them: the context's key is drawn from torch's default
+generator.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .bounds import refuse_unless
 
 Shape = tuple[int, ...]
 
-# Bits in the mantissa of each float dtype. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real
+# The number of mantissa bits of each float dtype. Uniform numbers have as many random bits.
+# Source: ATen core/TransformationHelper.h, uniform_real
 MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
 
 
@@ -38,24 +40,24 @@ def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
     """
     if dtypes.is_complex(dtype):
         return lax.complex(uniform_numbers(ctx, shape, dtypes.real(dtype)), uniform_numbers(ctx, shape, dtypes.real(dtype)))
-    return uniform_from(ctx.key(), shape, dtype)
+    return uniform_with_key(ctx.key(), shape, dtype)
 
 
-def uniform_from(key: Array, shape: Shape, dtype: DType) -> Array:
+def uniform_with_key(key: Array, shape: Shape, dtype: DType) -> Array:
     """Uniform numbers from [0, 1) for a given key. `dtype` must be a float dtype of `MANTISSA_BITS`."""
     word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
-    kept = MANTISSA_BITS[dtype]
-    bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - kept, word))
-    return lax.mul(lax.convert_element_type(bits, dtype), number(2.0**-kept, dtype))
+    mantissa_bits = MANTISSA_BITS[dtype]
+    bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - mantissa_bits, word))
+    return lax.mul(lax.convert_element_type(bits, dtype), number(2.0**-mantissa_bits, dtype))
 
 
-def _between(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
+def _uniform_between(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
     """Uniform numbers between low and high, in both parts for complex dtypes. Rounding to a half type may give `high` itself."""
     drawn = uniform_numbers(ctx, shape, dtypes.accumulator(dtype))
-    return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), _both_parts(low, drawn.dtype)), dtype)
+    return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), _in_both_parts(low, drawn.dtype)), dtype)
 
 
-def _both_parts(value: float, dtype: DType) -> Any:
+def _in_both_parts(value: float, dtype: DType) -> Any:
     return number(complex(value, value) if dtypes.is_complex(dtype) else value, dtype)
 
 
@@ -64,7 +66,7 @@ def _normal(ctx: Context, shape: Shape, dtype: DType) -> Array:
     return jax.random.normal(ctx.key(), shape, dtypes.accumulator(dtype))
 
 
-def _computation(dtype: DType) -> DType:
+def _drawn_dtype(dtype: DType) -> DType:
     """Returns the float dtype in which to draw for a result of `dtype`, which may be an integer dtype."""
     return dtypes.accumulator(dtype) if dtypes.is_inexact(dtype) else np.dtype(np.float32)
 
@@ -72,11 +74,11 @@ def _computation(dtype: DType) -> DType:
 # Distributions with a given size
 
 
-def _half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
-    """As _between, without `high`: numbers that round to `high` become `low`, as in ATen."""
-    drawn = _between(ctx, shape, dtype, low, high)
-    at_end = lax.eq(drawn, _both_parts(high, dtype))
-    return lax.select(at_end, lax.full(shape, _both_parts(low, dtype)), drawn)
+def _uniform_half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
+    """As `_uniform_between`, without `high`: numbers that round to `high` become `low`, as in ATen."""
+    drawn = _uniform_between(ctx, shape, dtype, low, high)
+    at_end = lax.eq(drawn, _in_both_parts(high, dtype))
+    return lax.select(at_end, lax.full(shape, _in_both_parts(low, dtype)), drawn)
 
 
 @lowers(aten.rand.default, aten.rand.generator)
@@ -85,7 +87,7 @@ def rand(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
     Dtype:  `dtype` if given, else the default float.
     """
-    return _half_open(ctx, ctx.output.shape, ctx.output.jax_dtype, 0, 1)
+    return _uniform_half_open(ctx, ctx.output.shape, ctx.output.jax_dtype, 0, 1)
 
 
 @lowers(aten.rand_like.default, aten.rand_like.generator)
@@ -120,17 +122,17 @@ def randn_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 # Bernoulli and dropout
 
 
-_BERNOULLI = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+_BERNOULLI_MESSAGE = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
 
 
 def _bernoulli(ctx: Context, p: Array, dtype: DType) -> Array:
-    ctx.require(lax.bitwise_and(lax.ge(p, full_like(p, 0)), lax.le(p, full_like(p, 1))), RuntimeError, _BERNOULLI)
-    # For a p of a half type, ATen draws the numbers that it compares in float32.
+    ctx.require(lax.bitwise_and(lax.ge(p, full_like(p, 0)), lax.le(p, full_like(p, 1))), RuntimeError, _BERNOULLI_MESSAGE)
+    # For a half type, ATen draws the random numbers in float32.
     probability = convert(p, np.dtype(np.float64) if p.dtype == np.float64 else np.dtype(np.float32))
     return convert(lax.lt(uniform_numbers(ctx, p.shape, probability.dtype), probability), dtype)
 
 
-def _keep(ctx: Context, shape: Shape, probability: float) -> Array:
+def _dropout_mask(ctx: Context, shape: Shape, probability: float) -> Array:
     """Returns a mask that is True with this probability, up to a relative error of 2**-16."""
     if not 0 < probability < 1:
         return lax.full(shape, probability >= 1)
@@ -157,7 +159,7 @@ def bernoulli_p(x: Array, p: float, ctx: Context) -> Array:
     Dtype:  that of x.
     """
     refuse_unless(ctx, 0 <= p <= 1, RuntimeError, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
-    return convert(_keep(ctx, x.shape, p), np.dtype(x.dtype))
+    return convert(_dropout_mask(ctx, x.shape, p), np.dtype(x.dtype))
 
 
 @lowers(aten.bernoulli.Tensor)
@@ -184,7 +186,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
         raise LoweringError("native_dropout with train=None: PyTorch traces it as if it dropped nothing", hint="pass train=True")
     if not 0 <= p <= 1:
         raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
-    mask = _keep(ctx, x.shape, 1 - p)
+    mask = _dropout_mask(ctx, x.shape, 1 - p)
     return _masked_scale(x, mask, 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
@@ -217,7 +219,7 @@ def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
     Shape:  both: that of x.
     Dtype:  that of x; uint8.
     """
-    mask = _keep(ctx, x.shape, p)
+    mask = _dropout_mask(ctx, x.shape, p)
     return _masked_scale(x, mask, 0.0 if p == 0 else 1 / p), convert(mask, np.dtype(np.uint8))
 
 
@@ -236,7 +238,7 @@ def rrelu_with_noise_functional(
         positive = lax.gt(x, number(0, x.dtype))
         slope = number((lower + upper) / 2, x.dtype)
         return lax.select(positive, x, lax.mul(x, slope)), noise
-    slopes = lax.select(lax.le(x, number(0, x.dtype)), _between(ctx, x.shape, np.dtype(x.dtype), lower, upper), full_like(x, 1))
+    slopes = lax.select(lax.le(x, number(0, x.dtype)), _uniform_between(ctx, x.shape, np.dtype(x.dtype), lower, upper), full_like(x, 1))
     return lax.mul(x, slopes), slopes
 
 
@@ -262,7 +264,7 @@ def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array
     Dtype:  that of x.
     """
     refuse_unless(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
-    return _half_open(ctx, x.shape, np.dtype(x.dtype), low, high)
+    return _uniform_half_open(ctx, x.shape, np.dtype(x.dtype), low, high)
 
 
 def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any) -> Array:
@@ -282,7 +284,7 @@ def normal_functional(x: Array, mean: float = 0, std: float = 1, *, ctx: Context
     Shape:  that of x.
     Dtype:  that of x.
     """
-    return _scaled_normal(ctx, x.shape, np.dtype(x.dtype), _both_parts(mean, np.dtype(x.dtype)), std)
+    return _scaled_normal(ctx, x.shape, np.dtype(x.dtype), _in_both_parts(mean, np.dtype(x.dtype)), std)
 
 
 @lowers(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
@@ -302,7 +304,7 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
     Shape:  `size`.
     Dtype:  `dtype` if given, else the default float.
     """
-    return normal(_both_parts(mean, ctx.output.jax_dtype), std, ctx=ctx)
+    return normal(_in_both_parts(mean, ctx.output.jax_dtype), std, ctx=ctx)
 
 
 @lowers(aten.exponential.default)
@@ -322,7 +324,7 @@ def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
     Dtype:  the dtype in which a result of `dtype` is computed: a float of 32 bits or more.
     """
-    drawn = uniform_numbers(ctx, shape, _computation(dtype))
+    drawn = uniform_numbers(ctx, shape, _drawn_dtype(dtype))
     return lax.max(lax.neg(lax.log1p(lax.neg(drawn))), number(np.finfo(drawn.dtype).tiny, drawn.dtype))
 
 
@@ -360,7 +362,7 @@ def standard_gamma(concentration: Array, ctx: Context) -> Array:
     """
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.gamma(ctx.key(), convert(concentration, wide), concentration.shape, wide)
-    return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))
+    return _replace_below_tiny(convert(drawn, np.dtype(concentration.dtype)))
 
 
 @lowers(aten._sample_dirichlet.default)
@@ -372,10 +374,10 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
     """
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.dirichlet(ctx.key(), convert(concentration, wide), concentration.shape[:-1], wide)
-    return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))
+    return _replace_below_tiny(convert(drawn, np.dtype(concentration.dtype)))
 
 
-def _at_least_tiny(drawn: Array) -> Array:
-    """Replaces nan, and numbers below the smallest positive normal number, by the latter."""
+def _replace_below_tiny(drawn: Array) -> Array:
+    """Replaces nan, and numbers below the smallest positive normal number, by that number."""
     smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
     return lax.select(lax.gt(drawn, smallest), drawn, smallest)

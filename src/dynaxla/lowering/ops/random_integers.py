@@ -22,7 +22,7 @@ from ..metadata import TensorSpec
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from .bounds import refuse_unless
-from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_from, uniform_numbers
+from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_numbers, uniform_with_key
 from .scans import running_sum
 
 _FLOAT64 = np.dtype(np.float64)
@@ -38,73 +38,73 @@ def _integers(ctx: Context, low: int, high: int) -> Array:
     if low < high and dtypes.is_float(dtype):
         message = message.replace("'from'", "'from' casted to dtype").replace("'to'", "'to' casted to dtype")
         low, high = _representable(low, high, dtype)
-    return _from_to(ctx, low, high - 1, message.format(low, high))
+    return _integers_from_to(ctx, low, high - 1, message.format(low, high))
 
 
-def _from_to(ctx: Context, low: int, last: int, message: str) -> Array:
+def _integers_from_to(ctx: Context, low: int, last: int, message: str) -> Array:
     """Returns integers from low to last, both included, with the shape and dtype of the current node's result.
 
-    The call raises RuntimeError, with `message` for an empty range, or if the dtype does not hold a bound.
+    The call raises RuntimeError: with `message` for an empty range, and if the dtype cannot represent one of the bounds.
     """
     spec: TensorSpec = ctx.output
     dtype = spec.jax_dtype
     refuse_unless(ctx, low <= last, RuntimeError, message)
-    limits = _limits(dtype)
-    good = [limits[0] <= value <= limits[1] for value in (low, last)]
-    for name, within in zip(("from", "to - 1"), good, strict=True):
+    limits = _integer_limits(dtype)
+    in_limits = [limits[0] <= value <= limits[1] for value in (low, last)]
+    for name, within in zip(("from", "to - 1"), in_limits, strict=True):
         refuse_unless(ctx, within, RuntimeError, f"{name} is out of bounds for {_C_NAMES[dtype]}")
-    if low > last or not all(good):
+    if low > last or not all(in_limits):
         return lax.full(spec.shape, 0, dtype)
     offset = np.int64(low)
-    return convert(lax.add(lax.convert_element_type(below(ctx, spec.shape, last - low + 1), np.int64), offset), dtype)
+    return convert(lax.add(lax.convert_element_type(integers_below(ctx, spec.shape, last - low + 1), np.int64), offset), dtype)
 
 
-def below(ctx: Context, shape: Shape, count: int | Array) -> Array:
+def integers_below(ctx: Context, shape: Shape, count: int | Array) -> Array:
     """Returns integers from [0, count), uniformly distributed; count is at most 2**64.
 
-    The relative error of each probability is at most 2**-16, and far smaller if count is above 2**16. A count that is an array is
-    converted to uint64.
+    The relative error of each probability is at most 2**-16, and far smaller if count is above 2**16. An array of counts is converted to
+    uint64.
 
     Dtype:  uint64.
     """
     if not isinstance(count, int):
-        return _high_product(_word(ctx, shape), _word(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
+        return _upper_128(_random_words(ctx, shape), _random_words(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
     if count > 1 << 32:
         if count & (count - 1) == 0:
-            return lax.shift_right_logical(_word(ctx, shape), np.uint64(65 - count.bit_length()))
-        return _high_product(_word(ctx, shape), _word(ctx, shape), lax.full(shape, np.uint64(count)))
-    # The integer part of count times a random fraction of 32 or 64 bits.
+            return lax.shift_right_logical(_random_words(ctx, shape), np.uint64(65 - count.bit_length()))
+        return _upper_128(_random_words(ctx, shape), _random_words(ctx, shape), lax.full(shape, np.uint64(count)))
+    # The result is the integer part of count times a random fraction of 32 or 64 bits.
     factor, half = np.uint64(count), np.uint64(32)
     if count <= 1 << 16 or count & (count - 1) == 0:
         bits = lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64)
         return lax.shift_right_logical(lax.mul(bits, factor), half)
     high, low = (lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64) for _ in range(2))
-    carried = lax.shift_right_logical(lax.mul(low, factor), half)
-    return lax.shift_right_logical(lax.add(lax.mul(high, factor), carried), half)
+    carry = lax.shift_right_logical(lax.mul(low, factor), half)
+    return lax.shift_right_logical(lax.add(lax.mul(high, factor), carry), half)
 
 
-def _word(ctx: Context, shape: Shape) -> Array:
+def _random_words(ctx: Context, shape: Shape) -> Array:
     return jax.random.bits(ctx.key(), shape, np.uint64)
 
 
-def _high_product(high: Array, low: Array, factor: Array) -> Array:
+def _upper_128(high: Array, low: Array, factor: Array) -> Array:
     """Returns (high * 2**64 + low) * factor, divided by 2**128 and truncated.
 
     Dtype:  operands and result are uint64.
     """
-    upper, lower, carried = _upper(high, factor), lax.mul(high, factor), _upper(low, factor)
-    total = lax.add(lower, carried)
-    return lax.add(upper, lax.convert_element_type(lax.lt(total, carried), np.uint64))
+    upper, lower, carry = _upper_64(high, factor), lax.mul(high, factor), _upper_64(low, factor)
+    total = lax.add(lower, carry)
+    return lax.add(upper, lax.convert_element_type(lax.lt(total, carry), np.uint64))
 
 
-def _upper(x: Array, y: Array) -> Array:
+def _upper_64(x: Array, y: Array) -> Array:
     """Returns the upper 64 bits of the product of two uint64 numbers, computed from the products of their 32-bit halves."""
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
     (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, half), lax.bitwise_and(value, mask)) for value in (x, y))
-    crossed = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
+    cross_products = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
     middle = lax.shift_right_logical(lax.mul(x_low, y_low), half)
     upper = lax.mul(x_high, y_high)
-    for product in crossed:
+    for product in cross_products:
         middle = lax.add(middle, lax.bitwise_and(product, mask))
         upper = lax.add(upper, lax.shift_right_logical(product, half))
     return lax.add(upper, lax.shift_right_logical(middle, half))
@@ -121,7 +121,7 @@ _C_NAMES = {
 }  # fmt: skip
 
 
-def _limits(dtype: DType) -> tuple[float, float]:
+def _integer_limits(dtype: DType) -> tuple[float, float]:
     """Returns the smallest and the largest integer that random_ may draw for a dtype."""
     if dtypes.is_bool(dtype):
         return 0, 1
@@ -131,24 +131,24 @@ def _limits(dtype: DType) -> tuple[float, float]:
 
 
 def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
-    """Returns the bounds, moved inwards so that an integer between them stays between them when it is converted to `dtype`.
+    """Returns bounds, moved inwards, between which all integers stay when they are converted to `dtype`.
 
     Source: ATen native/DistributionTemplates.h, update_from and update_to
     """
-    digits = MANTISSA_BITS[dtype]
+    mantissa_bits = MANTISSA_BITS[dtype]
 
     def step(value: int) -> int:
-        return 1 << (abs(value).bit_length() - digits)
+        return 1 << (abs(value).bit_length() - mantissa_bits)
 
     def rounded(value: int) -> int:
-        """Casts to the dtype and back, as x86 does."""
+        """Returns the value cast to the dtype and back, as x86 does it."""
         cast = float(number(value, dtype))
         return int(cast) if abs(cast) < 2.0**63 else -(2**63)
 
-    above, last = rounded(low + 1), rounded(high - 1)
-    if above < low and abs(low + 1).bit_length() >= digits:
-        low = above + step(low + 1)
-    if last >= high and abs(high - 1).bit_length() >= digits:
+    first, last = rounded(low + 1), rounded(high - 1)
+    if first < low and abs(low + 1).bit_length() >= mantissa_bits:
+        low = first + step(low + 1)
+    if last >= high and abs(high - 1).bit_length() >= mantissa_bits:
         high = last - step(high - 1)
     return low, high
 
@@ -193,11 +193,11 @@ def randint_like_tensor(x: Array, high: Array, *, dtype: DType | None = None, ct
     spec: TensorSpec = ctx.output
     wide = convert(high, np.dtype(np.int64))
     ctx.require(lax.gt(wide, full_like(wide, 0)), RuntimeError, "random_ expects 'from' to be less than 'to'")
-    last = _limits(spec.jax_dtype)[1]
+    last = _integer_limits(spec.jax_dtype)[1]
     if last < 2**63 - 1:
         message = f"to - 1 is out of bounds for {_C_NAMES[spec.jax_dtype]}"
         ctx.require(lax.le(wide, full_like(wide, int(last) + 1)), RuntimeError, message)
-    return convert(lax.convert_element_type(below(ctx, spec.shape, wide), np.int64), spec.jax_dtype)
+    return convert(lax.convert_element_type(integers_below(ctx, spec.shape, wide), np.int64), spec.jax_dtype)
 
 
 @lowers(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
@@ -210,20 +210,20 @@ def randint_like_low(x: Array, low: int, high: int, *, dtype: DType | None = Non
     return _integers(ctx, low, high)
 
 
-def _last(dtype: DType) -> int:
+def _largest_default(dtype: DType) -> int:
     """Returns the largest integer that random_ draws by default: for floats, the largest n such that all integers up to n are exact."""
-    return 2 ** MANTISSA_BITS[dtype] if dtypes.is_float(dtype) else int(_limits(dtype)[1])
+    return 2 ** MANTISSA_BITS[dtype] if dtypes.is_float(dtype) else int(_integer_limits(dtype)[1])
 
 
 @lowers(aten.random.default)
 def random(x: Array, ctx: Context) -> Array:
-    """Integers from 0 to the dtype's largest; for floats, to the largest n such that all integers up to n are exact.
+    """Integers from 0 to the largest of the dtype. For floats, this is the largest n such that all integers up to n are exact.
 
     Shape:  that of x.
     Dtype:  that of x.
     Source: ATen core/TransformationHelper.h, uniform_int
     """
-    return _from_to(ctx, 0, _last(ctx.output.jax_dtype), "")
+    return _integers_from_to(ctx, 0, _largest_default(ctx.output.jax_dtype), "")
 
 
 @lowers(aten.random.to)
@@ -247,13 +247,17 @@ def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
     if high is not None:
         return _integers(ctx, low, high)
     if low == -(2**63):
-        holds = dtype in (np.int64, np.float32, np.float64, dtypes.to_jax(torch.bfloat16))
-        refuse_unless(ctx, holds, RuntimeError, "random_full_64_bits_range_kernel_cpu handles only int64, double, float and bfloat16")
-        return convert(lax.convert_element_type(below(ctx, x.shape, 2**64), np.int64), dtype)
-    last = _last(dtype)
+        is_supported = dtype in (np.int64, np.float32, np.float64, dtypes.to_jax(torch.bfloat16))
+        refuse_unless(
+            ctx, is_supported, RuntimeError, "random_full_64_bits_range_kernel_cpu handles only int64, double, float and bfloat16"
+        )
+        return convert(lax.convert_element_type(integers_below(ctx, x.shape, 2**64), np.int64), dtype)
+    last = _largest_default(dtype)
     if dtypes.is_float(dtype):
         low, _ = _representable(low, last, dtype)
-    return _from_to(ctx, low, last, f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc', got {low} > {last}")
+    return _integers_from_to(
+        ctx, low, last, f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc', got {low} > {last}"
+    )
 
 
 @lowers(aten.randperm.default, aten.randperm.generator)
@@ -265,16 +269,16 @@ def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
     """
     dtype = ctx.output.jax_dtype
     name = dtypes.to_torch(dtype)
-    if n - 1 > _limits(dtype)[1]:
+    if n - 1 > _integer_limits(dtype)[1]:
         refuse_unless(ctx, False, RuntimeError, f"value cannot be converted to type {dtype.name}_t without overflow")
-    elif name in _MOST_PERMUTED:
-        most, text = _MOST_PERMUTED[name]
-        refuse_unless(ctx, n <= most, RuntimeError, f"n cannot be greater than {text} type.")
+    elif name in _PERMUTATION_LIMITS:
+        largest, text = _PERMUTATION_LIMITS[name]
+        refuse_unless(ctx, n <= largest, RuntimeError, f"n cannot be greater than {text} type.")
     return convert(jax.random.permutation(ctx.key(), lax.iota(np.int64, n)), dtype)
 
 
 # Source: ATen native/TensorFactories.h, check_supported_max_int_with_precision
-_MOST_PERMUTED = {
+_PERMUTATION_LIMITS = {
     torch.float16: (2**11 + 1, "2049 for Half"),
     torch.float32: (2**24 + 1, "2^24+1 for Float"),
     torch.float64: (2**53 + 1, "2^53+1 for Double"),
@@ -294,7 +298,7 @@ def geometric(x: Array, p: float, ctx: Context) -> Array:
     if not 0 < p < 1:
         refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
         return x
-    # In float64, as in ATen: for small p the numbers are large, and float32's random bits would leave gaps among them.
+    # In float64, as in ATen: for small p the numbers are large, and float32's random bits would leave gaps between them.
     drawn = standard_exponential(ctx, x.shape, _FLOAT64)
     return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
 
@@ -311,16 +315,16 @@ def poisson(rate: Array, ctx: Context) -> Array:
     ctx.require(valid, RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
     wide = convert(rate, _FLOAT64)
     wide = lax.select(valid, wide, full_like(wide, 0))  # with a rate of nan, no number would ever be accepted
-    small = lax.lt(wide, full_like(wide, _SMALL_RATE))
-    few = _by_inversion(ctx, lax.select(small, wide, full_like(wide, 0)))
-    many = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
-    drawn = lax.select(small, few, many)
-    # A larger rate is itself the draw; the cast to int64 below then decides its value.
+    is_small = lax.lt(wide, full_like(wide, _SMALL_RATE))
+    by_inversion = _by_inversion(ctx, lax.select(is_small, wide, full_like(wide, 0)))
+    by_rejection = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
+    drawn = lax.select(is_small, by_inversion, by_rejection)
+    # For a larger rate, the draw is the rate itself. The cast to int64 below then determines the value.
     drawn = lax.select(lax.gt(wide, full_like(wide, _LARGE_RATE)), wide, drawn)
     return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
 
 
-# Rejection sampling needs at least the first rate. Beyond the second, float64's integers lie farther apart than the draws.
+# Rejection sampling needs at least the smaller rate. Draws for rates above the larger one come close to the limit of int64.
 _SMALL_RATE, _LARGE_RATE = np.float64(10), np.float64(2.0**62)
 
 
@@ -328,23 +332,23 @@ def _by_inversion(ctx: Context, rate: Array) -> Array:
     """Returns Poisson-distributed numbers by inversion: the first k whose cumulative probability is above a uniform number."""
     drawn = uniform_numbers(ctx, rate.shape, _FLOAT64)
 
-    def going(state: tuple[Array, Array, Array, Array]) -> Array:
+    def unfinished(state: tuple[Array, Array, Array, Array]) -> Array:
         count, _, cumulative, _ = state
-        return lax.bitwise_and(lax.lt(count, np.float64(_MOST_FEW)), _any(lax.le(cumulative, drawn)))
+        return lax.bitwise_and(lax.lt(count, np.float64(_MAX_INVERSION_STEPS)), _any(lax.le(cumulative, drawn)))
 
     def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        count, probability, cumulative, found = state
-        above = lax.gt(cumulative, drawn)
+        count, probability, cumulative, result = state
+        is_done = lax.gt(cumulative, drawn)
         count = lax.add(count, np.float64(1))
         probability = lax.mul(probability, lax.div(rate, count))
-        return count, probability, lax.add(cumulative, probability), lax.select(above, found, lax.add(found, full_like(found, 1)))
+        return count, probability, lax.add(cumulative, probability), lax.select(is_done, result, lax.add(result, full_like(result, 1)))
 
     first = lax.exp(lax.neg(rate))
-    return lax.while_loop(going, step, (np.float64(0), first, first, full_like(rate, 0)))[3]
+    return lax.while_loop(unfinished, step, (np.float64(0), first, first, full_like(rate, 0)))[3]
 
 
-# With a rate of 10, a draw exceeds this once in 10**16 times.
-_MOST_FEW = 60
+# With a rate of 10, one draw in 10**16 exceeds this.
+_MAX_INVERSION_STEPS = 60
 
 
 def _by_rejection(ctx: Context, rate: Array) -> Array:
@@ -360,17 +364,17 @@ def _by_rejection(ctx: Context, rate: Array) -> Array:
     v_r = 0.9277 - 3.6224 / (b - 2)
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        key, found, accepted = state
+        key, result, accepted = state
         key, first, second = jax.random.split(key, 3)
-        u, v = (uniform_from(item, rate.shape, _FLOAT64) for item in (first, second))
+        u, v = (uniform_with_key(item, rate.shape, _FLOAT64) for item in (first, second))
         u = u - 0.5
         distance = 0.5 - lax.abs(u)
         count = lax.floor((2 * a / distance + b) * u + rate + 0.43)
-        at_once = (distance >= 0.07) & (v <= v_r)
-        refused = (count < 0) | ((distance < 0.013) & (v > distance))
+        accepted_at_once = (distance >= 0.07) & (v <= v_r)
+        rejected = (count < 0) | ((distance < 0.013) & (v > distance))
         score = lax.log(v) + log_inverse_alpha - lax.log(a / (distance * distance) + b)
-        good = at_once | (~refused & (score <= count * log_rate - rate - lax.lgamma(count + 1)))
-        return key, lax.select(good & ~accepted, count, found), accepted | good
+        accepted_now = accepted_at_once | (~rejected & (score <= count * log_rate - rate - lax.lgamma(count + 1)))
+        return key, lax.select(accepted_now & ~accepted, count, result), accepted | accepted_now
 
     start = (ctx.key(), full_like(rate, 0), lax.full(rate.shape, False))
     return lax.while_loop(lambda state: _any(~state[2]), step, start)[1]
@@ -389,12 +393,12 @@ def binomial(count: Array, p: Array, ctx: Context) -> Array:
     Source: ATen native/Distributions.cpp, sample_binomial
     """
     wide = _FLOAT64
-    trials, chance = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
+    trials, probability = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
     zero, one = full_like(trials, 0), full_like(trials, 1)
-    none = lax.bitwise_or(lax.le(trials, zero), lax.le(chance, zero))
-    all_ = lax.ge(chance, one)
-    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, chance, one), trials.shape, wide)
-    return convert(lax.select(none, zero, lax.select(all_, trials, drawn)), np.dtype(count.dtype))
+    is_zero = lax.bitwise_or(lax.le(trials, zero), lax.le(probability, zero))
+    is_count = lax.ge(probability, one)
+    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, probability, one), trials.shape, wide)
+    return convert(lax.select(is_zero, zero, lax.select(is_count, trials, drawn)), np.dtype(count.dtype))
 
 
 @lowers(aten.multinomial.default)
@@ -410,12 +414,12 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
         refuse_unless(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
         return lax.full(ctx.output.shape, 0, np.int64)
     wide = convert(weights, _FLOAT64)
-    valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
-    ctx.require(valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")
+    is_valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
+    ctx.require(is_valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")
     sums = lax.reduce_sum(wide, (weights.ndim - 1,))
     ctx.require(lax.gt(sums, full_like(sums, 0)), RuntimeError, "invalid multinomial distribution (sum of probabilities <= 0)")
     if not replacement:
-        # The index of the largest weight / exponential is a draw; the index of the next largest is a draw among the rest.
+        # The index of the largest weight / exponential is the first draw. The index of the next largest is a draw from the rest.
         ratio = lax.div(wide, standard_exponential(ctx, weights.shape, _FLOAT64))
         return convert(lax.top_k(ratio, count)[1], np.dtype(np.int64))
     cumulative = running_sum(wide, weights.ndim - 1)
@@ -424,6 +428,6 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     search = functools.partial(jax.numpy.searchsorted, side="right")
     for _ in range(weights.ndim - 1):
         search = jax.vmap(search)
-    # A product may round up to the total. Staying below it gives no index past the last nonzero weight.
-    most = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
-    return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), most)), np.dtype(np.int64))
+    # A product may round up to the total. A number below the total gives no index past the last nonzero weight.
+    largest = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
+    return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), largest)), np.dtype(np.int64))

@@ -19,7 +19,8 @@ from ..promotion import convert, number
 from ..registry import lowers
 
 
-def _wide(x: Array) -> Array:
+def _to_accumulator(x: Array) -> Array:
+    """Returns x in the accumulator's dtype."""
     return convert(x, dtypes.accumulator(x.dtype))
 
 
@@ -29,33 +30,33 @@ def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
     Shape:  x (batch, count * hidden) gives (batch, hidden) for each gate.
     Dtype:  the accumulator's.
     """
-    x = _wide(x)
+    x = _to_accumulator(x)
     if bias is not None:
-        x = lax.add(x, lax.broadcast_in_dim(_wide(bias), x.shape, (1,)))
+        x = lax.add(x, lax.broadcast_in_dim(_to_accumulator(bias), x.shape, (1,)))
     size = x.shape[1] // count
     return [lax.slice_in_dim(x, part * size, (part + 1) * size, axis=1) for part in range(count)]
 
 
-def _joined(parts: list[Array], like: Array) -> Array:
+def _concatenated(parts: list[Array], like: Array) -> Array:
     return convert(lax.concatenate(parts, 1), like.dtype)
 
 
-def _less_one(x: Array) -> Array:
+def _one_minus(x: Array) -> Array:
     """Returns 1 - x."""
     return lax.sub(number(1, x.dtype), x)
 
 
-def _sigmoid_slope(out: Array) -> Array:
-    return lax.mul(_less_one(out), out)
+def _sigmoid_derivative(out: Array) -> Array:
+    return lax.mul(_one_minus(out), out)
 
 
-def _tanh_slope(out: Array) -> Array:
-    return _less_one(lax.square(out))
+def _tanh_derivative(out: Array) -> Array:
+    return _one_minus(lax.square(out))
 
 
 def _bias_gradient(gates: Array) -> Array:
     """Returns the gradient of a bias: the gradient of the gates, summed over the batch."""
-    return convert(lax.reduce_sum(_wide(gates), (0,)), gates.dtype)
+    return convert(lax.reduce_sum(_to_accumulator(gates), (0,)), gates.dtype)
 
 
 @lowers(aten._thnn_fused_lstm_cell.default)
@@ -68,11 +69,16 @@ def lstm_cell(
     Dtype:  that of cx twice, and that of input_gates; computed in float32 for half types.
     """
     pairs = zip(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), strict=True)
-    into, forget, cell, out = (lax.add(x, h) for x, h in pairs)
-    into, forget, cell, out = lax.logistic(into), lax.logistic(forget), lax.tanh(cell), lax.logistic(out)
-    cy = lax.add(lax.mul(forget, _wide(cx)), lax.mul(into, cell))
-    hy = lax.mul(out, lax.tanh(cy))
-    return convert(hy, cx.dtype), convert(cy, cx.dtype), _joined([into, forget, cell, out], input_gates)
+    input_gate, forget_gate, cell_gate, output_gate = (lax.add(x, h) for x, h in pairs)
+    input_gate, forget_gate, cell_gate, output_gate = (
+        lax.logistic(input_gate),
+        lax.logistic(forget_gate),
+        lax.tanh(cell_gate),
+        lax.logistic(output_gate),
+    )
+    cy = lax.add(lax.mul(forget_gate, _to_accumulator(cx)), lax.mul(input_gate, cell_gate))
+    hy = lax.mul(output_gate, lax.tanh(cy))
+    return convert(hy, cx.dtype), convert(cy, cx.dtype), _concatenated([input_gate, forget_gate, cell_gate, output_gate], input_gates)
 
 
 @lowers(aten._thnn_fused_lstm_cell_backward_impl.default)
@@ -81,26 +87,26 @@ def lstm_cell_backward(
 ) -> tuple[Array | None, ...]:
     """Gradients of the gates, of cx and of the biases (None without biases). All are None if neither state has a gradient.
 
-    Input and hidden gates have the same gradient, and so have both biases.
+    The input and the hidden gates have the same gradient, and so have the two biases.
 
     Shape:  (batch, 4 * hidden), (batch, hidden) and (4 * hidden).
     """
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    into, forget, cell, out = _gates(workspace, None, 4)
-    tanh = lax.tanh(_wide(cy))
-    nothing = lax.full_like(tanh, 0)
-    of_hy = nothing if grad_hy is None else _wide(grad_hy)
-    of_cy = nothing if grad_cy is None else _wide(grad_cy)
-    state = lax.add(lax.mul(lax.mul(of_hy, out), _tanh_slope(tanh)), of_cy)
-    gates = [
-        lax.mul(lax.mul(state, cell), _sigmoid_slope(into)),
-        lax.mul(lax.mul(state, _wide(cx)), _sigmoid_slope(forget)),
-        lax.mul(lax.mul(state, into), _tanh_slope(cell)),
-        lax.mul(lax.mul(of_hy, tanh), _sigmoid_slope(out)),
+    input_gate, forget_gate, cell_gate, output_gate = _gates(workspace, None, 4)
+    tanh = lax.tanh(_to_accumulator(cy))
+    zeros = lax.full_like(tanh, 0)
+    grad_hidden = zeros if grad_hy is None else _to_accumulator(grad_hy)
+    grad_cell = zeros if grad_cy is None else _to_accumulator(grad_cy)
+    grad_state = lax.add(lax.mul(lax.mul(grad_hidden, output_gate), _tanh_derivative(tanh)), grad_cell)
+    gradients = [
+        lax.mul(lax.mul(grad_state, cell_gate), _sigmoid_derivative(input_gate)),
+        lax.mul(lax.mul(grad_state, _to_accumulator(cx)), _sigmoid_derivative(forget_gate)),
+        lax.mul(lax.mul(grad_state, input_gate), _tanh_derivative(cell_gate)),
+        lax.mul(lax.mul(grad_hidden, tanh), _sigmoid_derivative(output_gate)),
     ]
-    grad_gates = _joined(gates, workspace)
-    return grad_gates, convert(lax.mul(state, forget), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
+    grad_gates = _concatenated(gradients, workspace)
+    return grad_gates, convert(lax.mul(grad_state, forget_gate), cx.dtype), _bias_gradient(grad_gates) if has_bias else None
 
 
 @lowers(aten._thnn_fused_gru_cell.default)
@@ -116,9 +122,9 @@ def gru_cell(
     h_reset, h_update, h_new = _gates(hidden_gates, hidden_bias, 3)
     reset, update = lax.logistic(lax.add(x_reset, h_reset)), lax.logistic(lax.add(x_update, h_update))
     new = lax.tanh(lax.add(x_new, lax.mul(reset, h_new)))
-    state = _wide(hx)
+    state = _to_accumulator(hx)
     hy = lax.add(new, lax.mul(update, lax.sub(state, new)))
-    return convert(hy, hx.dtype), _joined([reset, update, new, state, h_new], hx)
+    return convert(hy, hx.dtype), _concatenated([reset, update, new, state, h_new], hx)
 
 
 @lowers(aten._thnn_fused_gru_cell_backward.default)
@@ -128,14 +134,14 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
     Shape:  (batch, 3 * hidden) twice, (batch, hidden), and (3 * hidden) twice.
     """
     reset, update, new, state, h_new = _gates(workspace, None, 5)
-    grad = _wide(grad_hy)
-    of_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_slope(update))
-    of_new = lax.mul(lax.mul(grad, _less_one(update)), _tanh_slope(new))
-    of_reset = lax.mul(lax.mul(of_new, h_new), _sigmoid_slope(reset))
-    input_gates = _joined([of_reset, of_update, of_new], workspace)
-    hidden_gates = _joined([of_reset, of_update, lax.mul(of_new, reset)], workspace)
-    biases = (_bias_gradient(input_gates), _bias_gradient(hidden_gates)) if has_bias else (None, None)
-    return input_gates, hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *biases
+    grad = _to_accumulator(grad_hy)
+    grad_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_derivative(update))
+    grad_new = lax.mul(lax.mul(grad, _one_minus(update)), _tanh_derivative(new))
+    grad_reset = lax.mul(lax.mul(grad_new, h_new), _sigmoid_derivative(reset))
+    grad_input_gates = _concatenated([grad_reset, grad_update, grad_new], workspace)
+    grad_hidden_gates = _concatenated([grad_reset, grad_update, lax.mul(grad_new, reset)], workspace)
+    grad_biases = (_bias_gradient(grad_input_gates), _bias_gradient(grad_hidden_gates)) if has_bias else (None, None)
+    return grad_input_gates, grad_hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *grad_biases
 
 
 # --- oneDNN's recurrent layers, on CPU
@@ -148,20 +154,20 @@ def _layer(
 ) -> tuple[Array, Array, Array]:
     """Returns the hidden states of all steps, and the last hidden and cell states.
 
-    Shape:  x (time, batch, in); hx and cx (batch, hidden).
+    Shape:  x (time, batch, in), hx and cx (batch, hidden) give (time, batch, hidden), and (batch, hidden) twice.
     """
-    of_input, of_hidden, *biases = weights
-    gates = lax.dot_general(x, _wide(of_input), (((2,), (1,)), ((), ())), precision=precision)
+    input_weight, hidden_weight, *biases = weights
+    gates = lax.dot_general(x, _to_accumulator(input_weight), (((2,), (1,)), ((), ())), precision=precision)
     for bias in biases if has_biases else ():
-        gates = lax.add(gates, lax.broadcast_in_dim(_wide(bias), gates.shape, (2,)))
-    recurrent = _wide(of_hidden)
+        gates = lax.add(gates, lax.broadcast_in_dim(_to_accumulator(bias), gates.shape, (2,)))
+    wide_hidden_weight = _to_accumulator(hidden_weight)
 
-    def step(state: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
+    def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
-        now = lax.add(now, lax.dot_general(hidden, recurrent, (((1,), (1,)), ((), ())), precision=precision))
-        into, forget, new, out = _gates(now, None, 4)
-        cell = lax.add(lax.mul(lax.logistic(forget), cell), lax.mul(lax.logistic(into), lax.tanh(new)))
-        hidden = lax.mul(lax.logistic(out), lax.tanh(cell))
+        gates_of_step = lax.add(gates_of_step, lax.dot_general(hidden, wide_hidden_weight, (((1,), (1,)), ((), ())), precision=precision))
+        input_gate, forget_gate, new, output_gate = _gates(gates_of_step, None, 4)
+        cell = lax.add(lax.mul(lax.logistic(forget_gate), cell), lax.mul(lax.logistic(input_gate), lax.tanh(new)))
+        hidden = lax.mul(lax.logistic(output_gate), lax.tanh(cell))
         return (hidden, cell), hidden
 
     (hy, cy), states = lax.scan(step, (hx, cx), gates, reverse=reverse)
@@ -202,8 +208,8 @@ def rnn_layer(
     Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.
     """
     _check_layer(batch_sizes, mode)
-    hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
-    results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
+    hx, cx = (_to_accumulator(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
+    results = _layer(_to_accumulator(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
     out = [convert(lax.reshape(result, spec.shape), spec.jax_dtype) for result, spec in zip(results, ctx.output, strict=False)]
     return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype)
 
@@ -236,25 +242,25 @@ def rnn_layer_backward(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each of the shape of its operand."""
+    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each with the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
-    hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))
+    hx, cx = (_to_accumulator(lax.reshape(state, shape)) for state in (hx, cx))
     bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both biases; ATen returns a bias gradient also without biases
     if has_biases:
-        bias = lax.add(_wide(weight2), _wide(weight3))
-    nothing = lax.full_like(bias, 0)
+        bias = lax.add(_to_accumulator(weight2), _to_accumulator(weight3))
+    zeros = lax.full_like(bias, 0)
 
     def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
-        return _layer(x, (weight0, weight1, bias, nothing), hx, cx, True, reverse, ctx.settings.matmul_precision)
+        return _layer(x, (weight0, weight1, bias, zeros), hx, cx, True, reverse, ctx.settings.matmul_precision)
 
-    results, pull = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
-    given = [
-        lax.full_like(result, 0) if grad is None else _wide(lax.reshape(grad, result.shape))
+    results, vjp = jax.vjp(layer, _to_accumulator(x), _to_accumulator(weight0), _to_accumulator(weight1), bias, hx, cx)
+    cotangents = [
+        lax.full_like(result, 0) if grad is None else _to_accumulator(lax.reshape(grad, result.shape))
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
-    of_x, of_weight0, of_weight1, of_bias, of_hx, of_cx = pull(tuple(given))
-    if not has_biases and ctx.output[3].shape != of_bias.shape:  # torch 2.11 returns zeros of a weight's shape for a missing bias
-        of_bias = lax.full(ctx.output[3].shape, 0, of_bias.dtype)
-    found = (of_x, of_weight0, of_weight1, of_bias, of_bias, of_hx, of_cx)
-    return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True))
+    grad_x, grad_weight0, grad_weight1, grad_bias, grad_hx, grad_cx = vjp(tuple(cotangents))
+    if not has_biases and ctx.output[3].shape != grad_bias.shape:  # torch 2.11 returns zeros of a weight's shape for a missing bias
+        grad_bias = lax.full(ctx.output[3].shape, 0, grad_bias.dtype)
+    gradients = (grad_x, grad_weight0, grad_weight1, grad_bias, grad_bias, grad_hx, grad_cx)
+    return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(gradients, ctx.output, strict=True))

@@ -27,12 +27,12 @@ _BOOL = np.dtype(np.bool_)
 _INT64 = np.dtype(np.int64)
 
 
-def keep(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
-    """Reshapes the result of reducing x over dims: with keepdim, the reduced dimensions have size 1."""
+def apply_keepdim(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    """Returns the result of a reduction of x over dims in its final shape: with keepdim, the reduced dimensions have size 1."""
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
 
 
-def spread(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+def broadcast_back(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
     """Broadcasts the result of a reduction over dims back to `shape`."""
     return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
 
@@ -41,14 +41,14 @@ def is_nan(x: Array) -> Array:
     return lax.ne(x, x)
 
 
-def _number(value: float, like: Array) -> Array:
+def _number_like(value: float, like: Array) -> Array:
     return lax.full_like(like, value)
 
 
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
     """Returns reduce(x, dims).
 
-    If x is the current node's first argument, the reduction runs over x, or the array it is computed from, in its order in memory:
+    If x is the current node's first argument, the reduction runs over x, or the array from which x is computed, in its order in memory:
     XLA:CPU takes 50 times as long for the sum of a transposed matrix.
     """
     (result,) = _reduce_to_several(ctx, x, dims, lambda x, dims: [reduce(x, dims)])
@@ -61,12 +61,12 @@ def _reduce_to_several(
     node = next(iter(ctx.node.args), None)
     if not isinstance(node, Node) or node not in ctx.values or ctx.values[node] is not x:
         return reduce(x, dims)
-    source, places = in_memory_order(ctx, 0, x)
-    results = reduce(source, tuple(sorted(places[dim] for dim in dims)))
-    left = [place for dim, place in enumerate(places) if dim not in dims]
-    if left == sorted(left):
+    operand, new_dims = in_memory_order(ctx, 0, x)
+    results = reduce(operand, tuple(sorted(new_dims[dim] for dim in dims)))
+    remaining = [d for dim, d in enumerate(new_dims) if dim not in dims]
+    if remaining == sorted(remaining):
         return results
-    return [lax.transpose(result, [sorted(left).index(place) for place in left]) for result in results]
+    return [lax.transpose(result, [sorted(remaining).index(d) for d in remaining]) for result in results]
 
 
 @lowers(aten.sum.dim_IntList)
@@ -80,7 +80,7 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_or if out == np.bool_ else ctx.sum
     total = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(total, out), x, dims, keepdim)
+    return apply_keepdim(convert(total, out), x, dims, keepdim)
 
 
 @lowers(aten.sum.default)
@@ -98,13 +98,13 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
     """The mean over some dimensions; nan if they are empty. Half types are added in float32.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
-    Dtype:  `dtype` if given, else that of x, which then is a float or complex dtype.
+    Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
     """
     out = dtype or x.dtype
     dims = reduction_dims(dim, x.ndim)
     total = _reduce(ctx, x, dims, lambda x, dims: ctx.sum(convert(x, dtypes.accumulator(out)), dims))
     count = math.prod(x.shape[d] for d in dims)
-    return keep(convert(lax.div(total, _number(count, total)), out), x, dims, keepdim)
+    return apply_keepdim(convert(lax.div(total, _number_like(count, total)), out), x, dims, keepdim)
 
 
 @lowers(aten.mean.default)
@@ -128,7 +128,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     dims = reduction_dims(dim, x.ndim)
     reduce = lax.reduce_and if out == np.bool_ else reduce_prod
     result = _reduce(ctx, x, dims, lambda x, dims: reduce(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(result, out), x, dims, keepdim)
+    return apply_keepdim(convert(result, out), x, dims, keepdim)
 
 
 @lowers(aten.prod.default)
@@ -149,7 +149,7 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     if dtypes.is_inexact(x.dtype):
-        x = lax.select(is_nan(x), _number(0, x), x)
+        x = lax.select(is_nan(x), _number_like(0, x), x)
     return sum_(x, dim, keepdim, dtype=dtype, ctx=ctx)
 
 
@@ -161,7 +161,7 @@ def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
-    return keep(_reduce(ctx, x, dims, ctx.max), x, dims, keepdim)
+    return apply_keepdim(_reduce(ctx, x, dims, ctx.max), x, dims, keepdim)
 
 
 @lowers(aten.amin.default)
@@ -172,7 +172,7 @@ def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
-    return keep(_reduce(ctx, x, dims, ctx.min), x, dims, keepdim)
+    return apply_keepdim(_reduce(ctx, x, dims, ctx.min), x, dims, keepdim)
 
 
 @lowers(aten.aminmax.default)
@@ -185,56 +185,56 @@ def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Con
     return amin(x, dim, keepdim, ctx=ctx), amax(x, dim, keepdim, ctx=ctx)
 
 
-def first_place(hits: Array, dim: int) -> Array:
-    """Returns the first index along one dimension where `hits` is True. There must be one."""
+def first_index(hits: Array, dim: int) -> Array:
+    """Returns the first index along `dim` at which `hits` is True. Each row must have such an index."""
     size = hits.shape[dim]
-    kind = "int32" if definitely(lambda: size < 2**31) else "int64"
-    places = lax.broadcasted_iota(kind, hits.shape, dim)
-    return convert(reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
+    dtype = "int32" if definitely(lambda: size < 2**31) else "int64"
+    indices = lax.broadcasted_iota(dtype, hits.shape, dim)
+    return convert(reduce_min(lax.select(hits, indices, lax.full_like(indices, size - 1)), (dim,)), _INT64)
 
 
-def _extremum(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_and_index(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
     """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
-    These are two plain reductions, since XLA vectorizes them, but not one reduction over pairs.
+    The two are separate plain reductions, since XLA does not vectorize a reduction over pairs of value and index.
     """
     best = reduce(x, (dim,))
-    hits = lax.eq(x, spread(best, x.shape, (dim,)))
+    hits = lax.eq(x, broadcast_back(best, x.shape, (dim,)))
     if dtypes.is_float(x.dtype):
         hits = lax.bitwise_or(hits, is_nan(x))
-    return best, first_place(hits, dim)
+    return best, first_index(hits, dim)
 
 
-def _value_and_place(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
     if x.ndim == 0:
         return x, lax.full((), 0, _INT64)
     dim = wrap(dim, x.ndim)
     if 0 in x.shape:
         shape = [size for d, size in enumerate(x.shape) if d != dim]
-        best, place = lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
+        best, index = lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
     else:
-        best, place = _extremum(x, dim, reduce)
-    return keep(best, x, (dim,), keepdim), keep(place, x, (dim,), keepdim)
+        best, index = _extremum_and_index(x, dim, reduce)
+    return apply_keepdim(best, x, (dim,), keepdim), apply_keepdim(index, x, (dim,), keepdim)
 
 
 @lowers(aten.max.dim)
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The largest element along one dimension, and its first index. If there is a nan: the first one.
+    """The largest element along one dimension, and its first index. If there are nans, the first nan.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
     """
-    return _value_and_place(x, dim, keepdim, reduce_max)
+    return _extremum_of_dim(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.min.dim)
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The smallest element along one dimension, and its first index. If there is a nan: the first one.
+    """The smallest element along one dimension, and its first index. If there are nans, the first nan.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
     """
-    return _value_and_place(x, dim, keepdim, reduce_min)
+    return _extremum_of_dim(x, dim, keepdim, reduce_min)
 
 
 @lowers(aten.max.default)
@@ -257,22 +257,22 @@ def min_all(x: Array, *, ctx: Context) -> Array:
     return amin(x, ctx=ctx)
 
 
-def _place(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+def _arg_extremum(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
     if dim is None:
-        place = _value_and_place(lax.reshape(x, (x.size,)), 0, False, reduce)[1]
-        return lax.reshape(place, (1,) * x.ndim) if keepdim else place
-    return _value_and_place(x, dim, keepdim, reduce)[1]
+        index = _extremum_of_dim(lax.reshape(x, (x.size,)), 0, False, reduce)[1]
+        return lax.reshape(index, (1,) * x.ndim) if keepdim else index
+    return _extremum_of_dim(x, dim, keepdim, reduce)[1]
 
 
 @lowers(aten.argmax.default)
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The index of the largest element: the first of several equal ones, and the first nan if there is one.
 
-    Shape:  x without `dim`; [] if `dim` is None, and the index is that in the flattened x then. With `keepdim`, reduced dimensions have
-            size 1.
+    Shape:  x without `dim`. If `dim` is None, the shape is [], and the index is that in the flattened x. With `keepdim`, reduced dimensions
+            have size 1.
     Dtype:  int64.
     """
-    return _place(x, dim, keepdim, reduce_max)
+    return _arg_extremum(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.argmin.default)
@@ -282,15 +282,15 @@ def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     Shape:  as of `argmax`.
     Dtype:  int64.
     """
-    return _place(x, dim, keepdim, reduce_min)
+    return _arg_extremum(x, dim, keepdim, reduce_min)
 
 
-def _truth(x: Array) -> Array:
+def _is_nonzero(x: Array) -> Array:
     return convert(x, _BOOL) if dtypes.is_bool(x.dtype) else lax.ne(x, lax.full_like(x, 0))
 
 
-def _truth_dtype(x: Array) -> DType:
-    """Returns the result dtype of any and all: uint8 for uint8, which once was PyTorch's bool, else bool."""
+def _logical_dtype(x: Array) -> DType:
+    """Returns the result dtype of any and all: uint8 for uint8, which was PyTorch's first bool dtype, else bool."""
     return x.dtype if x.dtype == np.uint8 else _BOOL
 
 
@@ -298,11 +298,11 @@ def _truth_dtype(x: Array) -> DType:
 def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """True if at least one element is nonzero. NaN is nonzero.
 
-    Shape:  x without `dim`: all dimensions if None, and none if it is an empty list. With `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None, none if it is an empty list). With `keepdim` those have size 1.
     Dtype:  bool; uint8 for uint8.
     """
-    dims = _truth_dims(dim, x.ndim)
-    return keep(convert(lax.reduce_or(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
+    dims = _logical_dims(dim, x.ndim)
+    return apply_keepdim(convert(lax.reduce_or(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
 @lowers(aten.all.dim, aten.all.dims)
@@ -312,12 +312,12 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     Shape:  as of `any_`.
     Dtype:  bool; uint8 for uint8.
     """
-    dims = _truth_dims(dim, x.ndim)
-    return keep(convert(lax.reduce_and(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
+    dims = _logical_dims(dim, x.ndim)
+    return apply_keepdim(convert(lax.reduce_and(_is_nonzero(x), dims), _logical_dtype(x)), x, dims, keepdim)
 
 
-def _truth_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Returns the dimensions that any and all reduce: unlike in sums, none for an empty list."""
+def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
+    """Returns the dimensions that any and all reduce. For an empty list these are none, unlike for sums."""
     return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduction_dims(dim, rank)
 
 
@@ -348,7 +348,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
     Shape:  x without `dim` (all dimensions if None or empty).
     Dtype:  int64.
     """
-    return lax.reduce_sum(convert(_truth(x), _INT64), reduction_dims(dim, x.ndim))
+    return lax.reduce_sum(convert(_is_nonzero(x), _INT64), reduction_dims(dim, x.ndim))
 
 
 @lowers(aten.hash_tensor.default)
@@ -360,29 +360,29 @@ def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 
     """
     dims = reduction_dims(dim, x.ndim)
     wide = convert(x, np.dtype(np.float64)) if dtypes.is_float(x.dtype) else convert(x, _INT64)
-    return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
+    return apply_keepdim(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
 
 
 def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
     """Returns variance and mean in the accumulator's dtype, and the reduced dimensions.
 
-    The variance of complex numbers is the sum of the variances of both parts.
+    The variance of complex numbers is the sum of the variances of their real and imaginary parts.
     """
     dims = reduction_dims(dim, x.ndim)
     count = math.prod(x.shape[d] for d in dims)
-    freedom = max(count - (1 if correction is None else correction), 0)
+    divisor = max(count - (1 if correction is None else correction), 0)
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
         x = convert(x, dtypes.accumulator(x.dtype))
         total = sum_neighbours(x, dims)
-        center = lax.div(total, _number(count, total))
-        away = lax.sub(x, spread(center, x.shape, dims))
-        parts = [lax.real(away), lax.imag(away)] if dtypes.is_complex(x.dtype) else [away]
-        squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
-        return lax.div(squares, _number(freedom, squares)), center
+        mean = lax.div(total, _number_like(count, total))
+        deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
+        parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
+        sum_of_squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
+        return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
 
-    variance, center = _reduce_to_several(ctx, x, dims, moments)
-    return variance, center, dims
+    variance, mean = _reduce_to_several(ctx, x, dims, moments)
+    return variance, mean, dims
 
 
 @lowers(aten.var.correction)
@@ -393,7 +393,7 @@ def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
+    return apply_keepdim(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.std.correction)
@@ -404,7 +404,7 @@ def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
+    return apply_keepdim(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.var_mean.correction)
@@ -414,8 +414,10 @@ def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
     Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x, the variance's is the real dtype.
     """
-    variance, center, dims = _moments(ctx, x, dim, correction)
-    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
+    variance, average, dims = _moments(ctx, x, dim, correction)
+    return apply_keepdim(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), apply_keepdim(
+        convert(average, x.dtype), x, dims, keepdim
+    )
 
 
 @lowers(aten.std_mean.correction)
@@ -425,9 +427,11 @@ def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
     Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x, the deviation's is the real dtype.
     """
-    variance, center, dims = _moments(ctx, x, dim, correction)
+    variance, average, dims = _moments(ctx, x, dim, correction)
     deviation = lax.sqrt(variance)
-    return keep(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
+    return apply_keepdim(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), apply_keepdim(
+        convert(average, x.dtype), x, dims, keepdim
+    )
 
 
 @lowers(aten.logsumexp.default)
@@ -440,17 +444,17 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Ar
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
     dims = reduction_dims(dim, x.ndim)
     result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
-    return keep(convert(result, out), x, dims, keepdim)
+    return apply_keepdim(convert(result, out), x, dims, keepdim)
 
 
 def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     if math.prod(x.shape[d] for d in dims) == 0:
         return lax.log(lax.reduce_sum(x, tuple(dims)))
-    top = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
+    largest = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
     # Subtracting an infinite maximum would compute inf - inf.
-    top = lax.select(lax.is_finite(top), top, _number(0, top))
-    shift = convert(top, x.dtype)
-    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, spread(shift, x.shape, dims))), dims))
+    largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
+    shift = convert(largest, x.dtype)
+    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
 
 
@@ -474,15 +478,15 @@ def linalg_vector_norm(
                 return lax.reduce_sum(size, tuple(dims))
             return ctx.max(size, dims) if ord > 0 else ctx.min(size, dims)
         if ord == 0:
-            return ctx.sum(convert(lax.ne(size, _number(0, size)), size.dtype), dims)
+            return ctx.sum(convert(lax.ne(size, _number_like(0, size)), size.dtype), dims)
         if ord == 1:
             return ctx.sum(size, dims)
         if ord == 2:
             return lax.sqrt(ctx.sum(lax.square(size), dims))
-        total = ctx.sum(lax.pow(size, _number(ord, size)), dims)
-        return lax.pow(total, _number(1 / ord, total))
+        total = ctx.sum(lax.pow(size, _number_like(ord, size)), dims)
+        return lax.pow(total, _number_like(1 / ord, total))
 
-    return keep(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
+    return apply_keepdim(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)
 
 
 @lowers(aten.trace.default)

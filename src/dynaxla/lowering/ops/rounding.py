@@ -1,4 +1,4 @@
-"""Rounding towards zero, and rounding to a half type after each step, for ops whose results depend on the last bit as ATen computes it."""
+"""Rounding towards zero, and rounding to a half type after each step, for ops whose result depends on the last bit of ATen's arithmetic."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..promotion import number
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """Rounds x, of the accumulator of `dtype`, to values that `dtype` represents.
+    """Rounds x, an array in the accumulator of `dtype`, to values that `dtype` can represent.
 
-    XLA may simplify away a conversion to `dtype` and back, but not this.
+    XLA may simplify away a conversion to `dtype` and back, but not this rounding.
     """
     if x.dtype == dtype:
         return x
     limits = jnp.finfo(dtype)
-    # reduce_precision would flush denormals
+    # reduce_precision would flush denormals to zero.
     small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
     return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))
 

@@ -58,9 +58,9 @@ def _log_add_exp(x: Array, y: Array) -> Array:
     is_less = lax.lt(lax.real(x), lax.real(y))
     low, high = lax.select(is_less, x, y), lax.select(is_less, y, x)
     total = lax.add(lax.log1p(lax.exp(lax.sub(low, high))), high)
-    infinite = lax.bitwise_and(lax.eq(lax.real(x), lax.real(y)), lax.bitwise_not(lax.is_finite(lax.real(x))))
-    at_infinity = lax.select(lax.lt(lax.real(x), full_like(lax.real(x), 0)), low, lax.log(lax.add(lax.exp(low), lax.exp(high))))
-    total = lax.select(infinite, at_infinity, total)
+    is_infinite = lax.bitwise_and(lax.eq(lax.real(x), lax.real(y)), lax.bitwise_not(lax.is_finite(lax.real(x))))
+    result_at_infinity = lax.select(lax.lt(lax.real(x), full_like(lax.real(x), 0)), low, lax.log(lax.add(lax.exp(low), lax.exp(high))))
+    total = lax.select(is_infinite, result_at_infinity, total)
     return lax.select(lax.bitwise_or(lax.ne(x, x), lax.ne(y, y)), full_like(x, complex(np.nan, np.nan)), total)
 
 
@@ -85,18 +85,21 @@ def logcumsumexp(x: Array, dim: int) -> Array:
     return _scan(x, dim, x.dtype, _running_log_add_exp if dtypes.is_complex(x.dtype) else lax.cumlogsumexp)
 
 
-def _running(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Array, Array]:
-    """Returns the running extremum and its index: the last of several equal elements; from the first NaN on, the last NaN so far."""
+def _running_extremum(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Array, Array]:
+    """Returns the running extremum and its last index.
+
+    From the first NaN on, the extremum is NaN, and the index is that of the last NaN so far.
+    """
     if x.ndim == 0 or x.size == 0:
         return x, lax.full(x.shape, 0, np.dtype(np.int64))
     dim = wrap(dim, x.ndim)
-    # XLA has no scans of bools.
+    # XLA has no running maximum or minimum of bools.
     best = convert(run(convert(x, np.dtype(np.uint8)) if dtypes.is_bool(x.dtype) else x, dim), x.dtype)
-    renewed = lax.eq(x, best)
+    is_extremum = lax.eq(x, best)
     if dtypes.is_float(x.dtype):
-        renewed = lax.bitwise_or(renewed, lax.ne(x, x))
-    places = lax.broadcasted_iota("int64", x.shape, dim)
-    return best, lax.cummax(lax.select(renewed, places, lax.full_like(places, 0)), dim)
+        is_extremum = lax.bitwise_or(is_extremum, lax.ne(x, x))
+    indices = lax.broadcasted_iota("int64", x.shape, dim)
+    return best, lax.cummax(lax.select(is_extremum, indices, lax.full_like(indices, 0)), dim)
 
 
 @lowers(aten.cummax.default)
@@ -106,7 +109,7 @@ def cummax(x: Array, dim: int) -> tuple[Array, Array]:
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.
     """
-    return _running(x, dim, lax.cummax)
+    return _running_extremum(x, dim, lax.cummax)
 
 
 @lowers(aten.cummin.default)
@@ -116,4 +119,4 @@ def cummin(x: Array, dim: int) -> tuple[Array, Array]:
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.
     """
-    return _running(x, dim, lax.cummin)
+    return _running_extremum(x, dim, lax.cummin)

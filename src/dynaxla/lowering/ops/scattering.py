@@ -35,7 +35,7 @@ from .indexing import (
     take_along,
 )
 
-# The scatter, and the elementwise op, that combine a written value with the old one, by the name of the reduction.
+# For each reduction, the scatter and the elementwise op that combine a written value with the old value.
 _SCATTERS: dict[str, Callable[..., Array]] = {
     "set": lax.scatter,
     "sum": lax.scatter_add,
@@ -47,7 +47,7 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {"sum": lax.add, "prod": 
 
 
 def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDimensionNumbers, reduce: str) -> Array:
-    """Returns the scatter of kind `reduce` (a key of _SCATTERS), for any dtype; half types are combined in float32."""
+    """Returns x after a scatter with the reduction `reduce`, a key of `_SCATTERS`. Half types are combined in float32."""
     dtype = x.dtype
     if reduce != "set":
         # Bools are 0 and 1: a sum or maximum is "or", a product or minimum is "and".
@@ -74,8 +74,11 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
     """Returns x with `source` combined into it.
 
     Args:
-        write: write(x, source, kind) scatters with a kind of _SCATTERS; "mean" is composed of such writes.
-        include_self: False excludes the old values of the elements that are written to. Other elements keep their values.
+        x: The array.
+        write: Called as write(x, source, reduce). Returns x after a scatter with a reduction of `_SCATTERS`. "mean" consists of several.
+        source: The values to combine.
+        reduce: "sum", "prod", "mean", "amax" or "amin".
+        include_self: False excludes the old values of the elements to which values are written. Other elements keep their values.
     """
     start = x
     if not include_self:
@@ -94,77 +97,77 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
 def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, others: Sequence[int] = ()) -> Array:
     """Returns x with source[..., i, ...] combined into x[..., indices[i], ...].
 
-    `others` are the dimensions along which the indices vary: `indices` has these dimensions too, in the same order.
+    `others` holds the other dimensions along which the indices vary: `indices` has these dimensions too, in the same order.
     """
     if x.size == 0 or source.size == 0:
         return x
-    own = sorted((dim, *others))
+    scatter_dims = sorted((dim, *others))
     numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(d for d in range(x.ndim) if d not in own),
+        update_window_dims=tuple(d for d in range(x.ndim) if d not in scatter_dims),
         inserted_window_dims=(dim,),
         scatter_dims_to_operand_dims=(dim,),
         operand_batching_dims=tuple(others),
-        scatter_indices_batching_dims=tuple(own.index(d) for d in others),
+        scatter_indices_batching_dims=tuple(scatter_dims.index(d) for d in others),
     )
     return _scatter(x, lax.expand_dims(indices, [indices.ndim]), source, numbers, reduce)
 
 
 def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """Returns x with source[i][j] combined into x[indices[i][j]][j] (for dim 0); `source` may be larger than `indices`."""
+    """Returns x with source[i][j] combined into x[indices[i][j]][j] (for dim 0). `source` may be larger than `indices`."""
     if indices.size == 0 or x.size == 0:
         return x
     if x.ndim == 0 or indices.ndim == 0:
         shape = x.shape
-        written = write_elements(lax.reshape(x, (x.size,)), 0, lax.reshape(indices, (1,)), lax.reshape(source, (source.size,)), reduce)
-        return lax.reshape(written, shape)
+        result = write_elements(lax.reshape(x, (x.size,)), 0, lax.reshape(indices, (1,)), lax.reshape(source, (source.size,)), reduce)
+        return lax.reshape(result, shape)
     if source.shape != indices.shape:
         source = lax.slice(source, [0] * source.ndim, indices.shape)
     if indices.shape[dim] == 1 and all(d == dim or size == indices.shape[d] for d, size in enumerate(x.shape)):
-        return _write_one(x, dim, indices, source, reduce)
+        return _write_one_per_row(x, dim, indices, source, reduce)
     if x.ndim == 1:
         return write_slices(x, 0, indices, source, reduce)
     # Each update gets the full coordinates of its element.
     coordinates = [
         lax.expand_dims(indices if d == dim else lax.broadcasted_iota(indices.dtype, indices.shape, d), [x.ndim]) for d in range(x.ndim)
     ]
-    every = tuple(range(x.ndim))
-    numbers = lax.ScatterDimensionNumbers(update_window_dims=(), inserted_window_dims=every, scatter_dims_to_operand_dims=every)
+    all_dims = tuple(range(x.ndim))
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(), inserted_window_dims=all_dims, scatter_dims_to_operand_dims=all_dims)
     return _scatter(x, lax.concatenate(coordinates, x.ndim), source, numbers, reduce)
 
 
-def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """Handles one write per row (one-hot, the gradient of a loss over classes) by comparison: XLA does that far faster than a scatter."""
-    here = lax.eq(lax.broadcasted_iota(indices.dtype, x.shape, dim), expand(indices, x.shape))
+def _write_one_per_row(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    """Returns x after one write per row (one-hot, the gradient of a loss over classes), by comparison: far faster in XLA than a scatter."""
+    is_written = lax.eq(lax.broadcasted_iota(indices.dtype, x.shape, dim), expand(indices, x.shape))
     source = expand(source, x.shape)
     if reduce != "set":
         combine = _COMBINE[reduce] if not dtypes.is_bool(x.dtype) else (lax.bitwise_or if reduce in ("sum", "amax") else lax.bitwise_and)
         work = dtypes.accumulator(x.dtype)
         source = convert(combine(convert(x, work), convert(source, work)), x.dtype)
-    return lax.select(here, source, x)
+    return lax.select(is_written, source, x)
 
 
 def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    indices, write = _writing(ctx, x, wrap(dim, x.ndim), indices)
+    indices, write = _indices_and_write(ctx, x, wrap(dim, x.ndim), indices)
     require_elements(ctx, x, dim, indices)
     return write(x, convert(source, x.dtype), reduce)
 
 
-def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
-    """Returns the current node's indices, and a function write(into, source, reduce) for tensors `into` of x's shape.
+def _indices_and_write(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
+    """Returns the current node's indices, and a function write(into, source, reduce) for arrays `into` with the shape of x.
 
-    If the graph has expanded the indices along some dimensions, returns the indices before the expansion; the function then writes whole
+    If the graph has expanded the indices along some dimensions, returns the indices before the expansion, and the function writes whole
     slices.
     """
-    shape, wide = indices.shape, expanded_dims(ctx, x, dim, indices)
-    others = [d for d in range(x.ndim) if d != dim and d not in wide]
-    if not wide or 0 in shape or any(shape[d] != x.shape[d] for d in others):
+    shape, expanded = indices.shape, expanded_dims(ctx, x, dim, indices)
+    other_dims = [d for d in range(x.ndim) if d != dim and d not in expanded]
+    if not expanded or 0 in shape or any(shape[d] != x.shape[d] for d in other_dims):
         return indices, lambda into, source, reduce: write_elements(into, dim, indices, source, reduce)
-    few = first_along(indices, wide)
+    unexpanded = first_along(indices, expanded)
 
     def write(into: Array, source: Array, reduce: str) -> Array:
-        return write_slices(into, dim, lax.squeeze(few, wide), lax.slice(source, [0] * x.ndim, shape), reduce, others)
+        return write_slices(into, dim, lax.squeeze(unexpanded, expanded), lax.slice(source, [0] * x.ndim, shape), reduce, other_dims)
 
-    return few, write
+    return unexpanded, write
 
 
 @lowers(aten.scatter.src)
@@ -215,7 +218,7 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
     Dtype:  that of x.
     """
     shape = indices.shape
-    indices, write = _writing(ctx, x, wrap(dim, x.ndim), indices)
+    indices, write = _indices_and_write(ctx, x, wrap(dim, x.ndim), indices)
     require_elements(ctx, x, dim, indices)
     if indices.size == 0 or x.size == 0:
         return x
@@ -232,10 +235,10 @@ def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[
     require_index(ctx, indices, size, error, message, argument(ctx, 2), from_end=from_end)
 
 
-def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
+def _with_rank_one_or_more(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
     """Returns x, indices and source of index_add and similar ops, reshaped to at least one dimension each."""
-    lift = x.ndim == 0
-    x = lax.reshape(x, (1,)) if lift else x
+    is_scalar = x.ndim == 0
+    x = lax.reshape(x, (1,)) if is_scalar else x
     source = lax.reshape(source, (1,) * (x.ndim - source.ndim) + source.shape) if source.ndim < x.ndim else source
     return x, lax.reshape(indices, (indices.size,)), source
 
@@ -250,7 +253,7 @@ def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool 
     # Eager mode raises RuntimeError for the first and last of several dimensions, else IndexError.
     at_end = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
     _require_rows(ctx, x, dim, indices, RuntimeError if at_end else IndexError)
-    flat, rows, added = _by_dim(x, indices, source)
+    flat, rows, added = _with_rank_one_or_more(x, indices, source)
     if alpha != 1:
         scale = lax.full(added.shape, convert(alpha, added.dtype))
         added = lax.bitwise_and(added, scale) if dtypes.is_bool(added.dtype) else lax.mul(added, scale)
@@ -265,7 +268,7 @@ def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Contex
     Dtype:  that of x.
     """
     _require_rows(ctx, x, dim, indices)
-    flat, rows, written = _by_dim(x, indices, source)
+    flat, rows, written = _with_rank_one_or_more(x, indices, source)
     return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
 
 
@@ -279,19 +282,19 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
     Dtype:  that of x.
     """
     _require_rows(ctx, x, dim, indices)
-    flat, rows, written = _by_dim(x, indices, source)
+    flat, rows, written = _with_rank_one_or_more(x, indices, source)
     if x.size == 0 or written.size == 0:
         return x
 
-    def write(into: Array, values: Array, how: str) -> Array:
-        return write_slices(into, wrap(dim, x.ndim), rows, values, how)
+    def write(into: Array, values: Array, reduction: str) -> Array:
+        return write_slices(into, wrap(dim, x.ndim), rows, values, reduction)
 
     return lax.reshape(_reduce_into(flat, write, convert(written, x.dtype), reduce, include_self), x.shape)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex, *, ctx: Context) -> Array:
-    """x with one value at these indices of one dimension.
+    """x with one value at the given indices of one dimension.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -302,11 +305,11 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
     rank, dim = x.ndim, wrap(dim, x.ndim)
     flat = x if rank else lax.reshape(x, (1,))
     rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
-    if flat.ndim == 1:  # here the mask below would be as large as x
+    if flat.ndim == 1:  # the mask below would be as large as x
         return lax.reshape(write_slices(flat, 0, rows, expand(convert(value, x.dtype), rows.shape), "set"), x.shape)
-    hit = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
-    chosen = lax.broadcast_in_dim(hit, flat.shape, [dim])
-    return lax.reshape(lax.select(chosen, expand(convert(value, x.dtype), flat.shape), flat), x.shape)
+    is_written = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
+    mask = lax.broadcast_in_dim(is_written, flat.shape, [dim])
+    return lax.reshape(lax.select(mask, expand(convert(value, x.dtype), flat.shape), flat), x.shape)
 
 
 @lowers(aten.put.default)
@@ -317,9 +320,9 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ct
     Dtype:  that of x.
     """
     require_flat(ctx, x, indices)
-    rows = from_front(lax.reshape(indices, (indices.size,)), x.size)
+    flat_indices = from_front(lax.reshape(indices, (indices.size,)), x.size)
     values = lax.reshape(source, (source.size,))
-    return lax.reshape(write_slices(lax.reshape(x, (x.size,)), 0, rows, values, "sum" if accumulate else "set"), x.shape)
+    return lax.reshape(write_slices(lax.reshape(x, (x.size,)), 0, flat_indices, values, "sum" if accumulate else "set"), x.shape)
 
 
 @lowers(aten._index_put_impl.default)
@@ -338,11 +341,11 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
     Dtype:  that of x.
     Raises: UnsupportedOp for a mask next to other indices.
     """
-    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in given):
-        if len(given) > 1:
+    indices_by_dim = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in indices_by_dim):
+        if len(indices_by_dim) > 1:
             raise UnsupportedOp("index_put with a mask and other indices: the number of elements that it writes depends on data")
-        return _masked_put(x, *given[0], convert(values, x.dtype), accumulate, ctx) if x.size else x
+        return _masked_put(x, *indices_by_dim[0], convert(values, x.dtype), accumulate, ctx) if x.size else x
     require_indices(ctx, x, indices, GatherIndices.of(x, indices))
     return unsafe_index_put(x, indices, values, accumulate)
 
@@ -363,35 +366,35 @@ def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, a
 
 
 def fit(values: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcasts values to `shape`. Leading dimensions of size 1 beyond the target's rank are dropped, as in ATen."""
+    """Broadcasts values to `shape`. Leading dimensions of size 1 beyond the rank of `shape` are dropped, as in ATen."""
     if values.ndim > len(shape):
         values = lax.reshape(values, values.shape[values.ndim - len(shape) :])
     return expand(values, shape)
 
 
 def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool, ctx: Context) -> Array:
-    """Returns x after x[:, mask] = values, with `dim` dimensions before the mask."""
+    """Returns x after x[:, mask] = values, where the mask begins at dimension `dim` of x."""
     mask = convert(mask, np.dtype(np.bool_))
-    after = x.ndim - dim - mask.ndim
-    over = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))
-    extent = values.shape[values.ndim - after - 1] if values.ndim > after else 1
-    if extent == 1:
-        # All True elements get the same values: their dimension becomes the dimensions of the mask, broadcast.
-        shape = (1,) * max(dim + 1 + after - values.ndim, 0) + values.shape
-        shape = shape[len(shape) - dim - 1 - after :]
-        placed = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)
+    trailing = x.ndim - dim - mask.ndim
+    full_mask = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))
+    count = values.shape[values.ndim - trailing - 1] if values.ndim > trailing else 1
+    if count == 1:
+        # All True elements get the same values, broadcast to the dimensions of the mask.
+        shape = (1,) * max(dim + 1 + trailing - values.ndim, 0) + values.shape
+        shape = shape[len(shape) - dim - 1 - trailing :]
+        updates = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)
     else:
         # The n-th True element gets the n-th slice.
-        places = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
+        true_count = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
-        ctx.require(lax.eq(places, np.int64(extent)), RuntimeError, message)
-        values = fit(values, (*x.shape[:dim], extent, *x.shape[dim + mask.ndim :]))
-        placed = take_along(values, dim, ordinals(mask))
+        ctx.require(lax.eq(true_count, np.int64(count)), RuntimeError, message)
+        values = fit(values, (*x.shape[:dim], count, *x.shape[dim + mask.ndim :]))
+        updates = take_along(values, dim, ordinals(mask))
     if accumulate:
         work = dtypes.accumulator(x.dtype)
         combine = lax.bitwise_or if dtypes.is_bool(x.dtype) else lax.add
-        placed = convert(combine(convert(x, work), convert(placed, work)), x.dtype)
-    return lax.select(over, placed, x)
+        updates = convert(combine(convert(x, work), convert(updates, work)), x.dtype)
+    return lax.select(full_mask, updates, x)
 
 
 @lowers(aten.masked_scatter_backward.default)
@@ -404,8 +407,8 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
     shape = broadcast_shapes([mask.shape, grad.shape])
     mask, grad = expand(mask, shape), expand(grad, shape)
     # Writes past the end are dropped.
-    places = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))
-    flat = write_slices(lax.full((count,), 0, grad.dtype), 0, lax.reshape(places, (grad.size,)), lax.reshape(grad, (grad.size,)), "set")
+    positions = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))
+    flat = write_slices(lax.full((count,), 0, grad.dtype), 0, lax.reshape(positions, (grad.size,)), lax.reshape(grad, (grad.size,)), "set")
     return lax.reshape(flat, tuple(sizes))
 
 
@@ -422,7 +425,7 @@ def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
-    """The coordinates of the first `size` nonzero elements, one row each; remaining rows hold `fill_value`.
+    """The coordinates of the first `size` nonzero elements, one row for each. The remaining rows hold `fill_value`.
 
     Shape:  (size, dimensions of x).
     Dtype:  int64.

@@ -22,8 +22,8 @@ from .scattering import write_slices
 from .sorting import searchsorted
 
 _INT64 = np.dtype(np.int64)
-_HOW = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
-_START = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+_REDUCTIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
+_IDENTITIES = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class _Segments:
     """The segments of one dimension of a tensor (*outer, size, *inner), which is flattened to (outer * size, inner): its rows.
 
     Attributes:
-        count: number of segments per outer element.
-        segment: int64 (outer * size); the segment of each row, or outer * count for a row in no segment.
-        lengths: int64 (outer * count); the length of each segment.
-        outer_shape, inner_shape: the dimensions before and after the segmented one.
+        count: The number of segments for each outer element.
+        segment: The segment of each row, or outer * count for a row in no segment: int64 (outer * size).
+        lengths: The length of each segment: int64 (outer * count).
+        outer_shape: The sizes of the dimensions before the segmented dimension.
+        inner_shape: The sizes of the dimensions after the segmented dimension.
     """
 
     count: int
@@ -48,23 +49,23 @@ class _Segments:
         outer_shape, size = shape[:axis], shape[axis]
         outer = math.prod(outer_shape)
         if offsets is not None:
-            edges = convert(lax.reshape(offsets, (outer, offsets.shape[-1])), _INT64)
-            sizes = lax.sub(edges[:, 1:], edges[:, :-1])
+            boundaries = convert(lax.reshape(offsets, (outer, offsets.shape[-1])), _INT64)
+            sizes = lax.sub(boundaries[:, 1:], boundaries[:, :-1])
         else:
             assert lengths is not None
             sizes = convert(lax.reshape(lengths, (outer, lengths.shape[-1])), _INT64)
-            edges = lax.pad(running_sum(sizes, 1), np.int64(0), [(0, 0, 0), (1, 0, 0)])
+            boundaries = lax.pad(running_sum(sizes, 1), np.int64(0), [(0, 0, 0), (1, 0, 0)])
             if not unsafe:
                 message = "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when !unsafe."
-                ctx.require(lax.eq(edges[:, -1], full_like(edges[:, -1], size)), RuntimeError, message)
+                ctx.require(lax.eq(boundaries[:, -1], full_like(boundaries[:, -1], size)), RuntimeError, message)
         ctx.require(lax.ge(sizes, full_like(sizes, 0)), RuntimeError, "lengths contains negative value!")
         count = sizes.shape[1]
-        place = lax.broadcasted_iota(_INT64, (outer, size), 1)
-        number = searchsorted(edges[:, 1:], place, right=True)
-        row = lax.mul(lax.broadcasted_iota(_INT64, (outer, size), 0), full_like(place, count))
-        found = lax.ge(place, lax.broadcast_in_dim(edges[:, 0], place.shape, [0]))
-        found = lax.bitwise_and(found, lax.lt(number, full_like(number, count)))
-        segment = lax.select(found, lax.add(row, number), full_like(place, outer * count))
+        position = lax.broadcasted_iota(_INT64, (outer, size), 1)
+        segment_in_row = searchsorted(boundaries[:, 1:], position, right=True)
+        row_offset = lax.mul(lax.broadcasted_iota(_INT64, (outer, size), 0), full_like(position, count))
+        is_inside = lax.ge(position, lax.broadcast_in_dim(boundaries[:, 0], position.shape, [0]))
+        is_inside = lax.bitwise_and(is_inside, lax.lt(segment_in_row, full_like(segment_in_row, count)))
+        segment = lax.select(is_inside, lax.add(row_offset, segment_in_row), full_like(position, outer * count))
         return _Segments(count, lax.reshape(segment, (outer * size,)), lax.reshape(sizes, (outer * count,)), outer_shape, shape[axis + 1 :])
 
     @property
@@ -77,17 +78,19 @@ class _Segments:
         return (*self.outer_shape, self.count, *self.inner_shape)
 
     def rows(self, x: Array) -> Array:
-        """Flattens a tensor with `size` or with `count` elements in the segmented dimension to rows."""
+        """Returns the rows of a tensor that has `size` or `count` elements in the segmented dimension."""
         return lax.reshape(x, (x.size // max(math.prod(self.inner_shape), 1), math.prod(self.inner_shape)))
 
-    def reduce(self, rows: Array, how: str, start: Any) -> Array:
-        """Combines the rows of each segment: (rows, inner) gives (segments, inner)."""
-        return write_slices(lax.full((self.total, rows.shape[1]), start, rows.dtype), 0, self.segment, rows, how)
+    def reduce(self, rows: Array, reduction: str, initial: Any) -> Array:
+        """Reduces the rows of each segment, from (rows, inner) to (segments, inner)."""
+        return write_slices(lax.full((self.total, rows.shape[1]), initial, rows.dtype), 0, self.segment, rows, reduction)
 
-    def spread(self, values: Array) -> Array:
-        """Returns, for each row, the values of its segment; 0 for a row in no segment."""
-        taken = take_along(values, 0, self.segment)
-        return lax.select(self._columns(lax.lt(self.segment, full_like(self.segment, self.total)), taken), taken, full_like(taken, 0))
+    def broadcast(self, values: Array) -> Array:
+        """Returns the values of the segment of each row, and 0 for a row in no segment."""
+        gathered = take_along(values, 0, self.segment)
+        return lax.select(
+            self._columns(lax.lt(self.segment, full_like(self.segment, self.total)), gathered), gathered, full_like(gathered, 0)
+        )
 
     @staticmethod
     def _columns(values: Array, like: Array) -> Array:
@@ -116,7 +119,7 @@ def segment_reduce(
 
     Shape:  that of data, with the number of segments at `axis`.
     Dtype:  that of data.
-    Raises: UnsupportedOp for segments given by indices, which eager refuses too.
+    Raises: UnsupportedOp for segments given by indices, which eager mode rejects too.
     Source: ATen native/SegmentReduce.cpp
     """
     if indices is not None:
@@ -124,9 +127,9 @@ def segment_reduce(
     segments = _Segments.of(data.shape, wrap(axis, data.ndim), lengths, offsets, ctx, unsafe)
     if 0 in segments.shape:
         return lax.full(segments.shape, 0, data.dtype)
-    how = _HOW[reduce]
+    reduction = _REDUCTIONS[reduce]
     rows = segments.rows(convert(data, dtypes.accumulator(data.dtype)))
-    out = segments.reduce(rows, how, _START[how] if initial is None else initial)
+    out = segments.reduce(rows, reduction, _IDENTITIES[reduction] if initial is None else initial)
     if reduce == "mean":
         sizes = segments.columns_of_lengths(out)
         empty = lax.eq(sizes, full_like(sizes, 0))
@@ -147,7 +150,7 @@ def segment_reduce_backward(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """The gradient of data. Several equal extrema share a positive gradient equally, but each gets a whole negative one, as in ATen.
+    """The gradient of data. Several equal extrema share a positive gradient equally, but each gets a whole negative gradient, as in ATen.
 
     Shape:  that of data.
     Dtype:  that of data.
@@ -156,31 +159,31 @@ def segment_reduce_backward(
     segments = _Segments.of(data.shape, wrap(axis, data.ndim), lengths, offsets, ctx, unsafe=True)
     if 0 in segments.shape or data.size == 0:
         return full_like(data, 0)
-    work = dtypes.accumulator(data.dtype)
-    rows, grads, outputs = (segments.rows(convert(x, work)) for x in (data, grad, output))
+    dtype = dtypes.accumulator(data.dtype)
+    rows, grads, outputs = (segments.rows(convert(x, dtype)) for x in (data, grad, output))
     if reduce == "mean":
         grads = lax.div(grads, segments.columns_of_lengths(grads))
-    here = segments.spread(grads)
+    grad_rows = segments.broadcast(grads)
     if reduce == "prod":
-        here = _prod_gradient(segments, rows, here, segments.spread(lax.mul(grads, outputs)), initial)
-    elif _HOW[reduce] != "sum":
-        chosen = lax.bitwise_or(lax.ne(rows, rows), lax.eq(rows, segments.spread(outputs)))
-        count = segments.spread(segments.reduce(convert(chosen, work), "sum", 0))
-        shared = lax.bitwise_and(lax.gt(count, full_like(count, 1)), lax.gt(here, full_like(here, 0)))
-        here = lax.select(chosen, lax.select(shared, lax.div(here, count), here), full_like(here, 0))
-    return convert(lax.reshape(here, data.shape), data.dtype)
+        grad_rows = _prod_gradient(segments, rows, grad_rows, segments.broadcast(lax.mul(grads, outputs)), initial)
+    elif _REDUCTIONS[reduce] != "sum":
+        is_extremum = lax.bitwise_or(lax.ne(rows, rows), lax.eq(rows, segments.broadcast(outputs)))
+        count = segments.broadcast(segments.reduce(convert(is_extremum, dtype), "sum", 0))
+        is_shared = lax.bitwise_and(lax.gt(count, full_like(count, 1)), lax.gt(grad_rows, full_like(grad_rows, 0)))
+        grad_rows = lax.select(is_extremum, lax.select(is_shared, lax.div(grad_rows, count), grad_rows), full_like(grad_rows, 0))
+    return convert(lax.reshape(grad_rows, data.shape), data.dtype)
 
 
-def _prod_gradient(segments: _Segments, rows: Array, here: Array, product: Array, initial: float | None) -> Array:
+def _prod_gradient(segments: _Segments, rows: Array, grad_rows: Array, product: Array, initial: float | None) -> Array:
     """Returns the gradient times the product of the segment's other elements: by division, except for elements that are 0 or nan."""
     zero, nan = lax.eq(rows, full_like(rows, 0)), lax.ne(rows, rows)
-    special = lax.bitwise_or(zero, nan)
-    zeros, nans = (segments.spread(segments.reduce(convert(flag, rows.dtype), "sum", 0)) for flag in (zero, nan))
-    plain = segments.reduce(lax.select(special, full_like(rows, 1), rows), "prod", 1.0 if initial is None else initial)
-    others = segments.spread(plain)
+    is_special = lax.bitwise_or(zero, nan)
+    zeros, nans = (segments.broadcast(segments.reduce(convert(flag, rows.dtype), "sum", 0)) for flag in (zero, nan))
+    nonzero_products = segments.reduce(lax.select(is_special, full_like(rows, 1), rows), "prod", 1.0 if initial is None else initial)
+    others = segments.broadcast(nonzero_products)
     other_zeros, other_nans = (lax.sub(count, convert(flag, rows.dtype)) for count, flag in ((zeros, zero), (nans, nan)))
     others = lax.select(lax.gt(other_zeros, full_like(zeros, 0)), lax.mul(others, full_like(others, 0)), others)
     others = lax.select(lax.gt(other_nans, full_like(nans, 0)), full_like(others, math.nan), others)
-    inside = lax.lt(segments.segment, full_like(segments.segment, segments.total))
-    by_division = lax.select(special, lax.mul(here, others), lax.div(product, rows))
-    return lax.select(lax.broadcast_in_dim(inside, rows.shape, [0]), by_division, full_like(rows, 0))
+    is_inside = lax.lt(segments.segment, full_like(segments.segment, segments.total))
+    gradient = lax.select(is_special, lax.mul(grad_rows, others), lax.div(product, rows))
+    return lax.select(lax.broadcast_in_dim(is_inside, rows.shape, [0]), gradient, full_like(rows, 0))

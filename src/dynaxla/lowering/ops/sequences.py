@@ -25,7 +25,7 @@ def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = Non
     """start, start + step, and so on up to and including end: the deprecated torch.range.
 
     Shape:  [(end - start) // step + 1].
-    Dtype:  `dtype` if given; else the default float.
+    Dtype:  `dtype` if given, else the default float.
     """
     return arange(start, end, step, ctx=ctx)
 
@@ -34,33 +34,35 @@ def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = Non
 def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
     """start, start + 1, and so on up to and including end: the deprecated torch.range.
 
-    Dtype:  `dtype` if given; else the default float.
+    Dtype:  `dtype` if given, else the default float.
     """
     return arange(start, end, ctx=ctx)
 
 
-def _window(length: int, periodic: bool, ctx: Context, shape: Callable[[Array], Array]) -> Array:
+def _window(length: int, periodic: bool, ctx: Context, window_function: Callable[[Array], Array]) -> Array:
     """Returns a window of `length` values in the dtype of the current node's result.
 
-    `shape` maps positions from 0 to 1 to the window's values, in float64. A periodic window is the window of length + 1 without its last
-    value.
+    `window_function` maps positions from 0 to 1 to the window's values, in float64. A periodic window is the window of length + 1 without
+    its last value.
     """
     if length <= 1:
         return lax.full((length,), number(1, ctx.output.jax_dtype))
-    last = length if periodic else length - 1
-    return convert(shape(lax.mul(lax.iota(_FLOAT64, length), number(1 / last, _FLOAT64))), ctx.output.jax_dtype)
+    intervals = length if periodic else length - 1
+    return convert(window_function(lax.mul(lax.iota(_FLOAT64, length), number(1 / intervals, _FLOAT64))), ctx.output.jax_dtype)
 
 
 def _cosines(*coefficients: float) -> Callable[[Array], Array]:
-    """Returns the function that sums coefficient * cos(2 pi * order * place) over all coefficients; order is the index of a coefficient."""
+    """Returns the function of a position that sums coefficient * cos(2 pi * index * position) over all coefficients."""
 
-    def shape(place: Array) -> Array:
-        total = full_like(place, coefficients[0])
-        for order, coefficient in enumerate(coefficients[1:], 1):
-            total = lax.add(total, lax.mul(lax.cos(lax.mul(place, number(2 * math.pi * order, _FLOAT64))), number(coefficient, _FLOAT64)))
+    def window_function(position: Array) -> Array:
+        total = full_like(position, coefficients[0])
+        for index, coefficient in enumerate(coefficients[1:], 1):
+            total = lax.add(
+                total, lax.mul(lax.cos(lax.mul(position, number(2 * math.pi * index, _FLOAT64))), number(coefficient, _FLOAT64))
+            )
         return total
 
-    return shape
+    return window_function
 
 
 def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
@@ -69,7 +71,7 @@ def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Arra
     Shape:  [length].
     """
     one = number(1, _FLOAT64)
-    return _window(length, periodic, ctx, lambda place: lax.sub(one, lax.abs(lax.sub(lax.add(place, place), one))))
+    return _window(length, periodic, ctx, lambda position: lax.sub(one, lax.abs(lax.sub(lax.add(position, position), one))))
 
 
 def blackman_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
@@ -94,13 +96,13 @@ def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, *, ctx
     Shape:  [length].
     """
 
-    def shape(place: Array) -> Array:
-        x = lax.sub(lax.add(place, place), number(1, _FLOAT64))
+    def window_function(position: Array) -> Array:
+        x = lax.sub(lax.add(position, position), number(1, _FLOAT64))
         argument = lax.mul(lax.sqrt(lax.sub(number(1, _FLOAT64), lax.square(x))), number(abs(beta), _FLOAT64))
-        most = full_like(argument, abs(beta))
-        return lax.mul(lax.div(lax.bessel_i0e(argument), lax.bessel_i0e(most)), lax.exp(lax.sub(argument, most)))
+        largest = full_like(argument, abs(beta))
+        return lax.mul(lax.div(lax.bessel_i0e(argument), lax.bessel_i0e(largest)), lax.exp(lax.sub(argument, largest)))
 
-    return _window(length, periodic, ctx, shape)
+    return _window(length, periodic, ctx, window_function)
 
 
 def _with_dtype(function: Lowering) -> Lowering:
@@ -116,22 +118,22 @@ for _function in (bartlett_window, blackman_window, hamming_window, kaiser_windo
             registry.register(_op, _with_dtype(_function), source=_function)
 
 
-def _distance(n: int, d: float) -> Any:
-    """Returns the distance between two adjacent frequencies; infinite if n * d is 0."""
+def _frequency_step(n: int, d: float) -> Any:
+    """Returns the distance between two adjacent frequencies. It is infinite if n * d is 0."""
     with np.errstate(divide="ignore"):
         return np.divide(1.0, n * d)
 
 
 @lowers(aten.fft_fftfreq.default)
 def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The sample frequencies of an FFT: from 0 up, then the negative ones. `d` is the distance between two samples.
+    """The sample frequencies of an FFT: first the nonnegative ones, then the negative ones. `d` is the distance between two samples.
 
     Shape:  [n].
     Dtype:  `dtype` if given, else the default float.
     """
-    place = lax.iota(np.dtype(np.int64), n)
-    place = lax.select(lax.ge(place, full_like(place, (n + 1) // 2)), lax.sub(place, full_like(place, n)), place)
-    return convert(lax.mul(convert(place, _FLOAT64), _distance(n, d)), ctx.output.jax_dtype)
+    index = lax.iota(np.dtype(np.int64), n)
+    index = lax.select(lax.ge(index, full_like(index, (n + 1) // 2)), lax.sub(index, full_like(index, n)), index)
+    return convert(lax.mul(convert(index, _FLOAT64), _frequency_step(n, d)), ctx.output.jax_dtype)
 
 
 @lowers(aten.fft_rfftfreq.default)
@@ -141,5 +143,5 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context
     Shape:  [n // 2 + 1].
     Dtype:  `dtype` if given, else the default float.
     """
-    place = lax.iota(_FLOAT64, n // 2 + 1)
-    return convert(lax.mul(place, _distance(n, d)), ctx.output.jax_dtype)
+    index = lax.iota(_FLOAT64, n // 2 + 1)
+    return convert(lax.mul(index, _frequency_step(n, d)), ctx.output.jax_dtype)

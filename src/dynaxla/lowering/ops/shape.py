@@ -17,7 +17,7 @@ from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
 from .circular_padding import lower_concatenation
-from .strided import may_overlap, shared
+from .strided import copy_to_overlapping, may_overlap
 
 
 def _identity(x: Array) -> Array:
@@ -99,7 +99,7 @@ def unsqueeze(x: Array, dim: int) -> Array:
 def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     """Every step-th element of [start, end). Negative bounds count from the end; bounds are clamped to the dimension.
 
-    Shape:  that of x, but for ceil((end - start) / step) at `dim`.
+    Shape:  that of x, with ceil((end - start) / step) at `dim`.
     """
     dim = wrap(dim, x.ndim)
     first, last, _ = clamp_slice(x.shape[dim], start, end, step)
@@ -110,7 +110,7 @@ def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = N
 def narrow(x: Array, dim: int, start: int, length: int) -> Array:
     """`length` elements of one dimension, starting at `start`.
 
-    Shape:  that of x, but for `length` at `dim`.
+    Shape:  that of x, with `length` at `dim`.
     """
     dim = wrap(dim, x.ndim)
     start += x.shape[dim] if start < 0 else 0
@@ -168,23 +168,23 @@ def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
 def concatenated(tensors: Sequence[Array], dim: int) -> Array:
     """Returns the result of `aten.cat`."""
     dtype = result_type(tensors)
-    kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
-    if not kept:
+    nonempty = [convert(x, dtype) for x in tensors if x.shape != (0,)]
+    if not nonempty:
         return convert(tensors[0], dtype)
-    return kept[0] if len(kept) == 1 else joined(kept, wrap(dim, kept[0].ndim))
+    return nonempty[0] if len(nonempty) == 1 else joined(nonempty, wrap(dim, nonempty[0].ndim))
 
 
 def joined(tensors: Sequence[Array], dim: int) -> Array:
     """Concatenates tensors along `dim`.
 
-    Along the last dimension, tensors of equal shapes are concatenated along a new dimension before it: XLA:CPU tests for each index of
-    the concatenated dimension which tensor it comes from, and vectorizes the loop over the next dimension.
+    Along the last dimension, tensors of equal shapes are concatenated along a new dimension in front of it. XLA:CPU tests each index of the
+    concatenated dimension for the tensor to which it belongs, and vectorizes the loop over the next dimension.
     """
     shape = tensors[0].shape
     if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
         return lax.concatenate(tensors, dim)
-    side_by_side = lax.concatenate([lax.expand_dims(x, [dim]) for x in tensors], dim)
-    return lax.reshape(side_by_side, (*shape[:dim], len(tensors) * shape[dim]))
+    stacked = lax.concatenate([lax.expand_dims(x, [dim]) for x in tensors], dim)
+    return lax.reshape(stacked, (*shape[:dim], len(tensors) * shape[dim]))
 
 
 @lowers(aten.stack.default)
@@ -250,13 +250,13 @@ def diagonal_span(rows: int, columns: int, offset: int) -> tuple[int, int]:
     return -offset * columns, max(min(rows + offset, columns), 0)
 
 
-def _last_two(x: Array, dim1: int, dim2: int) -> Array:
+def _to_last_two(x: Array, dim1: int, dim2: int) -> Array:
     """Moves two dimensions of x to the end, in this order."""
     return lax.transpose(x, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2])
 
 
-def _back_to(x: Array, dim1: int, dim2: int) -> Array:
-    """Undoes _last_two."""
+def _from_last_two(x: Array, dim1: int, dim2: int) -> Array:
+    """Moves the last two dimensions of x to `dim1` and `dim2`: the inverse of `_to_last_two`."""
     order = [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2]
     return lax.transpose(x, sorted(range(x.ndim), key=order.__getitem__))
 
@@ -267,7 +267,7 @@ def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
 
     Shape:  x without `dim1` and `dim2`; the diagonal is the last dimension.
     """
-    x = _last_two(x, *wrap_all((dim1, dim2), x.ndim))
+    x = _to_last_two(x, *wrap_all((dim1, dim2), x.ndim))
     *batch, rows, columns = x.shape
     start, count = diagonal_span(rows, columns, offset)
     if count == 0:
@@ -283,10 +283,10 @@ def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
         return lax.full((*batch, rows, columns), 0, x.dtype)
     # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes that, not interior padding.
     before, shape = max(-offset, 0), (*batch, rows, columns)
-    crossing = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
+    values_by_row = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
     row, column = (lax.broadcasted_iota(np.int32, shape, len(batch) + dim) for dim in range(2))
     is_crossed = lax.eq(column, lax.add(row, lax.full_like(row, offset)))
-    return lax.select(is_crossed, lax.broadcast_in_dim(crossing, shape, range(len(batch) + 1)), lax.full(shape, 0, x.dtype))
+    return lax.select(is_crossed, lax.broadcast_in_dim(values_by_row, shape, range(len(batch) + 1)), lax.full(shape, 0, x.dtype))
 
 
 @lowers(aten.diag_embed.default)
@@ -296,7 +296,7 @@ def diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Arr
     Shape:  x without its last dimension, and with new dimensions `dim1` and `dim2` of size x.shape[-1] + abs(offset).
     """
     size = x.shape[-1] + abs(offset)
-    return _back_to(embed_diagonal(x, size, size, offset), *wrap_all((dim1, dim2), x.ndim + 1))
+    return _from_last_two(embed_diagonal(x, size, size, offset), *wrap_all((dim1, dim2), x.ndim + 1))
 
 
 @lowers(aten.diagonal_backward.default)
@@ -306,10 +306,10 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     others = [size for dim, size in enumerate(input_sizes) if dim not in (dim1, dim2)]
     _, count = diagonal_span(input_sizes[dim1], input_sizes[dim2], offset)
     grad = broadcast_to(grad, [*others, count])
-    return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
+    return _from_last_two(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# The following ops write to a part of a tensor, and change all elements that share memory with that part in eager mode.
+# The following ops write to a part of a tensor. They change all elements that share memory with that part in eager mode.
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -320,9 +320,9 @@ def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, di
     on_diagonal = lax.eq(columns, lax.add(rows, lax.full_like(rows, offset)))
     result = lax.select(on_diagonal, diagonal_backward(convert(source, x.dtype), x.shape, offset, dim1, dim2), x)
     if may_overlap(spec := ctx.input(0)):
-        written = np.eye(x.shape[dim1], x.shape[dim2], offset, bool)
-        between = np.expand_dims(written if dim1 < dim2 else written.T, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)])
-        return shared(result, spec, np.broadcast_to(between, x.shape))
+        is_written = np.eye(x.shape[dim1], x.shape[dim2], offset, bool)
+        mask = np.expand_dims(is_written if dim1 < dim2 else is_written.T, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)])
+        return copy_to_overlapping(result, spec, np.broadcast_to(mask, x.shape))
     return result
 
 
@@ -337,10 +337,10 @@ def slice_scatter(
         return x
     result = _with_slice(x, source, dim, first, count, step)
     if count < x.shape[dim] and may_overlap(spec := ctx.input(0)):
-        written = np.zeros(x.shape, bool)
-        written[(slice(None),) * dim + (slice(first, None, step),)] = True
-        written[(slice(None),) * dim + (slice(first + count * step, None),)] = False
-        return shared(result, spec, written)
+        is_written = np.zeros(x.shape, bool)
+        is_written[(slice(None),) * dim + (slice(first, None, step),)] = True
+        is_written[(slice(None),) * dim + (slice(first + count * step, None),)] = False
+        return copy_to_overlapping(result, spec, is_written)
     return result
 
 
@@ -354,16 +354,16 @@ def _with_slice(x: Array, source: Array, dim: int, first: int, count: int, step:
         return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
     position = lax.sub(lax.broadcasted_iota("int64", x.shape, dim), lax.full(x.shape, first, "int64"))
     multiple = lax.eq(lax.rem(position, lax.full_like(position, step)), lax.full_like(position, 0))
-    inside = lax.bitwise_and(multiple, lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), _below(position, count * step)))
-    return lax.select(inside, _spread(source, x.shape[dim], dim, first, step), x)
+    is_inside = lax.bitwise_and(multiple, lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), _below(position, count * step)))
+    return lax.select(is_inside, _embed_slice(source, x.shape[dim], dim, first, step), x)
 
 
 def _below(position: Array, limit: int) -> Array:
     return lax.lt(position, lax.full_like(position, limit))
 
 
-def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
-    """Returns zeros of size `size` in dimension `dim`, with x's elements at first, first + step, and so on."""
+def _embed_slice(x: Array, size: int, dim: int, first: int, step: int) -> Array:
+    """Returns zeros, of size `size` in dimension `dim`, with the elements of x at first, first + step, and so on."""
     count = x.shape[dim]
     if count == 0:
         return lax.full((*x.shape[:dim], size, *x.shape[dim + 1 :]), 0, x.dtype)
@@ -378,7 +378,7 @@ def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int
     dim = wrap(dim, len(input_sizes))
     first, _, count = clamp_slice(input_sizes[dim], start, end, step)
     grad = broadcast_to(grad, [*input_sizes[:dim], count, *input_sizes[dim + 1 :]])
-    return _spread(grad, input_sizes[dim], dim, first, step)
+    return _embed_slice(grad, input_sizes[dim], dim, first, step)
 
 
 @lowers(aten.select_backward.default)
@@ -387,7 +387,7 @@ def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: in
     dim = wrap(dim, len(input_sizes))
     index += input_sizes[dim] if index < 0 else 0
     grad = broadcast_to(grad, [*input_sizes[:dim], *input_sizes[dim + 1 :]])
-    return _spread(lax.expand_dims(grad, [dim]), input_sizes[dim], dim, index, 1)
+    return _embed_slice(lax.expand_dims(grad, [dim]), input_sizes[dim], dim, index, 1)
 
 
 @lowers(aten.select_scatter.default)
@@ -434,26 +434,26 @@ def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int
         return lax.reshape(slice_dim(grad, 0, 0, 1), ()) if size else lax.full((), 0, grad.dtype)
     dim = wrap(dim, len(input_sizes))
     count = grad.shape[dim]
-    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # torch's kernel broadcasts too; istft needs it
+    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # as torch's kernel does; istft relies on it
     zero = lax.full((), 0, grad.dtype)
     if size == 0 or count == 0:
         return lax.full(tuple(input_sizes), 0, grad.dtype)
-    wide = accumulator(grad.dtype)
+    dtype = accumulator(grad.dtype)
     # Windows are cut into runs of `step` elements: run n of window w covers the same elements as run 0 of window w + n.
     runs = -(-size // step)
     windows = move(grad, dim, grad.ndim - 2)
     outer = windows.shape[:-2]
-    around = [(0, 0, 0)] * len(outer)
-    windows = lax.reshape(lax.pad(windows, zero, [*around, (0, 0, 0), (0, runs * step - size, 0)]), (*outer, count, runs, step))
+    no_padding = [(0, 0, 0)] * len(outer)
+    windows = lax.reshape(lax.pad(windows, zero, [*no_padding, (0, 0, 0), (0, runs * step - size, 0)]), (*outer, count, runs, step))
     total = None
     for run in range(runs):
         part = lax.squeeze(slice_dim(windows, len(outer) + 1, run, run + 1), [len(outer) + 1])
-        part = lax.pad(convert(part, wide), convert(zero, wide), [*around, (run, runs - 1 - run, 0), (0, 0, 0)])
+        part = lax.pad(convert(part, dtype), convert(zero, dtype), [*no_padding, (run, runs - 1 - run, 0), (0, 0, 0)])
         total = part if total is None else lax.add(total, part)
     assert total is not None
-    places = (count + runs - 1) * step
-    flat = convert(lax.reshape(total, (*outer, places)), grad.dtype)
-    return move(lax.pad(flat, zero, [*around, (0, input_sizes[dim] - places, 0)]), len(outer), dim)
+    covered = (count + runs - 1) * step
+    flat = convert(lax.reshape(total, (*outer, covered)), grad.dtype)
+    return move(lax.pad(flat, zero, [*no_padding, (0, input_sizes[dim] - covered, 0)]), len(outer), dim)
 
 
 @lowers(aten.pixel_shuffle.default)
@@ -465,7 +465,7 @@ def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
     *batch, channels, height, width = x.shape
     factor, rank = upscale_factor, len(batch)
     x = lax.reshape(x, (*batch, channels // factor**2, factor, factor, height, width))
-    x = lax.transpose(x, [*range(rank), *[rank + place for place in (0, 3, 1, 4, 2)]])
+    x = lax.transpose(x, [*range(rank), *[rank + d for d in (0, 3, 1, 4, 2)]])
     return lax.reshape(x, (*batch, channels // factor**2, height * factor, width * factor))
 
 
@@ -478,7 +478,7 @@ def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
     *batch, channels, height, width = x.shape
     factor, rank = downscale_factor, len(batch)
     x = lax.reshape(x, (*batch, channels, height // factor, factor, width // factor, factor))
-    x = lax.transpose(x, [*range(rank), *[rank + place for place in (0, 2, 4, 1, 3)]])
+    x = lax.transpose(x, [*range(rank), *[rank + d for d in (0, 2, 4, 1, 3)]])
     return lax.reshape(x, (*batch, channels * factor**2, height // factor, width // factor))
 
 
@@ -503,9 +503,9 @@ def block_diag(tensors: Sequence[Array]) -> Array:
     blocks = [lax.reshape(convert(x, dtype), (1,) * (2 - x.ndim) + x.shape) for x in tensors]
     columns = sum(block.shape[1] for block in blocks)
     rows: list[Any] = []
-    before = 0
+    offset = 0
     for block in blocks:
         width = block.shape[1]
-        rows.append(lax.pad(block, lax.full((), 0, dtype), [(0, 0, 0), (before, columns - before - width, 0)]))
-        before += width
+        rows.append(lax.pad(block, lax.full((), 0, dtype), [(0, 0, 0), (offset, columns - offset - width, 0)]))
+        offset += width
     return lax.concatenate(rows, 0)

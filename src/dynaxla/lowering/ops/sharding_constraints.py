@@ -26,9 +26,11 @@ def sharding_constraint(x: torch.Tensor, sizes: Sequence[int], names: Sequence[s
     """Returns a copy of x, sharded over a mesh.
 
     Args:
-        sizes, names: of the mesh axes.
-        devices: indices into JAX's local devices. Negative ones are virtual devices, for programs that are compiled but not run.
-        spec: for each dimension, the comma-separated names of mesh axes, or "".
+        x: The tensor.
+        sizes: The sizes of the mesh axes.
+        names: The names of the mesh axes.
+        devices: Indices into JAX's local devices. Negative indices are virtual devices, for programs that are compiled but not run.
+        spec: For each dimension, the names of mesh axes separated by commas, or "".
     """
     return x.clone()
 
@@ -38,38 +40,38 @@ def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.how = inputs[1:]
+def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.arguments = inputs[1:]
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return OP(grad, *ctx.how), None, None, None, None
+    return OP(grad, *ctx.arguments), None, None, None, None
 
 
-sharding_constraint.register_autograd(_backward, setup_context=_save)
+sharding_constraint.register_autograd(_backward, setup_context=_save_arguments)
 OP = torch.ops.dynaxla.sharding_constraint.default
 
 
 @functools.lru_cache(maxsize=256)
 def mesh(sizes: tuple[int, ...], names: tuple[str, ...], devices: tuple[int, ...]) -> Mesh:
-    """Returns the mesh over JAX's local devices with these indices, or over virtual devices."""
+    """Returns the mesh over the local devices with the indices `devices`, or over virtual devices if they are negative."""
     meshes.may_exist()
-    there = clients.virtual_devices(len(devices)) if is_virtual(devices) else jax.local_devices()
-    found = np.array([there[index] for index in devices]).reshape(sizes)
-    return Mesh(found, names, axis_types=(AxisType.Auto,) * len(names))
+    available = clients.virtual_devices(len(devices)) if is_virtual(devices) else jax.local_devices()
+    mesh_devices = np.array([available[index] for index in devices]).reshape(sizes)
+    return Mesh(mesh_devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def is_virtual(devices: Sequence[int]) -> bool:
     return devices[0] < 0
 
 
-def _counts(devices: Sequence[int]) -> bool:
+def _applies(devices: Sequence[int]) -> bool:
     """True if a constraint over these devices applies: constraints over virtual devices apply only while planning."""
     return meshes.is_planning() or not is_virtual(devices)
 
 
 def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> NamedSharding:
-    """Returns the sharding that the op's arguments describe."""
+    """Returns the sharding that the arguments of the constraint op describe."""
     dims = [None if not axes else axes if "," not in axes else tuple(axes.split(",")) for axes in spec]
     while dims and dims[-1] is None:  # XLA's normal form of a PartitionSpec
         dims.pop()
@@ -77,15 +79,15 @@ def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[in
 
 
 def sharding_of_call(op: Any, args: Sequence[Any]) -> NamedSharding | None:
-    """Returns the sharding that a call of the constraint op describes; None for other ops."""
-    return sharding_of(*args[1:]) if op is OP and _counts(args[3]) else None
+    """Returns the sharding that a call of the constraint op describes. None for other ops, and for constraints that do not apply."""
+    return sharding_of(*args[1:]) if op is OP and _applies(args[3]) else None
 
 
 def shardings_in(graph: Graph) -> list[NamedSharding]:
-    """Returns the shardings of all constraints in a graph that apply."""
-    return [sharding_of(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=OP) if _counts(node.args[3])]
+    """Returns the shardings of all constraints in a graph that apply (see `_applies`)."""
+    return [sharding_of(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=OP) if _applies(node.args[3])]
 
 
 @lowers(OP)
 def _lower(x: Array, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> Array:
-    return lax.with_sharding_constraint(x, sharding_of(sizes, names, devices, spec)) if _counts(devices) else x
+    return lax.with_sharding_constraint(x, sharding_of(sizes, names, devices, spec)) if _applies(devices) else x

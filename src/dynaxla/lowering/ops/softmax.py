@@ -21,14 +21,14 @@ _FEW_ROWS = 8
 
 def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
     """Broadcasts x, which lacks `dim`, to `shape`."""
-    return lax.broadcast_in_dim(x, shape, [kept for kept in range(len(shape)) if kept != dim])
+    return lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d != dim])
 
 
 def minus_largest(x: Array, largest: Array) -> Array:
     """Returns x - largest, two arrays of one shape. It is 0 for the elements of x that are the largest.
 
-    If XLA fuses this with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error of a * b, up
-    to 256 for 1e10 in float32. A minimum between them prevents that, and changes no finite number.
+    If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error
+    of a * b, up to 256 for 1e10 in float32. A minimum between the two prevents that, and changes no finite number.
     """
     if not dtypes.is_float(x.dtype):
         return lax.sub(x, largest)
@@ -38,18 +38,18 @@ def minus_largest(x: Array, largest: Array) -> Array:
 def _shifted(x: Array, dim: int) -> Array:
     """Returns x minus its largest value along `dim`, so that no exponential overflows.
 
-    In a row with a NaN, that element stays NaN, and other elements may be above 0.
+    In a row with a NaN, the NaN stays NaN, and other elements may be above 0.
     """
     return minus_largest(x, _spread(fast_reduce_max(x, (dim,)), x.shape, dim))
 
 
-def _along(x: Array, dim: int) -> tuple[Array, int]:
-    """Returns x in the accumulator's dtype and with rank 1 at least, and `dim` as a nonnegative number."""
+def _widened(x: Array, dim: int) -> tuple[Array, int]:
+    """Returns x in the accumulator's dtype and with a rank of at least 1, and `dim` as a nonnegative number."""
     wide = convert(x, dtypes.accumulator(x.dtype))
     return (wide, dim % x.ndim) if x.ndim else (lax.reshape(wide, (1,)), 0)
 
 
-def _like(out: Array, x: Array, dtype: DType) -> Array:
+def _like_input(out: Array, x: Array, dtype: DType) -> Array:
     return convert(out if x.ndim else lax.reshape(out, ()), dtype)
 
 
@@ -71,8 +71,8 @@ def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     Shape:  that of x.
     Dtype:  that of x; float32 for half types with `half_to_float`.
     """
-    wide, dim = _along(x, dim)
-    return _like(_normalized_exponentials(wide, dim), x, _result_dtype(x, half_to_float))
+    wide, dim = _widened(x, dim)
+    return _like_input(_normalized_exponentials(wide, dim), x, _result_dtype(x, half_to_float))
 
 
 @lowers(aten._log_softmax.default)
@@ -82,10 +82,10 @@ def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     Shape:  that of x.
     Dtype:  that of x; float32 for half types with `half_to_float`.
     """
-    wide, dim = _along(x, dim)
+    wide, dim = _widened(x, dim)
     shifted = _shifted(wide, dim)
     total = lax.log(reduce_sum(in_memory(exp_nonpositive(shifted)), (dim,)))
-    return _like(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
+    return _like_input(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
 
 
 @lowers(aten._safe_softmax.default)
@@ -95,12 +95,12 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     Shape:  that of x.
     Dtype:  `dtype` if given, else that of x.
     """
-    result = dtype or x.dtype
-    wide, dim = _along(convert(x, result), dim)
+    result_dtype = dtype or x.dtype
+    wide, dim = _widened(convert(x, result_dtype), dim)
     largest = reduce_max(wide, (dim,))
-    nothing = lax.eq(largest, lax.full_like(largest, -float("inf")))
+    is_empty = lax.eq(largest, lax.full_like(largest, -float("inf")))
     out = _normalized_exponentials(wide, dim)
-    return _like(lax.select(_spread(nothing, wide.shape, dim), lax.full_like(out, 0), out), x, result)
+    return _like_input(lax.select(_spread(is_empty, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -110,10 +110,10 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
     Shape:  that of the output.
     Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose softmax was float32.
     """
-    wide_grad, dim = _along(grad, dim)
-    wide_output, _ = _along(output, dim)
+    wide_grad, dim = _widened(grad, dim)
+    wide_output, _ = _widened(output, dim)
     total = reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
-    return _like(lax.mul(lax.sub(wide_grad, _spread(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
+    return _like_input(lax.mul(lax.sub(wide_grad, _spread(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
 
 
 @lowers(aten._log_softmax_backward_data.default)
@@ -123,7 +123,7 @@ def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DTyp
     Shape:  that of the output.
     Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose log_softmax was float32.
     """
-    wide_grad, dim = _along(grad, dim)
-    wide_output, _ = _along(output, dim)
+    wide_grad, dim = _widened(grad, dim)
+    wide_output, _ = _widened(output, dim)
     total = _spread(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
-    return _like(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)
+    return _like_input(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)

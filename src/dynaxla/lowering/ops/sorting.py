@@ -15,24 +15,24 @@ from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
 from .indexing import gather, take_along
-from .reductions import first_place, is_nan, keep
+from .reductions import apply_keepdim, first_index, is_nan
 
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)
 
 
-def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Array, Array]:
-    """Returns x stably sorted along `dim`, and the original index of each element, in int32 if that suffices.
+def sort_with_indices(x: Array, dim: int, descending: bool = False) -> tuple[Array, Array]:
+    """Returns x stably sorted along `dim`, and the original index of each element, in int32 if it can hold all indices, else int64.
 
-    NaN is the largest value; -0.0 equals 0.0.
+    NaN is the largest value, and -0.0 equals 0.0.
     """
-    kind = "int32" if definitely(lambda: x.shape[dim] < 2**31) else "int64"
-    places = lax.broadcasted_iota(kind, x.shape, dim)
+    dtype = "int32" if definitely(lambda: x.shape[dim] < 2**31) else "int64"
+    indices = lax.broadcasted_iota(dtype, x.shape, dim)
     if descending:
         # Sorting the reversed tensor and reversing the result keeps equal elements in order, and puts NaN first.
-        x, places = lax.rev(x, [dim]), lax.rev(places, [dim])
-    values, order = lax.sort((x, places), dimension=dim, is_stable=True, num_keys=1)
-    return (lax.rev(values, [dim]), lax.rev(order, [dim])) if descending else (values, order)
+        x, indices = lax.rev(x, [dim]), lax.rev(indices, [dim])
+    values, sorted_indices = lax.sort((x, indices), dimension=dim, is_stable=True, num_keys=1)
+    return (lax.rev(values, [dim]), lax.rev(sorted_indices, [dim])) if descending else (values, sorted_indices)
 
 
 @lowers(aten.sort.stable)
@@ -44,8 +44,8 @@ def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descendi
     """
     if x.ndim == 0 or x.size == 0:
         return x, lax.full(x.shape, 0, _INT64)
-    values, places = sorted_with_places(x, wrap(dim, x.ndim), descending)
-    return values, convert(places, _INT64)
+    values, indices = sort_with_indices(x, wrap(dim, x.ndim), descending)
+    return values, convert(indices, _INT64)
 
 
 @lowers(aten.sort.default)
@@ -94,35 +94,35 @@ def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = T
         shape = [k if d == dim else size for d, size in enumerate(x.shape)]
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
     if not largest or dtypes.is_bool(x.dtype):
-        values, places = sorted_with_places(x, dim, descending=largest)
-        return slice_dim(values, dim, 0, k), convert(slice_dim(places, dim, 0, k), _INT64)
+        values, indices = sort_with_indices(x, dim, descending=largest)
+        return slice_dim(values, dim, 0, k), convert(slice_dim(indices, dim, 0, k), _INT64)
     if dtypes.is_float(x.dtype):
-        # XLA orders a NaN by its sign bit, which x86 sets when it makes one.
+        # XLA orders a NaN by its sign bit, which x86 sets in each NaN that it computes.
         x = lax.select(is_nan(x), lax.full_like(x, np.nan), x)
     order = [d for d in range(x.ndim) if d != dim] + [dim]
-    values, places = lax.top_k(lax.transpose(x, order) if dim != x.ndim - 1 else x, k)
+    values, indices = lax.top_k(lax.transpose(x, order) if dim != x.ndim - 1 else x, k)
     if dim != x.ndim - 1:
-        back = np.argsort(order)
-        values, places = lax.transpose(values, back), lax.transpose(places, back)
-    return values, convert(places, _INT64)
+        inverse = np.argsort(order)
+        values, indices = lax.transpose(values, inverse), lax.transpose(indices, inverse)
+    return values, convert(indices, _INT64)
 
 
-def _of_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[Array, Array]:
-    """Returns the element of a given rank (from 0) along one dimension, and its index. An array of ranks has size 1 in dimension `dim`."""
-    values, places = sorted_with_places(x, dim)
+def _select_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[Array, Array]:
+    """Returns the element of a given rank, from 0, along one dimension, and its index. An array of ranks has size 1 in dimension `dim`."""
+    values, indices = sort_with_indices(x, dim)
     if isinstance(rank, int):
-        chosen = slice_dim(values, dim, rank, rank + 1), slice_dim(places, dim, rank, rank + 1)
+        chosen = slice_dim(values, dim, rank, rank + 1), slice_dim(indices, dim, rank, rank + 1)
     else:
-        chosen = gather(values, dim, rank), gather(places, dim, rank)
-    value, place = (lax.squeeze(item, [dim]) for item in chosen)
-    return keep(value, x, (dim,), keepdim), convert(keep(place, x, (dim,), keepdim), _INT64)
+        chosen = gather(values, dim, rank), gather(indices, dim, rank)
+    value, index = (lax.squeeze(item, [dim]) for item in chosen)
+    return apply_keepdim(value, x, (dim,), keepdim), convert(apply_keepdim(index, x, (dim,), keepdim), _INT64)
 
 
-def _scalar_pair(x: Array) -> tuple[Array, Array]:
+def _rank_0_result(x: Array) -> tuple[Array, Array]:
     return x, lax.full(x.shape, 0, _INT64)
 
 
-def _nothing(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
+def _empty_result(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
     shape = [1 if d == dim else size for d, size in enumerate(x.shape) if d != dim or keepdim]
     return lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
 
@@ -135,9 +135,9 @@ def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Ar
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
-        return _scalar_pair(x)
+        return _rank_0_result(x)
     dim = wrap(dim, x.ndim)
-    return _nothing(x, dim, keepdim) if x.size == 0 else _of_rank(x, dim, k - 1, keepdim)
+    return _empty_result(x, dim, keepdim) if x.size == 0 else _select_rank(x, dim, k - 1, keepdim)
 
 
 def _nan_count(x: Array, dim: int) -> Array:
@@ -146,23 +146,23 @@ def _nan_count(x: Array, dim: int) -> Array:
 
 @lowers(aten.median.dim)
 def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The median along one dimension (the lower of two middle elements), and its index. If there is a nan: the first one.
+    """The median along one dimension (the lower of two middle elements), and its index. If there are nans, the first nan.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
-        return _scalar_pair(x)
+        return _rank_0_result(x)
     dim = wrap(dim, x.ndim)
     if x.size == 0:
-        return _nothing(x, dim, keepdim)
+        return _empty_result(x, dim, keepdim)
     count = x.shape[dim]
     middle = (count - 1) // 2
     if not dtypes.is_float(x.dtype):
-        return _of_rank(x, dim, middle, keepdim)
+        return _select_rank(x, dim, middle, keepdim)
     nans = _nan_count(x, dim)
     rank = lax.select(lax.gt(nans, lax.full_like(nans, 0)), lax.sub(lax.full_like(nans, count), nans), lax.full_like(nans, middle))
-    return _of_rank(x, dim, rank, keepdim)
+    return _select_rank(x, dim, rank, keepdim)
 
 
 @lowers(aten.nanmedian.dim)
@@ -177,13 +177,13 @@ def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array
     dim = wrap(dim, x.ndim)
     nans = _nan_count(x, dim)
     rank = lax.shift_right_arithmetic(lax.sub(lax.full_like(nans, x.shape[dim] - 1), nans), lax.full_like(nans, 1))
-    return _of_rank(x, dim, lax.max(rank, lax.full_like(rank, 0)), keepdim)
+    return _select_rank(x, dim, lax.max(rank, lax.full_like(rank, 0)), keepdim)
 
 
-def _of_all(x: Array, of_dim: Callable[..., tuple[Array, Array]]) -> Array:
+def _of_flattened(x: Array, along_dim: Callable[..., tuple[Array, Array]]) -> Array:
     if x.size == 0:
         return lax.full((), np.nan if dtypes.is_float(x.dtype) else np.iinfo(x.dtype).min, x.dtype)
-    return of_dim(lax.reshape(x, (x.size,)), 0)[0]
+    return along_dim(lax.reshape(x, (x.size,)), 0)[0]
 
 
 @lowers(aten.median.default)
@@ -193,7 +193,7 @@ def median(x: Array) -> Array:
     Shape:  [].
     Dtype:  that of x.
     """
-    return _of_all(x, median_dim)
+    return _of_flattened(x, median_dim)
 
 
 @lowers(aten.nanmedian.default)
@@ -203,7 +203,7 @@ def nanmedian(x: Array) -> Array:
     Shape:  [].
     Dtype:  that of x.
     """
-    return _of_all(x, nanmedian_dim)
+    return _of_flattened(x, nanmedian_dim)
 
 
 @lowers(aten.mode.default)
@@ -214,12 +214,12 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
-        return _scalar_pair(x)
+        return _rank_0_result(x)
     dim = wrap(dim, x.ndim)
     if x.size == 0:
-        return _nothing(x, dim, keepdim)
+        return _empty_result(x, dim, keepdim)
     count = x.shape[dim]
-    values, places = sorted_with_places(x, dim)
+    values, indices = sort_with_indices(x, dim)
     position = lax.broadcasted_iota("int32", x.shape, dim)
     if count > 1:
         changes = lax.ne(slice_dim(values, dim, 1, count), slice_dim(values, dim, 0, count - 1))
@@ -229,26 +229,26 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
         length = lax.sub(position, start)
         longest = lax.expand_dims(lax.reduce_max(length, (dim,)), [dim])
         # The last element of the first run of the greatest length.
-        rank = lax.expand_dims(first_place(lax.eq(length, expand(longest, x.shape)), dim), [dim])
-        values, places = gather(values, dim, rank), gather(places, dim, rank)
-    value, place = lax.squeeze(values, [dim]), lax.squeeze(places, [dim])
-    return keep(value, x, (dim,), keepdim), convert(keep(place, x, (dim,), keepdim), _INT64)
+        rank = lax.expand_dims(first_index(lax.eq(length, expand(longest, x.shape)), dim), [dim])
+        values, indices = gather(values, dim, rank), gather(indices, dim, rank)
+    value, index = lax.squeeze(values, [dim]), lax.squeeze(indices, [dim])
+    return apply_keepdim(value, x, (dim,), keepdim), convert(apply_keepdim(index, x, (dim,), keepdim), _INT64)
 
 
-def _search(sequence: Array, values: Array, right: bool) -> Array:
-    """Returns, for each value, the number of leading elements of its row of the sequence that are smaller (with `right`: not greater).
+def _search_rows(sequence: Array, values: Array, right: bool) -> Array:
+    """Returns the number of leading elements of the sequence that are smaller (with `right`: not greater) than each value of the same row.
 
-    The comparisons are those of eager mode, so that NaN is inserted at the same index.
+    The comparisons are those of eager mode, so that NaN gets the same index.
 
     Shape:  sequence [rows, length], sorted; values [rows, count].
     """
     rows, length = sequence.shape
-    goes_on = lax.gt if right else lax.ge
+    is_past = lax.gt if right else lax.ge
 
     if length <= 32:
         shape = (rows, values.shape[1], length)
-        stops = goes_on(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
-        return lax.reduce_sum(convert(lax.bitwise_not(stops), _INT64), (2,))
+        past = is_past(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
+        return lax.reduce_sum(convert(lax.bitwise_not(past), _INT64), (2,))
 
     flat = lax.reshape(sequence, (rows * length,))
     base = lax.mul(lax.broadcasted_iota("int64", values.shape, 0), lax.full(values.shape, length, _INT64))
@@ -257,11 +257,11 @@ def _search(sequence: Array, values: Array, right: bool) -> Array:
     def halve(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = state
         middle = lax.shift_right_arithmetic(lax.add(low, high), one)
-        after = lax.bitwise_not(goes_on(take_along(flat, 0, lax.add(base, middle)), values))
-        open_ = lax.lt(low, high)
+        is_right = lax.bitwise_not(is_past(take_along(flat, 0, lax.add(base, middle)), values))
+        is_open = lax.lt(low, high)
         return (
-            lax.select(lax.bitwise_and(open_, after), lax.add(middle, one), low),
-            lax.select(lax.bitwise_and(open_, lax.bitwise_not(after)), middle, high),
+            lax.select(lax.bitwise_and(is_open, is_right), lax.add(middle, one), low),
+            lax.select(lax.bitwise_and(is_open, lax.bitwise_not(is_right)), middle, high),
         )
 
     start = (lax.full(values.shape, 0, _INT64), lax.full(values.shape, length, _INT64))
@@ -305,12 +305,12 @@ def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, r
     if x.size == 0 or length == 0:
         return lax.full(x.shape, 0, out)
     rows = sorted_sequence.size // length
-    found = _search(
+    indices = _search_rows(
         convert(lax.reshape(sorted_sequence, (rows, length)), dtype),
         convert(lax.reshape(x, (rows, x.size // rows)), dtype),
         right,
     )
-    return convert(lax.reshape(found, x.shape), out)
+    return convert(lax.reshape(indices, x.shape), out)
 
 
 @lowers(aten.searchsorted.Scalar)
@@ -337,7 +337,7 @@ def searchsorted_scalar(
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
     """The bucket of each element of x: the index at which it would be inserted in the sorted vector `boundaries`.
 
-    With `right`, the index is that after equal boundaries.
+    With `right`, the index is the one after equal boundaries.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.

@@ -1,7 +1,7 @@
 """Lowerings of special functions (gamma, error and zeta functions) and of gcd and lcm.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's own function is used wherever it agrees with ATen's; a
-comment at each function of ours says where JAX's differs, as measured with JAX 0.10.2.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's function is used wherever it agrees with ATen's. A
+comment at each function that is defined here says where JAX's function differs, as measured with JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .bessel import chebyshev_series
 
 
 def digamma(x: Array) -> Array:
-    """The derivative of log gamma(x): nan at negative integers; at zero an infinity of the opposite sign, where JAX has nan.
+    """The derivative of log gamma(x). It is nan at negative integers, and an infinity of the opposite sign at zero, where JAX has nan.
 
     Source: ATen native/Math.h, calc_digamma
     """
@@ -65,13 +65,13 @@ def _erfcx(x: Array) -> Array:
     """Returns exp(x**2) times the complementary error function.
 
     Source: M. M. Shepherd, J. G. Laframboise, Chebyshev approximation of (1+2x)exp(x**2)erfc(x) in 0 <= x < infinity, Mathematics of
-    Computation 36 (1981); the coefficients were computed anew with 60 digits.
+    Computation 36 (1981); the coefficients were recomputed with 60 digits.
     """
-    size = lax.abs(x)
-    place = lax.sub(full_like(x, 2), lax.div(full_like(x, 15), lax.add(size, number(3.75, x.dtype))))
-    above = lax.div(chebyshev_series(place, _ERFCX), lax.add(lax.add(size, size), number(1, x.dtype)))
-    below = lax.sub(lax.mul(full_like(x, 2), lax.exp(lax.mul(x, x))), above)
-    return lax.select(lax.lt(x, number(0, x.dtype)), below, above)
+    absolute = lax.abs(x)
+    argument = lax.sub(full_like(x, 2), lax.div(full_like(x, 15), lax.add(absolute, number(3.75, x.dtype))))
+    for_positive = lax.div(chebyshev_series(argument, _ERFCX), lax.add(lax.add(absolute, absolute), number(1, x.dtype)))
+    for_negative = lax.sub(lax.mul(full_like(x, 2), lax.exp(lax.mul(x, x))), for_positive)
+    return lax.select(lax.lt(x, number(0, x.dtype)), for_negative, for_positive)
 
 
 def _log_ndtr(x: Array) -> Array:
@@ -82,9 +82,9 @@ def _log_ndtr(x: Array) -> Array:
     # jax.scipy.special.log_ndtr rounds the distribution function first: at 5 it is off by 4% in float32, at 8 by 7% in float64.
     scaled = lax.mul(x, number(math.sqrt(0.5), x.dtype))
     half = number(0.5, x.dtype)
-    below = lax.sub(lax.log(lax.mul(_erfcx(lax.neg(scaled)), half)), lax.mul(scaled, scaled))
-    above = lax.log1p(lax.neg(lax.mul(lax.erfc(scaled), half)))
-    return lax.select(lax.lt(x, number(-1, x.dtype)), below, above)
+    for_small = lax.sub(lax.log(lax.mul(_erfcx(lax.neg(scaled)), half)), lax.mul(scaled, scaled))
+    for_large = lax.log1p(lax.neg(lax.mul(lax.erfc(scaled), half)))
+    return lax.select(lax.lt(x, number(-1, x.dtype)), for_small, for_large)
 
 
 def _heaviside(x: Array, at_zero: Array) -> Array:
@@ -113,7 +113,7 @@ def gcd(x: Array, y: Array) -> Array:
 
 
 def lcm(x: Array, y: Array) -> Array:
-    """The least common multiple; 0 where either is 0.
+    """The least common multiple. It is 0 where x or y is 0.
 
     Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel
     """
@@ -155,7 +155,7 @@ lower_table(
 def zeta(x: Array, q: Array) -> Array:
     """The Hurwitz zeta function: the sum of (q + k) ** -x over all integers k >= 0. For q < 0 it is defined for integral x only."""
     one, zero = number(1, x.dtype), number(0, x.dtype)
-    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. The terms with a negative base are, up to the sign (-1) ** x, the terms
+    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. Up to the sign (-1) ** x, the terms with a negative base are the terms
     # of zeta(x, ceil(q) - q) without the terms of zeta(x, 1 - q).
     above, negative = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
     rest = lax.zeta(x, lax.sub(one, q))
@@ -176,10 +176,10 @@ def _trigamma(x: Array) -> Array:
     # jax.scipy.special.polygamma(1, x) is wrong below -8 (-0.01 instead of 15.07 at -100.3) and 0 from 1e19 on in float32; at the poles it
     # is infinite, where ATen gives a large finite number.
     one = number(1, x.dtype)
-    small = lax.lt(x, number(0.5, x.dtype))
+    is_small = lax.lt(x, number(0.5, x.dtype))
     sine = lax.sin(lax.mul(x, number(math.pi, x.dtype)))
-    reflected = lax.div(full_like(x, math.pi**2), lax.square(sine))
-    x = lax.select(small, lax.sub(one, x), x)
+    reflection = lax.div(full_like(x, math.pi**2), lax.square(sine))
+    x = lax.select(is_small, lax.sub(one, x), x)
     out = full_like(x, 0)
     for _ in range(6):
         out = lax.add(out, lax.div(full_like(x, 1), lax.square(x)))
@@ -191,7 +191,7 @@ def _trigamma(x: Array) -> Array:
         series = lax.sub(number(coefficient, x.dtype), lax.mul(square, series))
     tail = lax.add(lax.add(one, lax.mul(inverse, number(0.5, x.dtype))), lax.mul(square, series))
     out = lax.add(out, lax.mul(tail, inverse))
-    return lax.select(small, lax.sub(reflected, out), out)
+    return lax.select(is_small, lax.sub(reflection, out), out)
 
 
 lower_table(
@@ -219,14 +219,14 @@ def polygamma(order: int, x: Array) -> Array:
 
 @lowers(aten.frexp.Tensor)
 def frexp(x: Array) -> tuple[Array, Array]:
-    """Mantissas with an absolute value in [0.5, 1), and exponents of 2. The mantissa of 0, infinities and nan is x, the exponent 0.
+    """Mantissas with an absolute value in [0.5, 1), and exponents of 2. For 0, infinities and nan the mantissa is x and the exponent 0.
 
     Shape:  both: that of x.
     Dtype:  that of x; int32.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     mantissa, exponent = jax.numpy.frexp(wide)
-    special = lax.bitwise_or(lax.eq(wide, number(0, wide.dtype)), lax.bitwise_not(lax.is_finite(wide)))
-    mantissa = lax.select(special, wide, mantissa)
+    is_special = lax.bitwise_or(lax.eq(wide, number(0, wide.dtype)), lax.bitwise_not(lax.is_finite(wide)))
+    mantissa = lax.select(is_special, wide, mantissa)
     exponent = convert(exponent, np.dtype(np.int32))
-    return convert(mantissa, np.dtype(x.dtype)), lax.select(special, full_like(exponent, 0), exponent)
+    return convert(mantissa, np.dtype(x.dtype)), lax.select(is_special, full_like(exponent, 0), exponent)

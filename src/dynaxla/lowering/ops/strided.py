@@ -22,10 +22,10 @@ from ..registry import lowers
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
     """Returns the position of each element in its storage, an int64 array of shape `size`."""
-    place = np.full((1,) * len(size), offset, np.int64)
+    positions = np.full((1,) * len(size), offset, np.int64)
     for dim, (extent, step) in enumerate(zip(size, stride, strict=True)):
-        place = place + (np.arange(extent, dtype=np.int64) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
-    return np.broadcast_to(place, tuple(size))
+        positions = positions + (np.arange(extent, dtype=np.int64) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
+    return np.broadcast_to(positions, tuple(size))
 
 
 def _dense_order(spec: TensorSpec) -> list[int] | None:
@@ -39,25 +39,25 @@ def _dense_order(spec: TensorSpec) -> list[int] | None:
     return order
 
 
-def _sources(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
+def _source_indices(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
     """Returns, for each storage position, the row-major index of the tensor's element at that position.
 
     Raises: UnsupportedOp if no element of the tensor lies at one of the positions.
     """
-    own = _positions(spec.shape, spec.stride, spec.offset).reshape(-1)
-    element = np.full(max(int(own.max(initial=-1)), int(positions.max(initial=-1))) + 1, -1, np.int64)
-    element[own] = np.arange(own.size)
-    found = element[positions]
-    if positions.size and found.min() < 0:
+    own_positions = _positions(spec.shape, spec.stride, spec.offset).reshape(-1)
+    element_at = np.full(max(int(own_positions.max(initial=-1)), int(positions.max(initial=-1))) + 1, -1, np.int64)
+    element_at[own_positions] = np.arange(own_positions.size)
+    sources = element_at[positions]
+    if positions.size and sources.min() < 0:
         raise UnsupportedOp(
             f"as_strided of {spec} with strides {list(spec.stride)} reads memory outside of that tensor",
             hint="call as_strided on the tensor that owns the memory",
         )
-    return found
+    return sources
 
 
-def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
-    """Returns as_strided as a transpose, a slice and a transpose, if both source and result are dense; else None."""
+def _by_transpose_and_slice(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
+    """Returns the result of as_strided by a transpose, a slice and a transpose. None if the source or the result is not dense."""
     source = _dense_order(spec)
     target = TensorSpec(tuple(size), tuple(stride), spec.dtype, spec.device, offset)
     order = _dense_order(target)
@@ -80,9 +80,9 @@ def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_off
     offset = spec.offset if storage_offset is None else storage_offset
     if math.prod(size) == 0:
         return lax.full(tuple(size), 0, x.dtype)
-    if (result := _fast_path(x, spec, size, stride, offset)) is not None:
+    if (result := _by_transpose_and_slice(x, spec, size, stride, offset)) is not None:
         return result
-    sources = _sources(spec, _positions(size, stride, offset))
+    sources = _source_indices(spec, _positions(size, stride, offset))
     return _take_flat(lax.reshape(x, (x.size,)), sources)
 
 
@@ -102,17 +102,17 @@ def may_overlap(spec: TensorSpec) -> bool:
     return overlaps
 
 
-def shared(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:
+def copy_to_overlapping(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:
     """Returns x with the written elements copied to all elements that share memory with them in the layout of `spec`.
 
-    `written` is a bool mask, of x's shape, of the elements that have just been written.
+    `written` is the mask of the written elements, of the shape of x.
     """
-    places = _positions(spec.shape, spec.stride, 0).reshape(-1)
-    writer = np.full(int(places.max(initial=-1)) + 1, -1, np.int64)
-    changed = np.flatnonzero(written)
-    writer[places[changed]] = changed
-    found = writer[places]
-    return lax.reshape(_take_flat(lax.reshape(x, (x.size,)), np.where(found >= 0, found, np.arange(x.size))), x.shape)
+    positions = _positions(spec.shape, spec.stride, 0).reshape(-1)
+    last_writer = np.full(int(positions.max(initial=-1)) + 1, -1, np.int64)
+    written_indices = np.flatnonzero(written)
+    last_writer[positions[written_indices]] = written_indices
+    writers = last_writer[positions]
+    return lax.reshape(_take_flat(lax.reshape(x, (x.size,)), np.where(writers >= 0, writers, np.arange(x.size))), x.shape)
 
 
 def _take_flat(flat: Array, sources: np.ndarray) -> Array:
@@ -126,11 +126,11 @@ def as_strided_scatter(
 ) -> Array:
     """x with the elements of one of its strided views replaced by `source`, of shape `size`.
 
-    If several elements are written to one memory location, the last one remains.
+    If several elements are written to one memory location, the last element remains.
 
     Shape:  that of x.
-    Raises: RuntimeError at run time, for a negative offset and for a stride of zero, as torch does. torch's kernel is no fallback, since it
-            would read x's storage.
+    Raises: RuntimeError at run time, for a negative offset and for a stride of zero, as in torch. torch's kernel is no fallback, since it
+            would read the storage of x.
     """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset
@@ -143,11 +143,11 @@ def as_strided_scatter(
         message = "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
         ctx.require(lax.full((), False), RuntimeError, f"{message} Please clone() the tensor before performing the operation.")
         return x
-    places = _sources(spec, _positions(size, stride, offset)).reshape(-1)
-    writer = np.full(x.size, -1, np.int64)
-    writer[places] = np.arange(places.size)
-    written = writer >= 0
-    replaced = _take_flat(lax.reshape(expand(convert(source, x.dtype), size), (places.size,)), np.where(written, writer, 0))
-    written = written.reshape(x.shape)
-    result = lax.select(jax.numpy.asarray(written), lax.reshape(replaced, x.shape), x)
-    return shared(result, spec, written) if may_overlap(spec) else result
+    positions = _source_indices(spec, _positions(size, stride, offset)).reshape(-1)
+    last_writer = np.full(x.size, -1, np.int64)
+    last_writer[positions] = np.arange(positions.size)
+    is_written = last_writer >= 0
+    new_values = _take_flat(lax.reshape(expand(convert(source, x.dtype), size), (positions.size,)), np.where(is_written, last_writer, 0))
+    is_written = is_written.reshape(x.shape)
+    result = lax.select(jax.numpy.asarray(is_written), lax.reshape(new_values, x.shape), x)
+    return copy_to_overlapping(result, spec, is_written) if may_overlap(spec) else result

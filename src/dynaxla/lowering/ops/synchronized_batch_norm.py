@@ -14,11 +14,12 @@ from ..promotion import convert, full_like, number
 from ..registry import lowers
 
 
-def _wide(x: Array) -> Array:
+def _to_accumulator(x: Array) -> Array:
+    """Returns x in the accumulator's dtype."""
     return convert(x, dtypes.accumulator(x.dtype))
 
 
-def _but_channels(x: Array) -> list[int]:
+def _all_dims_but_channels(x: Array) -> list[int]:
     return [0, *range(2, x.ndim)]
 
 
@@ -26,22 +27,22 @@ def _per_channel(statistic: Array, x: Array) -> Array:
     return lax.broadcast_in_dim(convert(statistic, dtypes.accumulator(x.dtype)), x.shape, (1,))
 
 
-def _reciprocal_root(variance: Array, eps: float) -> Array:
+def _inverse_std(variance: Array, eps: float) -> Array:
     return lax.rsqrt(lax.add(variance, number(eps, variance.dtype)))
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
     """Returns mean and biased variance of each channel."""
-    dims = _but_channels(x)
+    dims = _all_dims_but_channels(x)
     count = math.prod(x.shape[dim] for dim in dims)
-    total = lax.reduce_sum(_wide(x), dims)
+    total = lax.reduce_sum(_to_accumulator(x), dims)
     mean = lax.div(total, full_like(total, count))
-    squares = lax.reduce_sum(lax.square(lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    squares = lax.reduce_sum(lax.square(lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
     return mean, lax.div(squares, full_like(squares, count))
 
 
-def _without_running_statistics(*statistics: Array | None) -> None:
-    # These ops write to their running statistics, but their schema does not declare it, so functionalization does not see the writes.
+def _reject_running_statistics(*statistics: Array | None) -> None:
+    # These ops write to their running statistics, but their schemas do not declare it, so functionalization does not see the writes.
     if any(statistic is not None for statistic in statistics):
         raise UnsupportedOp("an op that changes running statistics without declaring it in its schema")
 
@@ -54,7 +55,7 @@ def batch_norm_stats(x: Array, eps: float) -> tuple[Array, Array]:
     Dtype:  the accumulator's: float32 for half types.
     """
     mean, variance = _moments(x)
-    return mean, _reciprocal_root(variance, eps)
+    return mean, _inverse_std(variance, eps)
 
 
 @lowers(aten.batch_norm_update_stats.default)
@@ -64,9 +65,9 @@ def batch_norm_update_stats(
     """Mean and biased variance of each channel.
 
     Shape:  x (batch, channel, *space) gives (channel) twice.
-    Raises: UnsupportedOp with running statistics, which the op mutates without declaring it.
+    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare it.
     """
-    _without_running_statistics(running_mean, running_var)
+    _reject_running_statistics(running_mean, running_var)
     return tuple(convert(statistic, spec.jax_dtype) for statistic, spec in zip(_moments(x), ctx.output, strict=True))
 
 
@@ -84,18 +85,18 @@ def batch_norm_gather_stats_with_counts(
     """Mean and 1 / standard deviation of each channel over several processes.
 
     Shape:  mean and invstd (process, channel), and counts, (process) or one number for all, give (channel) twice.
-    Raises: UnsupportedOp with running statistics, which the op mutates without declaring it.
+    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare it.
     """
-    _without_running_statistics(running_mean, running_var)
-    means, deviations = _wide(mean), lax.div(full_like(invstd, 1), _wide(invstd))
+    _reject_running_statistics(running_mean, running_var)
+    means, deviations = _to_accumulator(mean), lax.div(full_like(invstd, 1), _to_accumulator(invstd))
     count = convert(counts, means.dtype)
-    each = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
-    total = lax.reduce_sum(each, (0,))
-    together = lax.div(lax.reduce_sum(lax.mul(means, each), (0,)), total)
-    away = lax.sub(means, lax.broadcast_in_dim(together, means.shape, (1,)))
-    variances = lax.add(lax.sub(lax.square(deviations), number(eps, means.dtype)), lax.square(away))
-    variance = lax.div(lax.reduce_sum(lax.mul(variances, each), (0,)), total)
-    return convert(together, mean.dtype), convert(_reciprocal_root(variance, eps), invstd.dtype)
+    weights = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
+    total = lax.reduce_sum(weights, (0,))
+    total_mean = lax.div(lax.reduce_sum(lax.mul(means, weights), (0,)), total)
+    distances = lax.sub(means, lax.broadcast_in_dim(total_mean, means.shape, (1,)))
+    variances = lax.add(lax.sub(lax.square(deviations), number(eps, means.dtype)), lax.square(distances))
+    variance = lax.div(lax.reduce_sum(lax.mul(variances, weights), (0,)), total)
+    return convert(total_mean, mean.dtype), convert(_inverse_std(variance, eps), invstd.dtype)
 
 
 @lowers(aten.batch_norm_gather_stats.default)
@@ -120,7 +121,7 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
     Shape:  that of x.
     Dtype:  that of x.
     """
-    out = lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(invstd, x))
+    out = lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(invstd, x))
     if weight is not None:
         out = lax.mul(out, _per_channel(weight, x))
     if bias is not None:
@@ -135,12 +136,12 @@ def batch_norm_backward_reduce(
     """The sum of grad, the sum of grad * (x - mean), and the gradients of weight and bias; None for results that are not requested.
 
     Shape:  each (channel).
-    Dtype:  that of the mean twice; that of the weight twice, or of x without a weight.
+    Dtype:  that of the mean for both sums; that of the weight, or of x without a weight, for both gradients.
     """
-    dims = _but_channels(x)
-    wide = _wide(grad)
+    dims = _all_dims_but_channels(x)
+    wide = _to_accumulator(grad)
     total = lax.reduce_sum(wide, dims)
-    product = lax.reduce_sum(lax.mul(wide, lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    product = lax.reduce_sum(lax.mul(wide, lax.sub(_to_accumulator(x), _per_channel(mean, x))), dims)
     dtype = x.dtype if weight is None else weight.dtype
     return (
         convert(total, mean.dtype) if input_g else None,
@@ -159,11 +160,11 @@ def batch_norm_backward_elemt(
     Shape:  that of x.
     Dtype:  that of x.
     """
-    inverse = _wide(invstd)
+    inverse = _to_accumulator(invstd)
     total = lax.reduce_sum(convert(count, inverse.dtype), range(count.ndim))
-    share = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())
-    slope = lax.mul(lax.mul(convert(sum_dy_xmu, inverse.dtype), share), lax.square(inverse))
-    out = lax.sub(_wide(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), share), x))
-    out = lax.sub(out, lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(slope, x)))
+    inverse_count = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())
+    factor_of_distance = lax.mul(lax.mul(convert(sum_dy_xmu, inverse.dtype), inverse_count), lax.square(inverse))
+    out = lax.sub(_to_accumulator(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), inverse_count), x))
+    out = lax.sub(out, lax.mul(lax.sub(_to_accumulator(x), _per_channel(mean, x)), _per_channel(factor_of_distance, x)))
     factor = inverse if weight is None else lax.mul(inverse, convert(weight, inverse.dtype))
     return convert(lax.mul(out, _per_channel(factor, x)), x.dtype)

@@ -1,4 +1,4 @@
-"""Lowerings of ops that equal another op of this package under another name."""
+"""Lowerings of ops that are another op under another name."""
 
 from __future__ import annotations
 

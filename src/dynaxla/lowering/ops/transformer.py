@@ -27,12 +27,12 @@ def _linear(x: Array, weight: Array, bias: Array, ctx: Context) -> Array:
     return convert(out, x.dtype)
 
 
-def _projected(inputs: tuple[Array, Array, Array], weight: Array, bias: Array, ctx: Context) -> list[Array]:
-    """Returns query, key and value, each multiplied by its third of the weight, with bias."""
+def _project_qkv(inputs: tuple[Array, Array, Array], weight: Array, bias: Array, ctx: Context) -> list[Array]:
+    """Returns the projections of query, key and value, each by its third of the weight and the bias."""
     size = weight.shape[0] // 3
     if inputs[0] is inputs[1] is inputs[2]:
-        together = _linear(inputs[0], weight, bias, ctx)
-        return [lax.slice_in_dim(together, third * size, (third + 1) * size, axis=2) for third in range(3)]
+        projected = _linear(inputs[0], weight, bias, ctx)
+        return [lax.slice_in_dim(projected, third * size, (third + 1) * size, axis=2) for third in range(3)]
     parts = [slice(third * size, (third + 1) * size) for third in range(3)]
     return [
         _linear(x, lax.slice_in_dim(weight, part.start, part.stop), lax.slice_in_dim(bias, part.start, part.stop), ctx)
@@ -40,14 +40,14 @@ def _projected(inputs: tuple[Array, Array, Array], weight: Array, bias: Array, c
     ]
 
 
-def _masked(scores: Array, mask: Array | None, mask_type: int | None) -> Array:
+def _mask_scores(scores: Array, mask: Array | None, mask_type: int | None) -> Array:
     """Returns the scores with -inf wherever the mask is nonzero."""
     if mask is None:
         return scores
-    hidden = mask if dtypes.is_bool(mask.dtype) else lax.ne(mask, lax.full_like(mask, 0))
+    is_masked = mask if dtypes.is_bool(mask.dtype) else lax.ne(mask, lax.full_like(mask, 0))
     dims = {_PER_ROW_AND_COLUMN: (2, 3), _PER_BATCH_AND_COLUMN: (0, 3)}.get(mask_type if mask_type is not None else -1, (0, 1, 2, 3))
-    hidden = lax.broadcast_in_dim(hidden, scores.shape, dims)
-    return lax.select(hidden, lax.full_like(scores, -math.inf), scores)
+    is_masked = lax.broadcast_in_dim(is_masked, scores.shape, dims)
+    return lax.select(is_masked, lax.full_like(scores, -math.inf), scores)
 
 
 def _attend(
@@ -60,9 +60,9 @@ def _attend(
     ctx: Context,
 ) -> tuple[Array, Array]:
     """Returns the projected output, and the attention weights (batch, heads, rows, columns) in the accumulator's dtype."""
-    query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _projected(inputs, *qkv, ctx))
+    query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _project_qkv(inputs, *qkv, ctx))
     scores = contract(query, key, ((3,), (3,)), ctx, batch=((0, 2), (0, 2)))
-    scores = _masked(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)
+    scores = _mask_scores(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)
     rows = (0, 1, 2)
     weights = lax.exp(minus_largest(scores, lax.broadcast_in_dim(lax.reduce_max(scores, (3,)), scores.shape, rows)))
     weights = lax.div(weights, lax.broadcast_in_dim(lax.reduce_sum(weights, (3,)), scores.shape, rows))

@@ -16,8 +16,8 @@ from ..registry import lowers
 Pair = Sequence[int]
 
 
-def _places(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Returns the position in the padded image of each element of the first window, and the number of windows in each dimension."""
+def _window_positions(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Returns the position of each element of the first window in the padded image, and the number of windows in each dimension."""
     starts = itertools.product(*(range(0, count * step, step) for count, step in zip(kernel, dilation, strict=True)))
     counts = [(size[dim] + 2 * padding[dim] - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1 for dim in range(2)]
     return list(starts), counts
@@ -30,19 +30,19 @@ def im2col(x: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: P
     Shape:  x ([batch,] channels, height, width) gives ([batch,] channels * elements of a window, windows).
     Dtype:  that of x.
     """
-    places, counts = _places(x.shape[-2:], kernel_size, dilation, padding, stride)
+    starts, counts = _window_positions(x.shape[-2:], kernel_size, dilation, padding, stride)
     batch = x.shape[:-3]
     if 0 in x.shape:
-        return lax.full((*batch, x.shape[-3] * len(places), counts[0] * counts[1]), 0, x.dtype)
+        return lax.full((*batch, x.shape[-3] * len(starts), counts[0] * counts[1]), 0, x.dtype)
     x = lax.pad(x, number(0, x.dtype), [(0, 0, 0)] * (x.ndim - 2) + [(width, width, 0) for width in padding])
-    taken = []
-    for start in places:
+    elements = []
+    for start in starts:
         ends = [first + (count - 1) * step + 1 for first, count, step in zip(start, counts, stride, strict=True)]
         outer = x.ndim - 2
         slices = lax.slice(x, (0,) * outer + start, (*x.shape[:outer], *ends), (1,) * outer + tuple(stride))
-        taken.append(lax.expand_dims(slices, [outer]))
-    columns = lax.concatenate(taken, x.ndim - 2)
-    return lax.reshape(columns, (*batch, x.shape[-3] * len(places), counts[0] * counts[1]))
+        elements.append(lax.expand_dims(slices, [outer]))
+    columns = lax.concatenate(elements, x.ndim - 2)
+    return lax.reshape(columns, (*batch, x.shape[-3] * len(starts), counts[0] * counts[1]))
 
 
 @lowers(aten.col2im.default)
@@ -52,23 +52,23 @@ def col2im(x: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, paddi
     Shape:  x ([batch,] channels * elements of a window, windows) gives ([batch,] channels, *output_size).
     Dtype:  that of x.
     """
-    places, counts = _places(output_size, kernel_size, dilation, padding, stride)
-    batch, channels = x.shape[:-2], x.shape[-2] // len(places)
+    starts, counts = _window_positions(output_size, kernel_size, dilation, padding, stride)
+    batch, channels = x.shape[:-2], x.shape[-2] // len(starts)
     if 0 in x.shape:
         return lax.full((*batch, channels, *output_size), 0, x.dtype)
     wide = convert(x, dtypes.accumulator(x.dtype))
-    windows = lax.reshape(wide, (*batch, channels, len(places), *counts))
+    windows = lax.reshape(wide, (*batch, channels, len(starts), *counts))
     outer = len(batch) + 1
     padded = [size + 2 * width for size, width in zip(output_size, padding, strict=True)]
 
-    def spread(index: int) -> Array:
-        """Returns an image with element `index` of every window at its position, and zeros elsewhere; the padding is cut off."""
-        start = places[index]
+    def image_of_element(index: int) -> Array:
+        """Returns an image, without the padding, with element `index` of every window at its position, and zeros elsewhere."""
+        start = starts[index]
         slices = lax.squeeze(lax.slice_in_dim(windows, index, index + 1, axis=outer), [outer])
-        sides = []
+        padding_config = []
         for dim in range(2):
             end = start[dim] + (counts[dim] - 1) * stride[dim] + 1
-            sides.append((start[dim] - padding[dim], padded[dim] - end - padding[dim], stride[dim] - 1))
-        return lax.pad(slices, number(0, wide.dtype), [(0, 0, 0)] * outer + sides)
+            padding_config.append((start[dim] - padding[dim], padded[dim] - end - padding[dim], stride[dim] - 1))
+        return lax.pad(slices, number(0, wide.dtype), [(0, 0, 0)] * outer + padding_config)
 
-    return convert(functools.reduce(lax.add, map(spread, range(len(places)))), x.dtype)
+    return convert(functools.reduce(lax.add, map(image_of_element, range(len(starts)))), x.dtype)

@@ -1,6 +1,6 @@
 """Lowerings of image resampling: nearest, linear, cubic and antialiased, forward and backward, one dimension after the other.
 
-Under torch.compile, PyTorch decomposes most of these ops before they reach a graph, for every backend; only the antialiased ones arrive.
+Under torch.compile, PyTorch decomposes most of these ops before they reach a graph, for every backend. Only the antialiased ops remain.
 Source positions and weights are computed at trace time, in the precision in which ATen computes them, since the nearest pixel can depend
 on the last bit.
 """
@@ -24,7 +24,7 @@ from .windows import Windows
 
 Sizes = Sequence[int]
 Scale = float | None
-# (dtype to compute in, input size, output size, align_corners, scale that the user gave) -> windows of one dimension.
+# Returns the windows of one dimension, from the dtype of the computation, input size, output size, align_corners, and the user's scale.
 Method = Callable[[DType, int, int, bool, Scale], Windows]
 
 
@@ -39,42 +39,42 @@ def _scale(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale)
     return number(1 / scale) if scale is not None and scale > 0 else number(size) / number(out)
 
 
-def _source(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.ndarray:
-    """Returns the position in the input of each output pixel. Integral positions are centers of input pixels."""
-    step, places = _scale(dtype, size, out, align_corners, scale), np.arange(out).astype(dtype)
+def _source_positions(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.ndarray:
+    """Returns the position of each output pixel in the input. Integral positions are centers of input pixels."""
+    step, pixels = _scale(dtype, size, out, align_corners, scale), np.arange(out).astype(dtype)
     half = dtype.type(0.5)
-    return step * places if align_corners else step * (places + half) - half
+    return step * pixels if align_corners else step * (pixels + half) - half
 
 
 def _windows(size: int, sources: np.ndarray, weights: np.ndarray) -> Windows:
-    """Returns Windows from the input pixels (`sources`) that each output pixel reads, and their weights; both (pixels, reads)."""
-    place = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
-    return Windows.from_reads(len(sources), size, place.ravel(), sources.ravel(), weights.ravel())
+    """Returns the windows in which each output pixel reads the input pixels `sources` with the weights `weights`, both (pixels, reads)."""
+    output_index = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
+    return Windows.from_reads(len(sources), size, output_index.ravel(), sources.ravel(), weights.ravel())
 
 
 def _nearest(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Windows:
-    source = np.floor(_scale(dtype, size, out, False, scale) * np.arange(out).astype(dtype))
-    return _windows(size, np.minimum(source, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
+    position = np.floor(_scale(dtype, size, out, False, scale) * np.arange(out).astype(dtype))
+    return _windows(size, np.minimum(position, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
 
 
 def _nearest_exact(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Windows:
-    source = np.floor(np.maximum(_source(dtype, size, out, False, scale), 0) + dtype.type(0.5))
-    return _windows(size, np.minimum(source, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
+    position = np.floor(np.maximum(_source_positions(dtype, size, out, False, scale), 0) + dtype.type(0.5))
+    return _windows(size, np.minimum(position, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
 
 
 def _linear(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
     if size == out:
         return _windows(size, np.arange(out)[:, None], np.ones((out, 1)))
-    source = np.maximum(_source(dtype, size, out, align_corners, scale), 0)
-    left = np.minimum(np.floor(source), size - 1).astype(np.int64)
-    fraction = np.clip(source - left, 0, 1)
+    position = np.maximum(_source_positions(dtype, size, out, align_corners, scale), 0)
+    left = np.minimum(np.floor(position), size - 1).astype(np.int64)
+    fraction = np.clip(position - left, 0, 1)
     return _windows(size, np.stack([left, np.minimum(left + 1, size - 1)], 1), np.stack([1 - fraction, fraction], 1))
 
 
 def _cubic(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
-    source = _source(dtype, size, out, align_corners, scale)
-    left = np.minimum(np.floor(source), size - 1).astype(np.int64)
-    fraction = np.clip(source - left, 0, 1)
+    position = _source_positions(dtype, size, out, align_corners, scale)
+    left = np.minimum(np.floor(position), size - 1).astype(np.int64)
+    fraction = np.clip(position - left, 0, 1)
     offsets = np.arange(-1, 3)
     weights = _keys_filter(fraction[:, None] - offsets, -0.75)
     return _windows(size, np.clip(left[:, None] + offsets, 0, size - 1), weights)
@@ -97,7 +97,7 @@ def _lanczos_filter(x: np.ndarray) -> np.ndarray:
 
 
 def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Method:
-    """Returns the method for a filter of `width` pixels, which is stretched if the image shrinks, so that every input pixel counts."""
+    """Returns the method for a filter of `width` pixels. The filter is stretched if the image shrinks, so that every input pixel counts."""
 
     def method(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
         step = _scale(dtype, size, out, align_corners, scale)
@@ -113,9 +113,9 @@ def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Met
         weights = np.where(offset < length[:, None], weights, 0)
         total = weights.sum(1, keepdims=True)
         weights = weights / np.where(total == 0, 1, total)
-        real = offset < length[:, None]
-        place = np.broadcast_to(np.arange(out)[:, None], real.shape)
-        return Windows.from_reads(out, size, place[real], sources[real], weights[real])
+        is_read = offset < length[:, None]
+        output_index = np.broadcast_to(np.arange(out)[:, None], is_read.shape)
+        return Windows.from_reads(out, size, output_index[is_read], sources[is_read], weights[is_read])
 
     return method
 
@@ -139,7 +139,7 @@ def _check_dtype(x: Array, method: Method, ctx: Context) -> None:
         )
 
 
-def _register(name: str, count: int, method: Method, has_align_corners: bool) -> None:
+def _register_upsample(name: str, count: int, method: Method, has_align_corners: bool) -> None:
     def split(rest: tuple) -> tuple[bool, list[Scale]]:
         align_corners = bool(rest[0]) if has_align_corners else False
         scales = list(rest[1:] if has_align_corners else rest)
@@ -148,7 +148,7 @@ def _register(name: str, count: int, method: Method, has_align_corners: bool) ->
     def windows(x: Array, space: Sizes, out: Sizes, rest: tuple) -> list[Windows]:
         align_corners, scales = split(rest)
         dtype = dtypes.accumulator(x.dtype) if dtypes.is_float(x.dtype) else np.dtype(np.float32)
-        return [method(dtype, size, places, align_corners, scale) for size, places, scale in zip(space, out, scales, strict=True)]
+        return [method(dtype, size, out_size, align_corners, scale) for size, out_size, scale in zip(space, out, scales, strict=True)]
 
     def forward(x: Array, output_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
         """x resampled to other sizes. Half types are computed in float32.
@@ -170,17 +170,17 @@ def _register(name: str, count: int, method: Method, has_align_corners: bool) ->
         """
         if 0 in ctx.output.shape:
             return lax.full(ctx.output.shape, 0, grad.dtype)
-        return _resample(grad, [window.mirrored() for window in windows(grad, input_size[-count:], output_size, rest)])
+        return _resample(grad, [window.transposed() for window in windows(grad, input_size[-count:], output_size, rest)])
 
     registry.register(getattr(aten, name).default, forward, source=method)
     registry.register(getattr(aten, f"{name}_backward").default, backward, source=method)
 
 
 for _count, _scheme in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
-    _register(f"upsample_nearest{_count}d", _count, _nearest, has_align_corners=False)
-    _register(f"_upsample_nearest_exact{_count}d", _count, _nearest_exact, has_align_corners=False)
-    _register(f"upsample_{_scheme}", _count, _linear, has_align_corners=True)
-_register("upsample_bicubic2d", 2, _cubic, has_align_corners=True)
-_register("_upsample_bilinear2d_aa", 2, _antialiased(_triangle_filter, 2), has_align_corners=True)
-_register("_upsample_bicubic2d_aa", 2, _antialiased(lambda x: _keys_filter(x, -0.5), 4), has_align_corners=True)
-_register("_upsample_lanczos2d_aa", 2, _antialiased(_lanczos_filter, 6), has_align_corners=True)  # from torch 2.12 on
+    _register_upsample(f"upsample_nearest{_count}d", _count, _nearest, has_align_corners=False)
+    _register_upsample(f"_upsample_nearest_exact{_count}d", _count, _nearest_exact, has_align_corners=False)
+    _register_upsample(f"upsample_{_scheme}", _count, _linear, has_align_corners=True)
+_register_upsample("upsample_bicubic2d", 2, _cubic, has_align_corners=True)
+_register_upsample("_upsample_bilinear2d_aa", 2, _antialiased(_triangle_filter, 2), has_align_corners=True)
+_register_upsample("_upsample_bicubic2d_aa", 2, _antialiased(lambda x: _keys_filter(x, -0.5), 4), has_align_corners=True)
+_register_upsample("_upsample_lanczos2d_aa", 2, _antialiased(_lanczos_filter, 6), has_align_corners=True)  # from torch 2.12 on

@@ -22,13 +22,13 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
-def _scaled(x: Array, factor: float, shift: float) -> Array:
+def _scale_and_shift(x: Array, factor: float, shift: float) -> Array:
     return lax.add(lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, shift))
 
 
 def _unnormalized(x: Array, size: int, align_corners: bool) -> Array:
     """Maps coordinates in [-1, 1] to positions in pixels."""
-    return _scaled(x, (size - 1) / 2, (size - 1) / 2) if align_corners else _scaled(x, size / 2, (size - 1) / 2)
+    return _scale_and_shift(x, (size - 1) / 2, (size - 1) / 2) if align_corners else _scale_and_shift(x, size / 2, (size - 1) / 2)
 
 
 def _clipped(x: Array, size: int) -> Array:
@@ -43,14 +43,14 @@ def _reflected(x: Array, size: int, align_corners: bool) -> Array:
     if low == high:
         return lax.full_like(x, 0)
     span = lax.full_like(x, high - low)
-    distance = lax.abs(_scaled(x, 1, -low))
+    distance = lax.abs(_scale_and_shift(x, 1, -low))
     flips = lax.floor(lax.div(distance, span))
     extra = lax.sub(distance, lax.mul(flips, span))
     even = lax.eq(lax.rem(flips, lax.full_like(x, 2)), lax.full_like(x, 0))
-    return _scaled(lax.select(even, extra, lax.sub(span, extra)), 1, low)
+    return _scale_and_shift(lax.select(even, extra, lax.sub(span, extra)), 1, low)
 
 
-def _inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
+def _bring_inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
     if padding_mode == _BORDER:
         return _clipped(x, size)
     if padding_mode == _REFLECTION:
@@ -58,21 +58,21 @@ def _inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Arra
     return x
 
 
-def _read(x: Array, places: Sequence[Array]) -> Array:
-    """Returns x (batch, channel, *space) at integral positions, one array (batch, points) per dimension; zeros outside of x.
+def _read(x: Array, positions: Sequence[Array]) -> Array:
+    """Returns x (batch, channel, *space) at integral positions, one array (batch, points) per dimension. Values outside of x are 0.
 
     Shape:  (batch, channel, points).
     """
     space = x.shape[2:]
-    found: Array | None = None
+    is_inside: Array | None = None
     index: Array | None = None
-    for place, size in zip(places, space, strict=True):
-        place = lax.stop_gradient(place)
-        here = lax.bitwise_and(lax.ge(place, lax.full_like(place, 0)), lax.le(place, lax.full_like(place, size - 1)))
-        found = here if found is None else lax.bitwise_and(found, here)
-        whole = lax.convert_element_type(lax.select(here, place, lax.full_like(place, 0)), np.dtype(np.int64))
-        index = whole if index is None else lax.add(lax.mul(index, lax.full_like(index, size)), whole)
-    assert found is not None
+    for position, size in zip(positions, space, strict=True):
+        position = lax.stop_gradient(position)
+        is_inside_dim = lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), lax.le(position, lax.full_like(position, size - 1)))
+        is_inside = is_inside_dim if is_inside is None else lax.bitwise_and(is_inside, is_inside_dim)
+        integral = lax.convert_element_type(lax.select(is_inside_dim, position, lax.full_like(position, 0)), np.dtype(np.int64))
+        index = integral if index is None else lax.add(lax.mul(index, lax.full_like(index, size)), integral)
+    assert is_inside is not None
     assert index is not None
     flat = lax.reshape(x, (*x.shape[:2], math.prod(space)))
     numbers = lax.GatherDimensionNumbers(
@@ -80,18 +80,18 @@ def _read(x: Array, places: Sequence[Array]) -> Array:
     )
     start = lax.reshape(index, (*index.shape, 1))
     out = lax.gather(flat, start, numbers, (1, x.shape[1], 1), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
-    return lax.select(_per_channel(found, out), out, lax.full_like(out, 0))
+    return lax.select(_per_channel(is_inside, out), out, lax.full_like(out, 0))
 
 
 def _per_channel(x: Array, like: Array) -> Array:
     return lax.broadcast_in_dim(x, like.shape, (0, 2))
 
 
-def _weighted(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array:
+def _weighted_sum(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array:
     """Returns the weighted sum over all combinations of one (position, weight) pair per dimension."""
     total: Array | None = None
     for combination in itertools.product(*reads):
-        value = _read(x, [place for place, _ in combination])
+        value = _read(x, [position for position, _ in combination])
         weight = combination[0][1]
         for _, other in combination[1:]:
             weight = lax.mul(weight, other)
@@ -101,27 +101,27 @@ def _weighted(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array
     return total
 
 
-def _linear_reads(place: Array) -> list[tuple[Array, Array]]:
-    left = lax.floor(place)
-    fraction = lax.sub(place, lax.stop_gradient(left))
-    return [(left, _scaled(fraction, -1, 1)), (_scaled(left, 1, 1), fraction)]
+def _linear_reads(position: Array) -> list[tuple[Array, Array]]:
+    left = lax.floor(position)
+    fraction = lax.sub(position, lax.stop_gradient(left))
+    return [(left, _scale_and_shift(fraction, -1, 1)), (_scale_and_shift(left, 1, 1), fraction)]
 
 
-def _cubic_reads(place: Array, inside: Callable[[Array], Array]) -> list[tuple[Array, Array]]:
-    """Returns four positions, each passed through `inside`, with the weights of cubic convolution with slope -0.75 at 1."""
-    left = lax.stop_gradient(lax.floor(place))
-    fraction = lax.sub(place, left)
+def _cubic_reads(position: Array, bring_inside: Callable[[Array], Array]) -> list[tuple[Array, Array]]:
+    """Returns four positions, each passed through `bring_inside`, with the weights of cubic convolution with slope -0.75 at 1."""
+    left = lax.stop_gradient(lax.floor(position))
+    fraction = lax.sub(position, left)
     a = -0.75
 
     def near(t: Array) -> Array:
-        return _scaled(lax.mul(_scaled(t, a + 2, -(a + 3)), lax.mul(t, t)), 1, 1)
+        return _scale_and_shift(lax.mul(_scale_and_shift(t, a + 2, -(a + 3)), lax.mul(t, t)), 1, 1)
 
     def far(t: Array) -> Array:
-        return _scaled(lax.mul(_scaled(lax.mul(_scaled(t, 1, -5), t), 1, 8), t), a, -4 * a)
+        return _scale_and_shift(lax.mul(_scale_and_shift(lax.mul(_scale_and_shift(t, 1, -5), t), 1, 8), t), a, -4 * a)
 
-    distances = (_scaled(fraction, 1, 1), fraction, _scaled(fraction, -1, 1), _scaled(fraction, -1, 2))
+    distances = (_scale_and_shift(fraction, 1, 1), fraction, _scale_and_shift(fraction, -1, 1), _scale_and_shift(fraction, -1, 2))
     weights = (far(distances[0]), near(distances[1]), near(distances[2]), far(distances[3]))
-    return [(inside(_scaled(left, 1, offset)), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
+    return [(bring_inside(_scale_and_shift(left, 1, offset)), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
 
 
 def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
@@ -132,23 +132,23 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
     x = convert(x, dtype)
     reads = []
     for dim, size in enumerate(space):
-        place = lax.index_in_dim(points, len(space) - 1 - dim, axis=2, keepdims=False)
-        place = _unnormalized(place, size, align_corners)
+        position = lax.index_in_dim(points, len(space) - 1 - dim, axis=2, keepdims=False)
+        position = _unnormalized(position, size, align_corners)
         if interpolation_mode == _BICUBIC:
-            inside = functools.partial(_inside, size=size, padding_mode=padding_mode, align_corners=align_corners)
-            reads.append(_cubic_reads(place, inside))
+            bring_inside = functools.partial(_bring_inside, size=size, padding_mode=padding_mode, align_corners=align_corners)
+            reads.append(_cubic_reads(position, bring_inside))
             continue
-        place = _inside(place, size, padding_mode, align_corners)
+        position = _bring_inside(position, size, padding_mode, align_corners)
         if interpolation_mode == _NEAREST:
-            reads.append([(lax.round(place, lax.RoundingMethod.TO_NEAREST_EVEN), lax.full_like(place, 1))])
+            reads.append([(lax.round(position, lax.RoundingMethod.TO_NEAREST_EVEN), lax.full_like(position, 1))])
         else:
-            reads.append(_linear_reads(place))
-    return lax.reshape(_weighted(x, reads), (x.shape[0], x.shape[1], *grid.shape[1:-1]))
+            reads.append(_linear_reads(position))
+    return lax.reshape(_weighted_sum(x, reads), (x.shape[0], x.shape[1], *grid.shape[1:-1]))
 
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool, *, ctx: Context) -> Array:
-    """Samples of x at the positions in grid, which range from -1 at one end of a dimension to 1 at the other.
+    """Samples of x at the positions in grid, which range from -1 at one end of a dimension to 1 at the other end.
 
     Shape:  x (batch, channel, *space) and grid (batch, *out, len(space)) give (batch, channel, *out). The last dimension of grid holds
             coordinates in reverse order: the last dimension of x first.
@@ -172,6 +172,6 @@ def grid_sampler_backward(
     """Gradients of x and grid, each of its operand's shape and dtype; None for gradients that output_mask does not request."""
     if grad.size == 0:
         return lax.full_like(x, 0), lax.full_like(grid, 0)
-    out, pull = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), x, grid)
-    grad_x, grad_grid = pull(convert(grad, out.dtype))
+    out, vjp = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), x, grid)
+    grad_x, grad_grid = vjp(convert(grad, out.dtype))
     return grad_x if output_mask[0] else None, grad_grid if output_mask[1] else None

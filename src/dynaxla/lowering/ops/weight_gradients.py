@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight, with several implementations to choose from. convolution.py calls it."""
+"""The gradient of a convolution's weight, with several implementations. Used by convolution.py."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The problem of computing a weight gradient: shapes, dtype and settings, without the operands' values.
+    """The computation of a weight gradient: everything on which the choice of an implementation depends.
 
     Attributes:
-        x, grad: shapes of the convolution's input and of the gradient of its result.
-        weight: shape of the weight and its gradient, (out, in / groups, *kernel).
-        stride, padding, dilation, groups: of the convolution.
-        dtype: of x and grad. The result has this dtype or that of its accumulator.
-        precision: of XLA's convolution.
+        x: The shape of the convolution's input.
+        grad: The shape of the gradient of the convolution's result.
+        weight: The shape of the weight and its gradient, (out, in / groups, *kernel).
+        stride: The stride of the convolution in each spatial dimension.
+        padding: The padding of the convolution on both sides of each spatial dimension.
+        dilation: The dilation of the convolution in each spatial dimension.
+        groups: The number of groups of the convolution.
+        dtype: The dtype of x and grad. The result has this dtype or that of its accumulator.
+        precision: The precision of XLA's convolution.
         platform: JAX's name of the platform.
     """
 
@@ -62,7 +66,7 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Implementations[WeightGradient] = Implementations("weight_gradient")
 
-# Numbers of multiplications below which the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time it saves. With
+# With fewer multiplications, the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time that the kernel saves. With
 # several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
 _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
@@ -81,22 +85,22 @@ def _prefers_product(problem: WeightGradient) -> bool:
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Computes 1x1 kernels as the product of two matrices with one row for each window."""
     rows = channels_last(x)
-    stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
-    met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
+    ends = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
+    read_rows = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *ends, x.shape[1]), (1, *problem.stride, 1))
     windows = math.prod(problem.grad) // problem.grad[1]
-    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(channels_last(grad), (windows, problem.grad[1]))
-    return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
+    read_rows, grad_rows = lax.reshape(read_rows, (windows, x.shape[1])), lax.reshape(channels_last(grad), (windows, problem.grad[1]))
+    return lax.reshape(onednn.matmul(grad_rows, read_rows, True, False, dtypes.accumulator(x.dtype)), problem.weight)
 
 
-def _is_torchs(problem: WeightGradient) -> bool:
-    """True if grad has the shape of the convolution's result, in one to three spatial dimensions.
+def _has_result_shape(problem: WeightGradient) -> bool:
+    """True if grad has the shape of the convolution's result, and there are one to three spatial dimensions.
 
     The shape differs for a transposed convolution with more output padding than stride.
     """
     if not 3 <= len(problem.x) <= 5:
         return False
     sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
-    out = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, pad, spread, width, step in sizes]
+    out = [(size + 2 * pad - dilation * (kernel - 1) - 1) // step + 1 for size, pad, dilation, kernel, step in sizes]
     return tuple(out) == problem.grad[2:]
 
 
@@ -104,80 +108,81 @@ def _is_large(problem: WeightGradient) -> bool:
     return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= (_FEW_PRODUCTS if problem.groups == 1 else _FEW_WITH_GROUPS)
 
 
-def _has_own_channels(problem: WeightGradient) -> bool:
+def _is_depthwise(problem: WeightGradient) -> bool:
     """True for a depthwise convolution with one output channel per input channel."""
     return (problem.x[1], problem.weight[0]) == (problem.groups,) * 2
 
 
-# Products that are held in memory before they are added: they fit into the processor's cache.
-_AT_ONCE = 1 << 18
+# The number of products that are in memory before they are added. They fit into the processor's cache.
+_PRODUCTS_PER_BLOCK = 1 << 18
 
 
 @WEIGHT_GRADIENT.implementation(
     "sums",
     platforms=["cpu"],
-    supports=lambda problem: _is_torchs(problem) and len(problem.x) == 3 and _has_own_channels(problem),
+    supports=lambda problem: _has_result_shape(problem) and len(problem.x) == 3 and _is_depthwise(problem),
     preferred=_is_large,
 )
 def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Computes depthwise convolutions in one dimension: for each kernel position, grad times the rows of x that it reads, summed.
+    """Multiplies grad by the rows of x that each kernel position reads, and adds the products. For depthwise convolutions in one dimension.
 
     oneDNN's kernel takes 2 to 8 times as long.
     """
-    (step,), (spread,), (padding,) = problem.stride, problem.dilation, problem.padding
+    (step,), (dilation,), (padding,) = problem.stride, problem.dilation, problem.padding
     channels, _, kernel = problem.weight
-    wide = dtypes.accumulator(problem.dtype)
-    count = max(1, _AT_ONCE // (channels * kernel))
+    dtype = dtypes.accumulator(problem.dtype)
+    count = max(1, _PRODUCTS_PER_BLOCK // (channels * kernel))
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = operands
+        rows, grad_rows = operands
         if padding:
             rows = torch.constant_pad_nd(rows, [0, 0, padding, padding])
         total = rows.new_zeros((kernel, channels))
-        for padded, grads in zip(rows, upstream, strict=True):
+        for padded, grads in zip(rows, grad_rows, strict=True):
             for first in range(0, len(grads), count):
-                some = grads[first : first + count]
-                shape, place = (kernel, *some.shape), padded.storage_offset() + first * step * channels
-                met = padded.as_strided(shape, (spread * channels, step * channels, 1), place)
-                total += (met * some).sum(1)
+                grad_block = grads[first : first + count]
+                shape, offset = (kernel, *grad_block.shape), padded.storage_offset() + first * step * channels
+                windows = padded.as_strided(shape, (dilation * channels, step * channels, 1), offset)
+                total += (windows * grad_block).sum(1)
         results[0].copy_(total.t().unsqueeze(1))
 
-    operands = [channels_last(convert(operand, wide)) for operand in (x, grad)]
-    return torch_kernels.call(write, operands, [(problem.weight, wide)])[0]
+    operands = [channels_last(convert(operand, dtype)) for operand in (x, grad)]
+    return torch_kernels.call(write, operands, [(problem.weight, dtype)])[0]
 
 
-# Columns of the weight that oneDNN's depthwise kernel holds in registers. For wider weights oneDNN uses a general kernel, which is 3 to 10
-# times as slow, in bfloat16 up to 50 times.
-_COLUMNS = 3
+# The number of columns of the weight that oneDNN's depthwise kernel keeps in registers. For wider weights oneDNN uses a general kernel that
+# takes 3 to 10 times as long, in bfloat16 up to 50 times.
+_STRIP_WIDTH = 3
 
 
 def _strips(problem: WeightGradient) -> list[tuple[int, int, int, int]]:
-    """Returns the vertical strips of the weight, each at most _COLUMNS wide: (first column, number of columns, padding left, right).
+    """Returns the vertical strips of the weight, each at most _STRIP_WIDTH wide: (first column, number of columns, padding left, right).
 
-    The paddings are columns of zeros that the strip needs on both sides of x; negative numbers are columns of x that it does not read.
+    The paddings are the columns of zeros that the strip needs on both sides of x. A negative padding is the number of columns of x that the
+    strip does not read.
     """
-    found = []
+    strips = []
     width, step, padding = problem.weight[3], problem.stride[1], problem.padding[1]
-    for first in range(0, width, _COLUMNS):
-        count = min(_COLUMNS, width - first)
-        reach = (problem.grad[3] - 1) * step + count
-        found.append((first, count, padding - first, reach - (padding - first) - problem.x[3]))
-    return found
+    for first in range(0, width, _STRIP_WIDTH):
+        count = min(_STRIP_WIDTH, width - first)
+        covered = (problem.grad[3] - 1) * step + count
+        strips.append((first, count, padding - first, covered - (padding - first) - problem.x[3]))
+    return strips
 
 
 def _supports_strips(problem: WeightGradient) -> bool:
     """True for depthwise convolutions in two dimensions without dilation, if each strip reads a column of x."""
     return (
-        _is_torchs(problem)
+        _has_result_shape(problem)
         and len(problem.x) == 4
-        and _has_own_channels(problem)
+        and _is_depthwise(problem)
         and all(step == 1 for step in problem.dilation)
         and all(min(before, after) > -problem.x[-1] for *_, before, after in _strips(problem))
     )
 
 
 def _prefers_strips(problem: WeightGradient) -> bool:
-    return _is_large(problem) and problem.weight[-1] > _COLUMNS
+    return _is_large(problem) and problem.weight[-1] > _STRIP_WIDTH
 
 
 @WEIGHT_GRADIENT.implementation("strips", platforms=["cpu"], supports=_supports_strips, preferred=_prefers_strips)
@@ -190,12 +195,12 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
     strips = _strips(problem)
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = operands
-        for first, count, *margins in strips:
-            met = torch.constant_pad_nd(rows, [0, 0, *margins, above, above]).movedim(-1, 1)
-            order = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # gives the shape and memory order; values are not read
-            found = aten.convolution_backward(upstream.movedim(-1, 1), met, order, None, *settings)[1]
-            results[0][..., first : first + count].copy_(found)
+        rows, grad_rows = operands
+        for first, count, *pads in strips:
+            padded_strip = torch.constant_pad_nd(rows, [0, 0, *pads, above, above]).movedim(-1, 1)
+            layout = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # only the shape and the memory order are read
+            gradient = aten.convolution_backward(grad_rows.movedim(-1, 1), padded_strip, layout, None, *settings)[1]
+            results[0][..., first : first + count].copy_(gradient)
 
     (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
@@ -203,7 +208,7 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 def _supports_taps(problem: WeightGradient) -> bool:
     """True for one spatial dimension and one group, in a dtype of 32 bits or more: partial sums of half types would be rounded."""
-    return _is_torchs(problem) and len(problem.x) == 3 and problem.groups == 1 and problem.dtype.itemsize >= 4
+    return _has_result_shape(problem) and len(problem.x) == 3 and problem.groups == 1 and problem.dtype.itemsize >= 4
 
 
 def _prefers_taps(problem: WeightGradient) -> bool:
@@ -212,23 +217,23 @@ def _prefers_taps(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.implementation("taps", platforms=["cpu"], supports=_supports_taps, preferred=_prefers_taps)
 def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Computes one matrix product for each kernel position, without copying x; for one spatial dimension.
+    """Computes one matrix product for each kernel position, without copying x. For one spatial dimension.
 
     oneDNN's kernel takes up to twice as long with 32 channels or more and kernels of size 3 or less.
     """
-    (step,), (spread,), (padding,) = problem.stride, problem.dilation, problem.padding
+    (step,), (dilation,), (padding,) = problem.stride, problem.dilation, problem.padding
     out, channels, kernel = problem.weight
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = operands
+        rows, grad_rows = operands
         if padding:
             rows = torch.constant_pad_nd(rows, [0, 0, padding, padding])
-        covered = (upstream.shape[1] - 1) * step + 1
-        found = rows.new_empty((kernel, out, channels))
-        for place, product in enumerate(found):
-            met = rows[:, place * spread : place * spread + covered : step]
-            torch.addbmm(product, upstream.transpose(1, 2), met, beta=0, out=product)
-        results[0].copy_(found.permute(1, 2, 0))
+        covered = (grad_rows.shape[1] - 1) * step + 1
+        taps = rows.new_empty((kernel, out, channels))
+        for index, product in enumerate(taps):
+            tap_rows = rows[:, index * dilation : index * dilation + covered : step]
+            torch.addbmm(product, grad_rows.transpose(1, 2), tap_rows, beta=0, out=product)
+        results[0].copy_(taps.permute(1, 2, 0))
 
     (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
@@ -246,49 +251,51 @@ def _prefers_columns(problem: WeightGradient) -> bool:
     out, channels, *kernel = problem.weight
     if out >= math.prod(problem.grad) // out:
         return True
-    are_many = len(kernel) <= 2 and out >= 64 and channels * kernel[-1] >= 48
-    return are_many and problem.dtype.itemsize == 4 and machine.has_avx2_alone()
+    has_many_channels = len(kernel) <= 2 and out >= 64 and channels * kernel[-1] >= 48
+    return has_many_channels and problem.dtype.itemsize == 4 and machine.has_avx2_alone()
 
 
-# Bytes of windows per thread in one matrix product: they fit into the processor's caches.
-_BYTES_AT_ONCE = 1 << 20
+# The size in bytes of the windows in one matrix product, per thread. They fit into the processor's caches.
+_BLOCK_BYTES_PER_THREAD = 1 << 20
 
 
 @WEIGHT_GRADIENT.implementation(
-    "columns", platforms=["cpu"], supports=lambda problem: _is_torchs(problem) and problem.groups == 1, preferred=_prefers_columns
+    "columns", platforms=["cpu"], supports=lambda problem: _has_result_shape(problem) and problem.groups == 1, preferred=_prefers_columns
 )
 def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Multiplies two matrices with one row for each window (im2col), in blocks of rows."""
     out, channels, *kernel = problem.weight
-    space = range(len(kernel))
+    spatial_dims = range(len(kernel))
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = operands
+        rows, grad_rows = operands
         if any(problem.padding):
-            rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
-        batch, *steps, place = rows.stride()
-        moves = [step * stride for step, stride in zip(steps, problem.stride, strict=True)]
-        inside = [step * dilation for step, dilation in zip(steps, problem.dilation, strict=True)]
-        windows = rows.as_strided((*upstream.shape[:-1], *kernel, channels), (batch, *moves, *inside, place))
-        found = upstream.new_zeros((out, math.prod(problem.weight[1:])))
-        for some, grads in _blocks(windows, upstream):
-            found.addmm_(grads.reshape(-1, out).t(), some.reshape(-1, found.shape[1]))
-        results[0].copy_(found.view(out, *kernel, channels).movedim(-1, 1))
+            rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(spatial_dims) for pad in (problem.padding[dim],) * 2)])
+        batch_stride, *spatial_strides, channel_stride = rows.stride()
+        window_strides = [step * stride for step, stride in zip(spatial_strides, problem.stride, strict=True)]
+        kernel_strides = [step * dilation for step, dilation in zip(spatial_strides, problem.dilation, strict=True)]
+        windows = rows.as_strided(
+            (*grad_rows.shape[:-1], *kernel, channels), (batch_stride, *window_strides, *kernel_strides, channel_stride)
+        )
+        gradient = grad_rows.new_zeros((out, math.prod(problem.weight[1:])))
+        for window_block, grad_block in _blocks(windows, grad_rows):
+            gradient.addmm_(grad_block.reshape(-1, out).t(), window_block.reshape(-1, gradient.shape[1]))
+        results[0].copy_(gradient.view(out, *kernel, channels).movedim(-1, 1))
 
     (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
-def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields blocks of both tensors: several samples, or several rows of one sample. Half types give one block, so that sums round once."""
-    samples, rows = upstream.shape[:2]
-    count = max(1, _BYTES_AT_ONCE * torch.get_num_threads() * samples * rows // (windows.numel() * windows.element_size()))
-    if upstream.element_size() < 4:
-        yield windows, upstream
+def _blocks(windows: torch.Tensor, grad_rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields blocks of both tensors: several samples, or several rows of one sample. Half types give one block, so sums round once."""
+    samples, rows = grad_rows.shape[:2]
+    count = max(1, _BLOCK_BYTES_PER_THREAD * torch.get_num_threads() * samples * rows // (windows.numel() * windows.element_size()))
+    if grad_rows.element_size() < 4:
+        yield windows, grad_rows
     elif count >= rows:
-        yield from zip(windows.split(count // rows), upstream.split(count // rows), strict=True)
+        yield from zip(windows.split(count // rows), grad_rows.split(count // rows), strict=True)
     else:
-        for sample, grads in zip(windows, upstream, strict=True):
+        for sample, grads in zip(windows, grad_rows, strict=True):
             yield from zip(sample.split(count), grads.split(count), strict=True)
 
 
@@ -296,18 +303,18 @@ def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[tor
 _MANY_CHANNELS = 512
 
 
-@WEIGHT_GRADIENT.implementation("torch", platforms=["cpu"], supports=_is_torchs, preferred=_is_large)
+@WEIGHT_GRADIENT.implementation("torch", platforms=["cpu"], supports=_has_result_shape, preferred=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Calls torch's kernel, which mostly calls oneDNN. XLA's convolution takes up to 20 times as long, with groups even longer."""
     settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
+        x_tensor, grad_tensor = (tensor.movedim(-1, 1) for tensor in operands)
         out, channels, *kernel = problem.weight
-        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # gives the shape and memory order; values are not read
+        weight = x_tensor.new_empty((out, *kernel, channels)).movedim(-1, 1)  # only the shape and the memory order are read
         if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
-            rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
-        results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
+            x_tensor, grad_tensor, weight = x_tensor.contiguous(), grad_tensor.contiguous(), results[0]
+        results[0].copy_(aten.convolution_backward(grad_tensor, x_tensor, weight, None, *settings, [False, True, False])[1])
 
     (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
@@ -323,18 +330,18 @@ def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) ->
 
 @WEIGHT_GRADIENT.implementation("xla")
 def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
-    """Convolves x with grad, with batch and channels exchanged. `dtype` is the result's; by default that of the accumulator."""
-    margins = []
+    """Convolves x with grad, with batch and channels exchanged. `dtype` is that of the result, by default the accumulator's."""
+    pads = []
     sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
-    for dim, step, pad, spread in sizes:
+    for dim, step, pad, dilation in sizes:
         covered = (grad.shape[dim] - 1) * step + 1
-        wanted = (problem.weight[dim] - 1) * spread + covered
-        margins.append((pad, wanted - x.shape[dim] - pad))
+        needed = (problem.weight[dim] - 1) * dilation + covered
+        pads.append((pad, needed - x.shape[dim] - pad))
     return lax.conv_general_dilated(
         x,
         grad,
         window_strides=problem.dilation,
-        padding=margins,
+        padding=pads,
         rhs_dilation=problem.stride,
         dimension_numbers=lax.ConvDimensionNumbers(*[(1, 0, *range(2, x.ndim))] * 3),
         batch_group_count=problem.groups,

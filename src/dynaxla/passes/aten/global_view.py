@@ -150,13 +150,13 @@ class GlobalView:
     # Between local tensors and whole tensors
 
     def local_tensors(self, whole: torch.Tensor, placements: Sequence[Any], back_kinds: Sequence[str]) -> LocalTensors:
-        """Returns the local tensors of a whole tensor. back_kinds: the argument `back` of `process_values.each_has`, for each mesh axis."""
+        """Returns the local tensors of a whole tensor. back_kinds: `grad_reduction` of `replicated_to_local`, for each mesh axis."""
         for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, back_kinds, strict=True)):
             if placement.is_shard():
                 dim = placement.dim % (whole.ndim - index) + index
                 whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
             else:
-                whole = process_values.EACH_HAS(whole, index, size, axis, back)
+                whole = process_values.REPLICATED_TO_LOCAL(whole, index, size, axis, back)
         return LocalTensors(whole.flatten(0, len(self.mesh.sizes) - 1))
 
     def whole_tensor(self, local: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
@@ -169,7 +169,7 @@ class GlobalView:
             elif placement.is_partial():
                 whole = whole.sum(index)
             else:
-                whole = process_values.ALL_HAVE(whole, index, axis)
+                whole = process_values.LOCAL_TO_REPLICATED(whole, index, axis)
         return whole
 
 
@@ -349,7 +349,7 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
         if any(placement.is_partial() for placement in placements):
             raise NotPartitioned(f"a tensor is redistributed to {placements}", where=user_line(node))
         spec, before = (self._view.spec(item, value.shape, node) for item in (placements, value.placements))
-        return process_values.PLACED(whole, spec, before)
+        return process_values.RESHARD(whole, spec, before)
 
     # Outputs
 
@@ -374,7 +374,7 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
                 boundary = BoundaryTensor(("",) * tensor.ndim)
             view.outputs.append(boundary)
             view.constants.append(None)
-            tensors.append(process_values.PLACED(tensor, boundary.spec, boundary.spec))
+            tensors.append(process_values.RESHARD(tensor, boundary.spec, boundary.spec))
         return tensors
 
 

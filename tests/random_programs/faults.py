@@ -22,7 +22,7 @@ from dynaxla.capture.graph import AtenGraph
 from dynaxla.capture.inputs import Sizes
 from dynaxla.engine.scheduler import Scheduler
 from dynaxla.lowering import dtypes, promotion, registry
-from dynaxla.lowering.ops import elementwise
+from dynaxla.lowering.ops import division
 from dynaxla.runtime import seeds
 from dynaxla.runtime.layout import Layout, row_major
 
@@ -348,12 +348,12 @@ def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
 
 @fault
 def integer_division_truncates() -> AbstractContextManager[Any]:
-    right = elementwise._floor_divide
+    right = division._floor_divide
 
     def divide(x: Any, y: Any, *rest: Any) -> Any:
         return jax.lax.div(x, y) if dtypes.is_integer(x.dtype) else right(x, y, *rest)
 
-    return patch.object(elementwise, "_floor_divide", divide)
+    return patch.object(division, "_floor_divide", divide)
 
 
 @lowered(aten.remainder.Tensor, aten.remainder.Scalar)

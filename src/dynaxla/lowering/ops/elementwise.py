@@ -29,7 +29,6 @@ from .gradients_of_slices import ZEROS, sum_of_slices
 from .rounding import truncate
 
 Function = Callable[..., Array]
-Rounding = Callable[[Array], Array]
 
 
 # Arithmetic

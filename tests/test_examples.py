@@ -53,7 +53,7 @@ import runpy, sys, torch
 from dynaxla.bench import suites
 torch.set_num_threads(1)
 if not {"linear", "unet3d_on_a_mesh.py"} & {part.rpartition("/")[2] for part in sys.argv}:
-    suites._import("torchvision")
+    suites.import_package("torchvision")
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

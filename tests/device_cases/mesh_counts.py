@@ -63,7 +63,7 @@ MEGATRON = {
 }
 
 
-def report_of(model: nn.Module, *batch: torch.Tensor) -> sharding.Report:
+def report_of(model: nn.Module, *batch: torch.Tensor) -> sharding.traffic.Report:
     updates = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @dynaxla.compile_step(fullgraph=True)
@@ -77,7 +77,7 @@ def report_of(model: nn.Module, *batch: torch.Tensor) -> sharding.Report:
     return sharding.report(step, *batch)
 
 
-def moved(report: sharding.Report, *kinds: str) -> tuple[int, int]:
+def moved(report: sharding.traffic.Report, *kinds: str) -> tuple[int, int]:
     """How many collectives there are, and how many bytes they give. Fails for one of another kind."""
     assert {item.kind for item in report.collectives} <= set(kinds), str(report)
     return sum(item.count for item in report.collectives), sum(item.bytes for item in report.collectives)

@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 
 def resnet() -> Explanation:
-    model = suites._import("torchvision").models.resnet50().eval()
+    model = suites.import_package("torchvision").models.resnet50().eval()
     with torch.no_grad():
         return dynaxla.explain(model, torch.randn(1, 3, 224, 224))
 

@@ -39,8 +39,8 @@ SETUP = """if True:
 """
 RESNET = """
     with jax.enable_x64(True):
-        from dynaxla.bench.suites import _import
-        resnet = _import("torchvision").models.resnet
+        from dynaxla.bench.suites import import_package
+        resnet = import_package("torchvision").models.resnet
         model, x = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1]), torch.randn(2, 3, 32, 32)
         function, arrays = function_of(model, x)
         assert not function.draws_random
@@ -66,8 +66,8 @@ RESNET = """
 """
 BERT = """
     with jax.enable_x64(True):
-        from dynaxla.bench.suites import _import
-        transformers = _import("transformers")
+        from dynaxla.bench.suites import import_package
+        transformers = import_package("transformers")
         config = transformers.BertConfig(
             hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=100, attn_implementation="sdpa"
         )

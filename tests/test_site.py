@@ -82,7 +82,7 @@ def test_every_mode_is_on_the_page_of_options() -> None:
 
 def test_what_troubleshooting_quotes_is_what_the_code_says() -> None:
     """Each message in the page's tables of errors is one that the code can raise, or eager mode's or torch's, which are named here."""
-    of_others = {"torch.compile raises Unsupported", "index out of range in self", "Trying to resize storage that is not resizable"}
+    of_others = {"torch._dynamo.exc.Unsupported", "index out of range in self", "Trying to resize storage that is not resizable"}
     quoted = [code(row[0])[0] for table in tables_of("troubleshooting.md")[:2] for row in table]
     assert len(quoted) > 10
     texts = error_texts.error_texts()

@@ -196,7 +196,7 @@ class Options:
         "torch",
         _one_of("torch", "xla", "spmd"),
         """The component that runs the collectives of several processes. `"torch"`: the program calls those of `torch.distributed`. `"xla"`:
-        it uses [XLA's own](many-processes.md#collectives-of-xlas-own), on the CPU. `"spmd"`: the same, and for a graph with DTensors
+        it uses [XLA's own](many-processes.md#xlas-own-collectives), on the CPU. `"spmd"`: the same, and for a graph with DTensors
         [XLA's partitioner chooses](many-processes.md#collectives-that-xla-chooses) the collectives, instead of DTensor""",
     )
     xla: Mapping[str, bool | int | float | str] = _field(

@@ -105,7 +105,8 @@ def report_not_partitioned(name: str, reason: NotPartitioned, options: Options) 
     if reason.message not in _logged_reasons:
         _logged_reasons.add(reason.message)
         place = f" (first at {reason.where})" if reason.where else ""
-        dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s", name, reason.message, place)
+        hint = f"; {reason.hint}" if reason.hint else ""
+        dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s%s", name, reason.message, place, hint)
 
 
 def _interpreter(module: GraphModule) -> Interpreter:

@@ -2,7 +2,7 @@
 
 No value is copied in either direction. For an input that the graph writes to, the program returns the new array of the input's storage. The
 old array is donated, so that XLA writes in place, unless there are other references to it. For an input that does not fill its storage, the
-program takes the array of the whole storage, and the offset of the input as another input.
+program takes the array of the whole storage, and the input's offset as a further operand.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def plans(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _plan_of(tensor: torch.Tensor) -> storages.ShapeAndSharding:
-    """Returns the plan of a tensor's storage, else the shape and sharding of its array on a mesh, else (None, None)."""
+    """Returns the shape and sharding that were planned for a tensor's storage, else those of its array on a mesh, else (None, None)."""
     storage = tensor.untyped_storage()
     return next((plan for plan in (storages.plan_of(storage), storages.shape_and_sharding(storage)) if plan[1] is not None), (None, None))
 
@@ -147,7 +147,7 @@ class _Input:
         viewed: the storage, if the tensor does not fill it; else None.
         is_on_cpu: True if the tensor is on the CPU.
         sharding: the sharding of the array on a mesh; None on one device.
-        shape: the shape of the array, if the tensor fills its storage and the array has another shape than the packed one; else None.
+        shape: the array's shape, if the tensor fills its storage and this is not its layout's `packed_shape`; else None.
     """
 
     position: int
@@ -177,7 +177,7 @@ class StorageBuffers(Buffers):
             position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
         }
         for position, spec in self.specs.items():
-            if isinstance(args[position], torch.Tensor):  # the gradient of an output that the loss does not use is None
+            if isinstance(args[position], torch.Tensor):  # in a backward graph, None stands for an unused output's gradient
                 self.specs[position] = dataclasses.replace(spec, stride=tuple(args[position].stride()))
         # For each output that is written to an input, by index: the input's position. Such an output is a tensor on the input's storage.
         targets = {
@@ -187,7 +187,8 @@ class StorageBuffers(Buffers):
         }
         self._written: list[tuple[Node, int]] = [(self._output_nodes[index], position) for index, position in targets.items()]
         input_of_output = dict(targets)
-        # AOTAutograd later derives an alias of a written input from the input. It uses only the sizes and strides of this output.
+        # An output that aliases a written input: AOTAutograd derives it from the input after the call. Of the tensor that the program
+        # returns for it, AOTAutograd uses only the sizes and strides.
         storage_of = request.storages.of
         for index, node in enumerate(self._output_nodes):
             for source, position in self._written if index in request.rederived_outputs - targets.keys() and node in storage_of else ():
@@ -229,7 +230,7 @@ class StorageBuffers(Buffers):
         # The first results are the new arrays of written inputs, with the inputs' shardings.
         self.shardings = [self._inputs[slot].sharding for slot in self._updated_inputs]
         if self.where is not None and self._phase == "forward":
-            # XLA's partitioner may choose the shapes of new tensors: some have one dimension in place of several sharded ones.
+            # XLA's partitioner may choose the array shapes of new tensors: it may merge several sharded dimensions into one.
             self.free = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
         self._arrays: Sequence[jax.Array] = ()
         self._offsets: Sequence[jax.Array] = ()
@@ -259,7 +260,8 @@ class StorageBuffers(Buffers):
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
     def _input(self, position: int, tensor: torch.Tensor, viewed: ViewedStorage | None) -> _Input:
-        """Describes an input. Its conjugate and negative bits come from `tensor`. A tensor on the CPU is copied without these bits."""
+        """Describes an input. Its conjugate and negative bits come from `tensor`. A tensor on the CPU counts as having
+        none: the copy to the device resolves them."""
         spec = self.specs[position]
         is_on_cpu = spec.device.type != self._device.device.type
         bits = (False, False) if is_on_cpu else (tensor.is_conj(), tensor.is_neg())
@@ -387,7 +389,7 @@ class StorageBuffers(Buffers):
 
 
 class _CallTensors(list[Any]):
-    """The tensors of a call: first the inputs that the program takes, then the inputs that only outputs alias.
+    """The tensors of a call: first the inputs that the program takes, then the inputs that it does not take, but that outputs alias.
 
     Attributes:
         arrays: the arrays that the program takes.
@@ -519,9 +521,10 @@ class StorageBinding:
         self._known_avals = [array.aval for array in call.arrays]
 
     def _move_to_mesh(self, call: _CallTensors) -> None:
-        """Moves arrays on one device to the program's mesh.
+        """Moves the arrays that are on one device to the program's mesh.
 
-        Raises: LayoutMismatch if an array then has another sharding than the program takes.
+        Raises: LayoutMismatch if an array on a mesh has another sharding than the program takes, or if no array is on the mesh and the
+            graph does not name it.
         """
         arrays, on_one_device = call.arrays, []
         for index, item in enumerate(self._inputs):
@@ -540,7 +543,8 @@ class StorageBinding:
     def _check_views(self, tensors: Sequence[torch.Tensor], call: _CallTensors) -> None:
         """Checks the inputs that do not fill their storages.
 
-        Raises: LayoutMismatch if other inputs share storages than when the program was compiled, or if such an input fills its storage.
+        Raises: LayoutMismatch if inputs share storages in another way than when the program was compiled, or if an input that did not fill
+            its storage does so now.
         """
         first_position: dict[int, int] = {}
         for index in self._views:
@@ -611,7 +615,8 @@ class StorageBinding:
             storages.compare_and_swap([(storage, array, call.arrays[index])])
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Puts the new arrays into the storages of written inputs, and returns the other results, with new tensors for arrays."""
+        """Puts the new arrays into the storages of written inputs. Returns a new tensor for each further array that becomes an output, then
+        the remaining results as they are."""
         call, count = cast("_CallTensors", tensors), len(self._updated_inputs)
         if call.in_use is not None:
             call.in_use.succeed((call.storages[slot], array) for slot, array in zip(self._updated_inputs, results, strict=False))

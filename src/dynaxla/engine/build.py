@@ -35,7 +35,7 @@ SLOW_COMPILATION = 0.5
 
 
 def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runnable:
-    """Returns the graph's executable, or torch's kernels if XLA would not improve on them."""
+    """Returns the graph's executable: an `EagerExecutable`, which calls torch's kernels, if XLA would not improve on them."""
     if prefers_eager(unit, specialised):
         specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
         if unit.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
@@ -48,7 +48,7 @@ def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runna
 
 
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
-    """Traces, lowers and compiles the graph."""
+    """Returns a stored executable of the graph, or traces, lowers and compiles the graph."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
     with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
@@ -71,7 +71,7 @@ def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
 
 @contextlib.contextmanager
 def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
-    """Emits a `Building` event on entry, and on exit a `Built` event with the runnable that the caller has put into the list."""
+    """Emits `CompileStarted` on entry, and `CompileEnded` on exit with the runnable that the caller has put into the list, if any."""
     built: list[Runnable] = []
     if not events.has_listeners():
         yield built
@@ -94,7 +94,8 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     if key is not None and (recorded := load_recorded_executable(unit, key, specialised.buffers)) is not None:
         return recorded
     donated = specialised.buffers.donated
-    # On synchronous devices, the checks of a program that writes in place run first, and the call waits for them.
+    # A guarded program keeps the old values itself if a check fails. A program that writes in place is not guarded, unless checks are
+    # reported late: its checks are a program of their own, which runs first, and the call waits for it.
     guarded = not donated or unit.reports_late
     traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
     checks = None
@@ -152,7 +153,7 @@ def _build_for_processes(
 def compile_for_planning(
     unit: CompilationUnit, specialised: SpecialisedGraph, known: jax.stages.Traced | None
 ) -> tuple[Executable, jax.stages.Traced]:
-    """Compiles the program of a virtual mesh for inspection only: the executable has no checks.
+    """Compiles a graph for a virtual mesh, for inspection only: the executable has no checks.
 
     Args:
         specialised: The graph, with its inputs planned for the mesh.

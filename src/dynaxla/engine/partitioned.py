@@ -98,7 +98,7 @@ class PartitionedProgram:
             self._executable = None
 
     def _build_with_events(self) -> Executable:
-        """Builds the program. Emits a `Building` event before, and a `Built` event after."""
+        """Builds the program. Emits `CompileStarted` before, and `CompileEnded` after."""
         if not events.has_listeners():
             return self._build()
         events.emit(events.CompileStarted(self.name, self._interpreter, SymbolValues()))

@@ -1,4 +1,5 @@
-"""NumPy arrays that can be inputs of a program, as tensors on the same memory, and code that could read their values without notice."""
+"""Finds the NumPy arrays that can be inputs of a program, as tensors on the same memory, and code that could read an array's values
+unnoticed by the recording."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .code_names import names_of
 from .trusted_code import is_trusted_namespace, module_of
 
 _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
-# Names with which code could read an array's memory, or distinguish a tracked array from a plain array, without notice.
+# Names with which code could read an array's memory, or tell the array that replaces it during a recording (tracked_arrays.py) from a plain
+# one, unnoticed.
 _UNNOTICED_READERS = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 

@@ -1,4 +1,4 @@
-"""Captures a torch function, for operands of given shapes, as a call for JAX programs. Its derivative comes from autograd."""
+"""Captures a torch function, for operands of given shapes, as a function that JAX programs can call. Its derivative comes from autograd."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GraphOperand:
 
 
 class TorchCall(WideCall):
-    """A torch function of tensors with given shapes and dtypes.
+    """A torch function of tensors with given shapes and dtypes, callable from JAX.
 
     Args:
         function: Takes tensors and returns new tensors; it mutates none of its arguments.
@@ -191,6 +191,7 @@ class TorchCall(WideCall):
                 for shape, dtype in zip(shapes, wide_dtypes, strict=True)
             ]
             axes = axes_of(operands)
+            # pull_back is linear, so that its transpose by jax.vjp is the forward derivative.
             transposed = jax.vjp(lambda *cotangents: varying(pull_back(*residuals, *cotangents), axes), *varying(zeros, axes))[1]
             return list(transposed(list(tangents)))
 
@@ -203,7 +204,7 @@ class TorchCall(WideCall):
         )
 
     def _no_derivative(self, mask: Sequence[bool]) -> Derivative:
-        """Returns the derivative of a call none of whose results depends differentiably on the wanted operands."""
+        """Returns the derivative of a call whose results do not depend differentiably on any wanted operand: zeros."""
 
         def nothing(*_: Array) -> list[Array]:
             return []
@@ -259,7 +260,7 @@ class TorchCall(WideCall):
         with (
             capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _capture_errors(),
             torch.fx.traceback.preserve_node_meta(), _RecordLines(), _RefuseWrites(),
-            # TorchDynamo, which captures control flow, would make a float that has changed an operand. An operand has no value here.
+            # TorchDynamo, which captures control flow, would turn a float whose value changes into an operand, which has no value here.
             torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
@@ -393,9 +394,10 @@ def _capture_errors() -> Iterator[None]:
 
 
 class _RefuseWrites(LostWrites):
-    """A dispatch mode that refuses lost writes, and writes to tensors from outside the function, before they happen.
+    """A dispatch mode that refuses writes before they happen: those that the graph would lose, and writes to tensors from outside the
+    function.
 
-    It also refuses parameters from outside the function in control flow, where torch itself fails.
+    It also refuses control flow (torch.cond, scan and others) that uses a parameter from outside the function: torch itself fails on that.
     """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -447,7 +449,7 @@ def _line(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) ->
 
     Args:
         error: The exception.
-        inner: Further frames, inside the traceback's last one, of code that was traced and did not run.
+        inner: Frames of code that was only traced, called from the traceback's last frame.
     """
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
     user_frames = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]

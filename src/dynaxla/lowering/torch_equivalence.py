@@ -39,8 +39,8 @@ _SAVING_OPS = {
     aten.log_sigmoid_forward.default: 1,
     aten.mkldnn_rnn_layer.default: 3,
 }
-# The names of these results among the arguments of the gradient ops. The log-sum-exps of attention on the CPU have a standard format,
-# except for float64 before torch 2.13.
+# The names of the gradient ops' arguments that receive these results. Log-sum-exps of attention on the CPU have a standard format, but not
+# in float64 before torch 2.13, so that float64 is always excluded.
 _SAVED_ARGUMENTS = frozenset(
     {"bag_size", "buffer", "logsumexp", "maximum_indices", "offset2bag", "philox_seed", "reserve", "reserveSpace", "rng_state", "workspace"}
 )
@@ -49,7 +49,8 @@ _CPU_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 
 def is_interchangeable(module: GraphModule) -> bool:
-    """True if torch and XLA give the same results for a graph, and for its forward or backward graph, up to rounding."""
+    """True if torch and XLA give the same results for a graph, up to rounding, and one may run the forward graph and the other the backward
+    graph."""
     for graph in (module, *inner_graphs(module)):
         nodes = list(graph.graph.nodes)
         if any(draws_random(node) or node.target is keyed or is_collective(node) for node in nodes):

@@ -3,9 +3,10 @@
 Interpreter shutdown waits for the thread, so that nothing is torn down while XLA works. The thread then finishes the current piece and
 drops the other tasks.
 
-The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and gets it back when the other thread
-releases it, or after 5 ms: next to a thread that traces, a graph of 300 ops would take a second. So while torch's kernels run a graph that
-waits for its compilation, the background thread runs Python code for 1 ms and then sleeps for 4 ms. XLA's own work does not hold the GIL.
+The background thread and the calling thread share Python's GIL. torch releases the GIL in every op, and may wait 5 ms (Python's switch
+interval) to get it back while another thread runs Python code: next to a thread that traces, a graph of 300 ops would take a second. So
+while torch's kernels run a graph that waits for its compilation, the background thread runs Python code for 1 ms and then sleeps for 4 ms.
+XLA's own work does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .. import forks
 
 log = logging.getLogger("dynaxla")
 
-# While a call runs by torch's kernels, the thread alternates between Python code and sleep of these lengths.
+# While torch's kernels run a call, the thread alternates between running Python code and sleeping for these lengths.
 _RUN_SECONDS, _SLEEP_SECONDS = 0.001, 0.004
-# Timeout in seconds of each wait, after which Python handles a signal that arrived just before the wait.
+# Each wait ends after this many seconds, so that Python can handle a signal (Ctrl-C) that arrived just before it.
 _WAIT_SECONDS = 0.5
 
 
@@ -44,7 +45,7 @@ class Background:
         forks.call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Clears the queue. In a forked child: the parent runs the tasks that it has queued."""
+        """Starts with an empty queue. In a forked child this drops the parent's tasks, which the parent runs itself."""
         self._changed = threading.Condition(forks.lock())
         self._queue: dict[weakref.ref[BackgroundTask], None] = {}  # the last one is served first
         self._thread: threading.Thread | None = None
@@ -84,7 +85,7 @@ class Background:
             except BaseException:  # the thread must survive for the other objects in the queue
                 log.exception("a background task failed")
             with self._changed:
-                if more and weakref.ref(task) not in self._queue:
+                if more and weakref.ref(task) not in self._queue:  # behind the tasks that wait, unless it was queued again meanwhile
                     self._queue = {weakref.ref(task): None, **self._queue}
             del task
 
@@ -121,7 +122,7 @@ def eager_call() -> Iterator[None]:
 @contextlib.contextmanager
 def _sleeping_at_intervals() -> Iterator[None]:
     """Makes this thread sleep at intervals inside the context while any `eager_call` is active. The sleep is in a profile function, which
-    Python calls often enough."""
+    Python calls at every call and return."""
     last_sleep = time.perf_counter()
 
     def sleep(*_: Any) -> None:

@@ -140,10 +140,12 @@ def plan(
     compilations: int = 60,
     **kwargs: Any,
 ) -> Plan:
-    """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by a simple model.
+    """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by the cost
+    model (`Costs`).
 
-    The search starts with data parallelism, fully sharded parameters, pairs of matrices, and combinations of these. It takes the best
-    placement, and makes one change after the other as long as the placement improves. Optimizer state and gradients are sharded like their
+    The search starts with data parallelism, fully sharded parameters, pairs of matrices split by rows and by columns (tensor
+    parallelism), and combinations of these. It takes the best placement, and makes one change after the other as long as the placement
+    improves. Optimizer state and gradients are sharded like their
     parameters; buffers are replicated. Tensors, modules, optimizers and random number generators are left unchanged. The trials are logged
     (INFO).
 
@@ -155,7 +157,7 @@ def plan(
         mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
         memory: The bytes that a program may need on each device; None for no limit.
         model: The module whose parameters are placed; by default the only module that the step reads.
-        costs: The parameters of the time model; see `Costs`.
+        costs: The parameters of the cost model; see `Costs`.
         compilations: The maximum number of placements that XLA compiles.
 
     Raises:
@@ -213,7 +215,8 @@ def _platform() -> str:
 
 
 def _model_and_state(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
-    """Returns the model that a step reads, and the names of its parameters by the `storage_key` of tensors that are sharded like them.
+    """Returns the model that a step reads, and by `storage_key`, for each parameter, gradient and optimizer state, the name of the
+    parameter that it is sharded like.
 
     Raises:
         ArgumentError: The step reads no module with parameters, or several, or the model is not on the device "jax".

@@ -28,7 +28,7 @@ class TracedFloat(float):
     """A float that Python code computes with while a step is recorded; its value is random, and identifies it.
 
     Attributes:
-        key: the number's origin: a place, or an operation and its operands' keys.
+        key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
         compute: computes the true value, given a function that reads the number at a place.
         table: all traced floats of the recording.
     """
@@ -104,7 +104,7 @@ class TracedFloats:
         return self._by_key[key]
 
     def find(self, value: Any) -> TracedFloat | None:
-        """Returns the traced float with the value of a plain float, which C++ code has passed on; None if there is none."""
+        """Returns the traced float that has this value, or None. C++ code passes a traced float on as a plain float."""
         return self.by_value.get(float.__float__(value)) if isinstance(value, float) else None
 
 
@@ -137,7 +137,8 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """Returns alpha * other. Both may be tensors of traced floats. The result does not change the dtype of `x` in arithmetic."""
+    """Returns alpha * other. Either may be a float64 tensor of rank 0 that stands for a traced float. The result does not change the
+    dtype of `x` in arithmetic."""
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
     if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:

@@ -1,11 +1,11 @@
 """Ops that torch's kernels compute faster than XLA:CPU, with the time that each kernel saves.
 
-For some of these ops, XLA:CPU calls a function per element. It sorts with a compiled comparator, and computes scans in several passes over
-all elements.
+XLA:CPU is slower for three reasons: some ops call a library function for each element; sorts call a compiled comparator for each
+comparison; scans pass over all elements several times.
 
 Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). The call
-of a kernel takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. The table
-has the kernels that save more than that.
+of a kernel takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. A kernel is
+used only for a call in which it saves more than `_WORTHWHILE` nanoseconds.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.pow.Tensor_Tensor: _floats(5),
     aten.remainder.Scalar: _floats(30),
     aten.remainder.Tensor: _floats(30),
-    aten.rsqrt.default: _floats(2.3),  # XLA computes 1 / sqrt(x), as slowly
+    aten.rsqrt.default: _floats(2.3),  # no call per element: XLA computes 1 / sqrt(x), which is as slow
     aten.sin.default: _floats(10),
     aten.special_bessel_j0.default: _floats(5),
     aten.special_zeta.default: _floats(100),
@@ -119,7 +119,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.cumprod.default: _floats_and_integers(9),
     aten.cumsum.default: _floats_and_integers(6) | dict.fromkeys(_BOOLS, 6.0),
     aten.logcumsumexp.default: _floats(300),
-    # Torch computes one row at a time, while it is in the processor's cache. XLA reads all rows from memory three times.
+    # Torch finishes one row while the row is in the processor's cache. XLA reads all rows from memory three times.
     aten._log_softmax.default: _floats(0.6),
     aten._log_softmax_backward_data.default: _floats(0.7),
     # Copies and sums that XLA computes element by element.
@@ -157,7 +157,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
 
 
 def _is_costly_power(problem: KernelCall) -> bool:
-    """True unless XLA computes the power by multiplications (small integers) or, not in float64, by square roots (half-integers)."""
+    """False for exponents up to 4 that XLA turns into multiplications (integers) or, except in float64, square roots (half-integers)."""
     exponent = dict(problem.settings).get("exponent")
     if problem.dtype == torch.float64 and isinstance(exponent, (int, float)) and exponent % 1:
         return True
@@ -185,12 +185,14 @@ def _is_along_rows(problem: KernelCall) -> bool:
 
 
 def _is_of_large_matrices(problem: KernelCall) -> bool:
-    """True for matrices of 128 columns or more. For small ones, XLA computes all powers in less time than torch needs to choose some."""
+    """True for matrices of 128 columns or more. For smaller ones, XLA evaluates the full Taylor polynomial in less
+    time than torch needs to choose a degree."""
     return problem.shape[-1] >= 128
 
 
 def _has_many_smooth_rows(problem: KernelCall) -> bool:
-    """True for 16 or more transforms of smooth lengths. MKL is slow for large prime factors, and no faster than XLA for one transform."""
+    """True for 16 or more transforms whose lengths have no prime factor above 7. MKL is slow for large prime factors, and no faster than
+    XLA for one transform."""
     settings, elements = dict(problem.settings), math.prod(problem.shape)
     lengths = [problem.shape[dim] for dim in settings["dim"]]
     if "last_dim_size" in settings:
@@ -203,7 +205,7 @@ def _is_smooth(length: int) -> bool:
     return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
-# Ops whose lowerings write whole slices if the indices are expanded.
+# Ops whose lowerings write whole slices if the index is expanded (stride 0). Such calls are left to XLA.
 _SCATTERS = (aten.scatter.src, aten.scatter_add.default)
 
 # By op: a predicate for the calls to which the saving applies. Without an entry, the saving applies to all calls.
@@ -245,7 +247,7 @@ def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
 
 
 def problem_of(node: Node, ctx: Context) -> KernelCall | None:
-    """Returns the problem of the current node; None for an op without a faster kernel."""
+    """Returns the current node as a `KernelCall`; None for an op without a faster kernel."""
     if node.target not in _SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target

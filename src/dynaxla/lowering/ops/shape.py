@@ -1,4 +1,4 @@
-"""Lowerings of views, concatenations and rearrangements, and of their gradients: elements are moved, not computed."""
+"""Lowerings of ops that rearrange elements (views, concatenations, scatters into views), and of their gradients."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def transpose(x: Array, dim0: int, dim1: int) -> Array:
 
 @lowers(aten.squeeze.default, aten.squeeze_copy.default)
 def squeeze(x: Array) -> Array:
-    """x without all dimensions of size 1."""
+    """x without its dimensions of size 1."""
     return lax.reshape(x, [size for size in x.shape if size != 1])
 
 
@@ -177,8 +177,10 @@ def concatenated(tensors: Sequence[Array], dim: int) -> Array:
 def joined(tensors: Sequence[Array], dim: int) -> Array:
     """Concatenates tensors along `dim`.
 
-    Along the last dimension, tensors of equal shapes are concatenated along a new dimension in front of it. XLA:CPU tests each index of the
-    concatenated dimension for the tensor to which it belongs, and vectorizes the loop over the next dimension.
+    Tensors of equal shapes that are concatenated along the last dimension are first stacked along a new dimension before it; a reshape
+    merges
+    both. XLA:CPU decides for each index of the concatenated dimension which tensor it belongs to, and vectorizes only the loop over the
+    dimension after it.
     """
     shape = tensors[0].shape
     if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
@@ -309,7 +311,8 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _from_last_two(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# The following ops write to a part of a tensor. They change all elements that share memory with that part in eager mode.
+# The ops below return x with a part replaced. If elements of x share memory (an expanded tensor), eager mode's write to the part also
+# changes the elements outside it that share its memory: `copy_to_overlapping` repeats that.
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -434,7 +437,7 @@ def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int
         return lax.reshape(slice_dim(grad, 0, 0, 1), ()) if size else lax.full((), 0, grad.dtype)
     dim = wrap(dim, len(input_sizes))
     count = grad.shape[dim]
-    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # as torch's kernel does; istft relies on it
+    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # istft passes a grad that must be broadcast
     zero = lax.full((), 0, grad.dtype)
     if size == 0 or count == 0:
         return lax.full(tuple(input_sizes), 0, grad.dtype)

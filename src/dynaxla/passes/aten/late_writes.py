@@ -4,16 +4,16 @@ XLA cannot write to torch's memory: a program that changes one row of a large in
 old input. If the input's final value is a chain of writes to views of the input (write_chains.py), the program returns the written values
 and their indices instead, and torch runs a second graph with the writes.
 
-No step may fail after the first write, and no written value may depend on an earlier write:
+After the first late write nothing may fail, and no written value may depend on an earlier late write:
 
 - An op that checks indices stays in the program only for its check. If torch's in-place op could fail for another reason, the writes
   stay in the program.
 - A written value has memory of its own: the program copies a value that lies in an input's memory.
-- The graph has no ops that write. An output in the memory of a changed input is copied, too, unless AOTAutograd derives it from the input
-  itself after the call.
+- Graphs with in-place ops are left as they are. An output in the memory of a changed input is copied, too, unless AOTAutograd derives it
+  from the input itself after the call.
 
-Consumers of the new input inside the program, and outputs with memory of their own, still read the program's new input. Consumers of a
-single view read the value that was written to the view (written_places.py).
+Nodes that use the whole new value of an input, and outputs with memory of their own, still use the value that the program computes. A node
+that uses one view of it uses the value that was written to that view (written_places.py).
 
 On a GPU, calls return before the outcome of the program's checks is known. If a check has failed, the program returns valid indices and the
 old values, so that the late writes change nothing (`commit_if_ok`). Writes for which this is not possible stay in the program.
@@ -43,7 +43,7 @@ from .split import symbols
 from .write_chains import InputView, ViewOp, Write, WrittenView, call, states, viewed_at
 from .written_places import read_places
 
-# The minimum size of an input in bytes, for each late write to the input. A smaller input is copied as a whole, which takes about ten
+# An input gets late writes only if it has at least this many bytes per write. A smaller input is copied as a whole, which takes about ten
 # microseconds.
 MIN_BYTES_PER_WRITE = 1 << 16
 
@@ -89,7 +89,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
 
 
 def _is_large_enough(state: WrittenView) -> bool:
-    """True if a state is a whole input after writes, and the input is large for the number of writes."""
+    """True if `state` describes a whole input after writes, and the input is large for the number of writes."""
     value = state.source.meta["val"]
     if not state.writes or not state.place.is_whole:
         return False
@@ -116,7 +116,7 @@ class _Splitter:
     Args:
         graph: the whole graph.
         chains: the final state of each input with late writes, by the input's node.
-        states: the states of all nodes that have a state.
+        states: the state of each node whose value is a view of an input: the input, the view and the writes so far.
     """
 
     def __init__(self, graph: AtenGraph, chains: dict[Node, WrittenView], states: dict[Node, WrittenView]) -> None:
@@ -169,7 +169,7 @@ class _Splitter:
         return self._read[node]
 
     def _argument(self, node: Node) -> Node:
-        """Returns the node in the graph of the writes that has the value of a write's argument."""
+        """Returns the node for a write's argument in the graph of the writes."""
         if node.op == "placeholder" and node not in self._chains:
             return self._input(node)
         if is_plain_python(node) and all(map(_is_number, (node, *node.all_input_nodes))):

@@ -426,7 +426,7 @@ def reasons(rank: int) -> None:
         (writes, x, "writes to an input|returns an input"),
         (lambda x: (twice := x.to_local() * 2, twice[1:]), x, "share memory"),
         (lambda x: (x * 2).t(), x, "is not contiguous"),
-        (lambda x: (x.sum(0).to_local(), x + 1), x, "to_local of a tensor"),
+        (lambda x: (x.sum(0).to_local(), x + 1), x, "to_local of a partial tensor"),
         (lambda x: nn.functional.dropout(x.to_local(), 0.5) * 0, x, "random"),
         (averaged, x, "from_local"),
     ]  # fmt: skip
@@ -440,7 +440,7 @@ def reasons(rank: int) -> None:
         with pytest.raises(dynaxla.errors.CaptureError, match=reason):
             compiled(function, {**XLA, "fallback": "error"})(given)
     torch._dynamo.reset()
-    with pytest.raises(dynaxla.errors.CaptureError, match="it has dynamic sizes or numbers"):
+    with pytest.raises(dynaxla.errors.CaptureError, match="is a dynamic size or a number"):
         compiled(lambda x: x * 2, {**XLA, "fallback": "error"}, dynamic=True)(x)
 
 

@@ -380,9 +380,15 @@ def _unsupported_input_error(program: ExportedProgram, name: str, spec: InputSpe
     if spec.kind == InputKind.TOKEN and effect is not None:
         hint = "leave the op out: an exported program only returns results"
         return CaptureError(
-            f"{effect.args[1]} has other effects than its result", op=str(effect.args[1]), where=user_line(effect), hint=hint
+            f"{effect.args[1]} has side effects, which an exported program cannot have",
+            op=str(effect.args[1]),
+            where=user_line(effect),
+            hint=hint,
         )
-    return CaptureError(f"{name} takes {spec.kind.name.lower()} {spec.target}", hint="pass tensors: an exported program takes nothing else")
+    return CaptureError(
+        f"the input {spec.arg.name} of {name} is no tensor, but a {spec.kind.name.lower()}",
+        hint="pass tensors: an exported program takes nothing else",
+    )
 
 
 def _shape_as_text(shape: Sequence[Any]) -> tuple[int | str, ...]:

@@ -55,7 +55,9 @@ class ParallelModules:
     def refuse(self) -> None:
         """Raises: CaptureError for a module whose collectives cannot be recorded."""
         if reason := self.why_not():
-            raise CaptureError(f"the step uses {reason}", hint="call that module outside the step, or leave fullgraph=True out")
+            raise CaptureError(
+                f"the step cannot be one program: it uses {reason}", hint="call that module outside the step, or leave fullgraph=True out"
+            )
 
     @contextlib.contextmanager
     def functional_collectives(self) -> Iterator[None]:

@@ -55,7 +55,10 @@ def slow_conv_backward(
 
 def _require_batch(x: Array, weight: Array) -> None:
     if x.ndim != weight.ndim:
-        raise UnsupportedOp("this convolution op without a batch dimension", hint="use the convolutions of torch.nn.functional")
+        raise UnsupportedOp(
+            f"a convolution of an input of rank {x.ndim} with a weight of rank {weight.ndim}: this op needs a batch dimension",
+            hint="use the convolutions of torch.nn.functional",
+        )
 
 
 @lowers(aten.slow_conv_dilated2d.default, aten.slow_conv_dilated3d.default)

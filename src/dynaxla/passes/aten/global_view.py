@@ -93,7 +93,11 @@ class GlobalView:
             if isinstance(given, torch.Tensor):
                 self.inputs[position] = self._input(node)
             elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
-                raise NotPartitioned("it has dynamic sizes or numbers", where=user_line(node), hint="use torch.compile(..., dynamic=False)")
+                raise NotPartitioned(
+                    f"its input {node.name} is a dynamic size or a number",
+                    where=user_line(node),
+                    hint="use torch.compile(..., dynamic=False)",
+                )
         _check_outputs(captured)
         self.module = _WholeTensorModule(self)
 
@@ -301,7 +305,9 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
     def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if any(placement.is_partial() for placement in value.placements):
             raise NotPartitioned(
-                f"to_local of a tensor with the placements {value.placements}", where=user_line(node), hint="redistribute it before"
+                f"to_local of a partial tensor (placements {value.placements})",
+                where=user_line(node),
+                hint="redistribute it to Replicate() or Shard(dim) before",
             )
         self._view.spec(value.placements, value.shape, node)
         back_kinds = []

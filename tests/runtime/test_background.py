@@ -127,7 +127,7 @@ def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) 
     found.finish()
     assert done == ["a call", "True", "no call", "False"]
     assert set(rests) == {(background._SLEEP_SECONDS, "dynaxla")}
-    assert (sys.getprofile(), background._calls) == (None, [])
+    assert (sys.getprofile(), background._eager_calls) == (None, [])
 
 
 SCRIPT = """

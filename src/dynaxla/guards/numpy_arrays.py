@@ -19,23 +19,24 @@ _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4
 _UNNOTICED_READERS = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 
-def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], read: Collection[str] = ()) -> frozenset[str]:
+def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], compared: Collection[str] = ()) -> frozenset[str]:
     """Returns the paths of the arrays that can be inputs.
 
-    torch can use the memory of such an array, the array overlaps no other array, and its path is not in `read`.
+    torch can use the memory of such an array, the array overlaps no other array, and its path is not in `compared`, the paths of the arrays
+    whose values are compared instead.
     """
-    found = {path: array for path, array in arrays.items() if path not in read and _is_plain(array)}
-    if len(found) < 2:
-        return frozenset(found)
-    ends: list[tuple[int, int, str]] = sorted((*np.lib.array_utils.byte_bounds(array), path) for path, array in found.items())
+    candidates = {path: array for path, array in arrays.items() if path not in compared and _is_plain(array)}
+    if len(candidates) < 2:
+        return frozenset(candidates)
+    ranges: list[tuple[int, int, str]] = sorted((*np.lib.array_utils.byte_bounds(array), path) for path, array in candidates.items())
     overlapping: set[str] = set()
     end, last = -1, ""
-    for start, stop, path in ends:
+    for start, stop, path in ranges:
         if start < end and stop > start:
             overlapping |= {last, path}
         if stop > end:
             end, last = stop, path
-    return frozenset(found.keys() - overlapping)
+    return frozenset(candidates.keys() - overlapping)
 
 
 def _is_plain(array: np.ndarray[Any, Any]) -> bool:

@@ -106,17 +106,17 @@ enqueue = _background.enqueue
 finish = _background.finish
 
 # One item for each active `eager_call` context.
-_calls: list[None] = []
+_eager_calls: list[None] = []
 
 
 @contextlib.contextmanager
 def eager_call() -> Iterator[None]:
     """Marks a call that torch's kernels run because its program is still being compiled. The background thread then yields to the call."""
-    _calls.append(None)
+    _eager_calls.append(None)
     try:
         yield
     finally:
-        _calls.pop()
+        _eager_calls.pop()
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def _sleeping_at_intervals() -> Iterator[None]:
 
     def sleep(*_: Any) -> None:
         nonlocal last_sleep
-        if _calls and time.perf_counter() - last_sleep > _RUN_SECONDS:
+        if _eager_calls and time.perf_counter() - last_sleep > _RUN_SECONDS:
             time.sleep(_SLEEP_SECONDS)
             last_sleep = time.perf_counter()
 

@@ -171,7 +171,7 @@ def op_with_traced_floats(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
     Returns None for an op that is not in `_TRACED_OPS`. The function's attribute `stands_for` is the op.
     """
     name = op._schema.name.partition("::")[2]
-    each = name.startswith("_foreach_")
+    is_foreach = name.startswith("_foreach_")
     name = name.removeprefix("_foreach_")
     inplace = name.endswith("_")
     function = _TRACED_OPS.get(name.removesuffix("_"))
@@ -184,12 +184,13 @@ def op_with_traced_floats(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
         def variant(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return x.copy_(function(x, *args, **kwargs))
 
-    traced_op: Any = _for_each(variant) if each else _copy_of(variant)
+    traced_op: Any = _for_each(variant) if is_foreach else _new_function(variant)
     traced_op.stands_for = op
     return traced_op
 
 
-def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _new_function(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns a function of its own, so that `stands_for` is not set on the shared one."""
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 

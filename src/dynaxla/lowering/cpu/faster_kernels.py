@@ -5,7 +5,7 @@ comparison; scans pass over all elements several times.
 
 Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). The call
 of a kernel takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. A kernel is
-used only for a call in which it saves more than `_WORTHWHILE` nanoseconds.
+used only for a call in which it saves more than `_MIN_SAVED_NANOSECONDS` nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..implementations import Implementations
 from ..metadata import TensorSpec
 
 # The nanoseconds that a kernel call must save.
-_WORTHWHILE = 50_000
+_MIN_SAVED_NANOSECONDS = 50_000
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,23 @@ class KernelCall:
 
 # Nanoseconds saved per element, by the dtypes for which torch's kernel is faster.
 Saving = Mapping[torch.dtype, float]
-_HALVES = (torch.bfloat16,)
-_WIDE = (torch.float32, torch.float64)
+_BFLOAT16 = (torch.bfloat16,)
+_FLOATS = (torch.float32, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
 _BOOLS = (torch.bool,)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def _floats(nanoseconds: float) -> Saving:
-    return dict.fromkeys(_WIDE, nanoseconds)
+    return dict.fromkeys(_FLOATS, nanoseconds)
 
 
 def _floats_and_integers(nanoseconds: float) -> dict[torch.dtype, float]:
-    return dict.fromkeys((*_WIDE, *_INTEGERS), nanoseconds)
+    return dict.fromkeys((*_FLOATS, *_INTEGERS), nanoseconds)
 
 
-def _halves(nanoseconds: float) -> Saving:
-    return dict.fromkeys(_HALVES, nanoseconds)
+def _bfloat16(nanoseconds: float) -> Saving:
+    return dict.fromkeys(_BFLOAT16, nanoseconds)
 
 
 def _complex(nanoseconds: float) -> Saving:
@@ -133,9 +133,9 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.adaptive_max_pool2d_backward.default: _floats(20),
     aten.adaptive_max_pool3d.default: _floats(5),
     aten.adaptive_max_pool3d_backward.default: _floats(20),
-    aten.cat.default: _halves(7),
+    aten.cat.default: _bfloat16(7),
     aten.dot.default: _floats(0.6),
-    aten.embedding_dense_backward.default: _halves(2.5),
+    aten.embedding_dense_backward.default: _bfloat16(2.5),
     aten.index_select.default: _floats(6),
     aten.native_layer_norm_backward.default: _floats(3),
     aten.scatter.src: _floats(10),
@@ -143,8 +143,8 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.replication_pad2d.default: _floats(0.6),
     aten.roll.default: _floats(0.7),
     aten.scatter_add.default: _floats(4),
-    aten.sum.default: _halves(1),
-    aten.sum.dim_IntList: _halves(1),
+    aten.sum.default: _bfloat16(1),
+    aten.sum.dim_IntList: _bfloat16(1),
     aten.trace.default: _floats(0.7),
     aten.vdot.default: _floats(0.6),
     # MKL's transforms and factorizations.
@@ -164,7 +164,7 @@ def _is_costly_power(problem: KernelCall) -> bool:
     return not isinstance(exponent, (int, float)) or abs(exponent) > 4 or (2 * exponent) % 1 != 0
 
 
-def _is_of_smallest(problem: KernelCall) -> bool:
+def _has_no_fast_topk(problem: KernelCall) -> bool:
     """True unless topk returns the largest floats, for which XLA has a fast implementation."""
     return dict(problem.settings).get("largest") is False or not problem.dtype.is_floating_point
 
@@ -173,7 +173,7 @@ def _is_floor(problem: KernelCall) -> bool:
     return dict(problem.settings).get("rounding_mode") == "floor"
 
 
-def _is_of_columns(problem: KernelCall) -> bool:
+def _selects_within_rows(problem: KernelCall) -> bool:
     """True unless the op selects along the first dimension. XLA copies whole rows as fast as torch."""
     return dict(problem.settings).get("dim") not in (0, None)
 
@@ -216,10 +216,10 @@ _CONDITIONS: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
     aten._log_softmax.default: _is_along_rows,
     aten._log_softmax_backward_data.default: _is_along_rows,
     aten.div.Tensor_mode: _is_floor,
-    aten.index_select.default: _is_of_columns,
+    aten.index_select.default: _selects_within_rows,
     aten.linalg_matrix_exp.default: _is_of_large_matrices,
     aten.pow.Tensor_Scalar: _is_costly_power,
-    aten.topk.default: _is_of_smallest,
+    aten.topk.default: _has_no_fast_topk,
 }
 
 
@@ -229,7 +229,7 @@ def _supports_torch(problem: KernelCall) -> bool:
 
 def _prefers_torch(problem: KernelCall) -> bool:
     saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.elements
-    return saving > _WORTHWHILE and _CONDITIONS.get(problem.op, lambda _: True)(problem)
+    return saving > _MIN_SAVED_NANOSECONDS and _CONDITIONS.get(problem.op, lambda _: True)(problem)
 
 
 KERNEL: Implementations[KernelCall] = Implementations("kernel")

@@ -30,7 +30,7 @@ def test_each_number_of_threads_has_a_client() -> None:
 def test_first_use_from_many_threads_makes_each_client_once_and_shows_nobody_the_environment() -> None:
     """A client's pool has as many threads, which bear a name, as the number that the client was made for."""
     printed = run_script("""
-import contextlib, os, sys, threading, torch
+import contextlib, os, sys, threading, time, torch
 import dynaxla
 from dynaxla.runtime import clients, private
 sys.setswitchinterval(1e-6)
@@ -56,10 +56,14 @@ threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
 running = False
 watcher.join()
 if os.path.isdir("/proc/self/task"):
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that was joined may take a moment to end
-            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
+    for attempt in range(300):  # a new thread takes a moment until it has its name
+        names = []
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that was joined may take a moment to end
+                names.append(open(f"/proc/self/task/{task}/comm").read().strip())
+        if names.count("tf_XLAEigen") >= sum(clients._own_clients):
+            break
+        time.sleep(0.1)
     assert names.count("tf_XLAEigen") == sum(clients._own_clients), (names, clients._own_clients)
 assert os.system('test -z "$PJRT_NPROC"') == 0, "the variable is still there for C"
 print(failed, seen)

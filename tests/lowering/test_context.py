@@ -37,7 +37,7 @@ def test_a_random_op_that_does_not_say_so() -> None:
 
 
 def test_nested() -> None:
-    """What it computes, checks and fused_results is its own; the platform and what it calls of torch's are the whole program's."""
+    """An inner context has checks and fused results of its own, and shares the platform and the kernel calls of the whole program."""
     ctx = Context("cpu")
     node = Builder().input(2)
     ctx.values[node] = jnp.ones(2)

@@ -212,7 +212,7 @@ def test_heads_are_taken_as_they_lie() -> None:
 @pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
 def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the forward and of the gradient: as by the implementation with the scores in memory."""
+    """Forward and gradient agree with the implementation that keeps the scores in memory."""
     monkeypatch.setattr(fused_attention, "_call", attention_kernel)
 
     def results(call: Call, choose: Chooser) -> list[torch.Tensor]:

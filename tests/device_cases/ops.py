@@ -322,12 +322,15 @@ def check_many_ops_leave_nothing() -> None:
 def check_numbers_are_inputs() -> None:
     """1,000 learning rates, one compilation; and each gives what it gives on the CPU."""
 
+    changing: dict[str, Callable[[int], Any]] = {}
+
     def train(place: str, optimizer: str, steps: int, compiled: list[int], **options: Any) -> torch.Tensor:
         weight = torch.linspace(-1, 1, 6).to(place).requires_grad_()
         weight.grad = torch.linspace(1, 2, 6).to(place)
         stepper = getattr(torch.optim, optimizer)([weight], lr=0.1, **options)
         for step in range(steps):
             stepper.param_groups[0]["lr"] = 0.3 / (step + 3)
+            stepper.param_groups[0].update({name: change(step) for name, change in changing.items()})
             stepper.step()
             if step == 3:
                 compiled.append(metrics.snapshot()["compile"])
@@ -344,6 +347,16 @@ def check_numbers_are_inputs() -> None:
         mine = train("jax", optimizer, steps, compiled, **options)
         assert compiled[0] == compiled[1], optimizer
         torch.testing.assert_close(mine.cpu(), train("cpu", optimizer, steps, [], **options))
+    changing["weight_decay"] = lambda step: 0.1 / (step + 1)
+    for optimizer, name, change in (
+        ("AdamW", "betas", lambda step: (0.9 - step / 200, 0.99)),
+        ("SGD", "momentum", lambda step: 0.9 - step / 200),
+    ):
+        changing[name] = change
+        compiled = []
+        mine = train("jax", optimizer, 30, compiled, fused=True)
+        assert compiled[0] == compiled[1], optimizer
+        torch.testing.assert_close(mine.cpu(), train("cpu", optimizer, 30, [], fused=True))
 
 
 def check_values_of_numbers() -> None:
@@ -452,6 +465,8 @@ def check_ops_that_write_to_lists_or_beside_their_result() -> None:
         optimizers = make(theirs.parameters()), make(mine.parameters())
         for rate in (0.1, 0.07, 0.05):
             batch = torch.randn(5, 4)
+            for optimizer in optimizers:
+                optimizer.param_groups[0].update({"betas": (1 - rate, 0.99), "weight_decay": rate / 2, "momentum": 1 - rate})
             for model, optimizer, device in zip((theirs, mine), optimizers, ("cpu", "jax"), strict=True):
                 optimizer.param_groups[0]["lr"] = rate
                 optimizer.zero_grad()

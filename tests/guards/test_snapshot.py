@@ -65,9 +65,9 @@ def test_learning_rates_and_arrays_may_change_until_they_are_compared() -> None:
     data += 1
     same = guards.take((), {})
     assert same.key == first.key
-    assert same.number_at(next(iter(guards.learning_rates(same.surroundings)))) == 0.2
+    assert same.number_at(next(iter(guards.numbers(same.surroundings)))) == 0.2
     assert same.input_at(next(iter(guards.arrays(same.surroundings)))).tolist() == [2, 2, 2]
-    guards.compare_learning_rates(same)
+    guards.compare_numbers(guards.numbers(same.surroundings))
     keys = []
     for lr in (0.3, 0.4):
         optimizer.param_groups[0]["lr"] = lr
@@ -78,6 +78,37 @@ def test_learning_rates_and_arrays_may_change_until_they_are_compared() -> None:
         keys.append(guards.take((), {}).key)
         data += 1
     assert len({first.key, *keys}) == 5
+
+
+def test_numbers_of_parameter_groups_may_change_after_their_first_change() -> None:
+    """The optimizer may also be an argument. A number that is not positive is compared by value: Python asks whether it is 0."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+    def function(given: torch.optim.Optimizer) -> None:
+        model(X).sum().backward()
+        given.step()
+
+    for among_arguments in (False, True):
+        arguments = (optimizer,) if among_arguments else ()
+        guards = guards_of(function, *arguments) if among_arguments else guards_of(lambda: function(optimizer))
+
+        def key(guards: FunctionGuards = guards, arguments: Any = arguments, **settings: Any) -> Any:
+            optimizer.param_groups[0].update(settings)
+            return guards.take(arguments, {}).key
+
+        first = key(betas=(0.9, 0.999), weight_decay=0, eps=1e-8)
+        changed = key(betas=(0.8, 0.999))
+        assert changed != first
+        assert key(betas=(0.7, 0.99), lr=0.3) == changed
+        decayed = key(weight_decay=0.1)
+        assert decayed != changed
+        assert key(weight_decay=0.2) == decayed
+        assert key(weight_decay=0.0) not in (decayed, changed)  # 0.0 is no int
+        assert key(weight_decay=-0.1) != decayed
+        assert key(weight_decay=0.3) == decayed
+        assert key(betas=(0.0, 0.99)) != decayed
+        assert key(eps=1e-5, betas=(0.9, 0.99)) != decayed
 
 
 def test_places_get_their_old_values_back() -> None:

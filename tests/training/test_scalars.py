@@ -28,7 +28,7 @@ def test_formulas(name: str) -> None:
     """Whatever the stand-ins were."""
     for seed in (0, 1):
         numbers = TracedFloats(seed)
-        made = FORMULAS[name](numbers.at(LR), numbers.at(DECAY))
+        made = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
         assert isinstance(made, TracedFloat)
         for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
             assert made.compute(values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
@@ -37,21 +37,49 @@ def test_formulas(name: str) -> None:
 def test_a_number_is_known_by_its_value() -> None:
     """As C++ hands it on, a plain float; the same formula is the same number."""
     numbers = TracedFloats(0)
-    lr = numbers.at(LR)
-    assert numbers.at(LR) is lr
+    lr = numbers.at(LR, 0.1)
+    assert isinstance(lr, TracedFloat)
+    assert numbers.at(LR, 0.2) is lr
     assert (lr * 2 is lr * 2, lr * 2 is lr * 3) == (True, False)
     plain = torch.utils._pytree.tree_map(float.__float__, lr * 2)
     assert type(plain) is float
     assert numbers.find(plain) is lr * 2
     assert numbers.find(0.5) is None
     assert numbers.find(1) is None
-    assert float.__float__(TracedFloats(1).at(LR)) != float.__float__(lr), "what comes through unseen differs between two recordings"
+    assert float.__float__(TracedFloats(1).add(LR, lambda read: read(LR))) != float.__float__(lr), (
+        "what comes through unseen differs between two recordings"
+    )
 
 
 @pytest.mark.parametrize("look", [bool, int, round, math.floor, math.ceil, lambda x: x > 0, lambda x: x == 1, lambda x: x in (1, 2)])
 def test_looking(look: Callable[[Any], Any]) -> None:
     with pytest.raises(TracedFloatInspected):
-        look(TracedFloats(0).at(LR))
+        look(TracedFloats(0).at(LR, 0.1))
+
+
+def test_comparing_with_zero() -> None:
+    """All numbers but learning rates are positive as long as the guards hold; a comparison with another number needs the value."""
+    decay = TracedFloats(0).at(DECAY, 0.1)
+    assert [bool(decay), decay == 0, decay != 0, decay > 0, decay >= 0, decay < 0, decay <= 0.0] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(TracedFloatInspected) as caught:
+        assert decay > 0.5
+    assert caught.value.places == {DECAY}
+    with pytest.raises(TracedFloatInspected):
+        assert -decay < 0
+
+
+def test_tuples() -> None:
+    betas = TracedFloats(0).at(("group", "betas"), (0.9, 0.99))
+    assert isinstance(betas, tuple)
+    assert [(1 - beta).compute({("group", "betas"): (0.5, 0.75)}.__getitem__) for beta in betas] == [0.5, 0.25]
 
 
 def number(value: float) -> torch.Tensor:
@@ -70,6 +98,8 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
     aten.mul_.Tensor: [(X, 0.3)],
     aten.fill_.Scalar: [(X, 0.3), (X.bfloat16(), 0.3)],
     aten.full_like.default: [(X, 0.3)],
+    aten.pow.Tensor_Scalar: [(Y, 0.3), (Y.bfloat16(), 0.3), (Y[0], 0.3)],
+    aten.pow.Scalar: [(0.3, X), (0.3, X.half()), (0.3, X[0])],
 }
 
 
@@ -105,6 +135,6 @@ def test_keywords_and_lists() -> None:
     torch.testing.assert_close(one_each([X, Y], [number(0.3), 2.0]), [X * 0.3, Y * 2])
 
 
-@pytest.mark.parametrize("op", [aten.mul.out, aten.div.Tensor_mode, aten.pow.Tensor_Scalar, torch.ops.prims.add.default], ids=str)
+@pytest.mark.parametrize("op", [aten.mul.out, aten.div.Tensor_mode, aten.hypot.default, torch.ops.prims.add.default], ids=str)
 def test_ops_without_a_rule(op: Any) -> None:
     assert op_with_traced_floats(op) is None

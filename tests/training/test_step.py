@@ -195,6 +195,84 @@ def test_what_python_knows_is_that_of_the_call() -> None:
         assert (compiled(x)[2] is x) == (eager(x)[2] is x)
 
 
+def given(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A step that gets model and optimizer as arguments."""
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+SCHEDULES: dict[str, Callable[[dict[str, Any], int], None]] = {
+    "lr": lambda group, number: group.update(lr=0.01 / (1 + number)),
+    "momentum": lambda group, number: group.update(
+        {"betas": (0.9 - 0.02 * number, 0.99)} if "betas" in group else {"momentum": 0.9 - 0.02 * number}
+    ),
+    "weight_decay": lambda group, number: group.update(weight_decay=0.02 * number),
+}
+
+
+@pytest.mark.sample(usual=4)
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adamax"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("among_arguments", [False, True], ids=["closure", "argument"])
+def test_schedules(among_arguments: bool, schedule: str, name: str) -> None:
+    """Numbers of parameter groups that change at every call: one program serves all calls after the third or fourth."""
+    make = {
+        "SGD with momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+        "RMSprop": functools.partial(torch.optim.RMSprop, momentum=0.9),
+    }
+    one, first, other, second = two(lambda model: make.get(name, getattr(torch.optim, name, None))(model.parameters(), lr=0.01))
+    if among_arguments:
+        eager, compiled = functools.partial(given, one, first), functools.partial(dynaxla.compile_step(given), other, second)
+    else:
+        eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(8)):
+        for group in [*first.param_groups, *second.param_groups]:
+            SCHEDULES[schedule](group, number)
+        if number == 4:
+            before = graphs(), metrics.snapshot()["eager_steps"]
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first, 1e-4)
+    assert (graphs(), metrics.snapshot()["eager_steps"]) == before
+
+
+class DecayedAboveThreshold(torch.optim.SGD):
+    """Reads a setting in Python."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            if group["weight_decay"] > 0.05:
+                torch._foreach_mul_([parameter.detach() for parameter in group["params"]], 1 - group["weight_decay"])
+        return super().step(closure)
+
+
+def test_schedules_of_a_number_that_python_reads() -> None:
+    """Each value has a program of its own. The learning rate, which Python does not read, remains an input."""
+    one, first, other, second = two(lambda model: DecayedAboveThreshold(model.parameters(), lr=0.01))
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(16)):
+        for group in [*first.param_groups, *second.param_groups]:
+            group.update(lr=0.01 / (1 + number), weight_decay=0.01 if number % 4 < 2 else 0.1)
+        if number == 12:
+            before = graphs(), metrics.snapshot()["eager_steps"]
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first, 1e-4)
+    assert (graphs(), metrics.snapshot()["eager_steps"]) == before
+
+
+def test_a_momentum_that_becomes_zero() -> None:
+    """Then torch's step has no momentum, and leaves the buffers as they are."""
+    one, first, other, second = two(lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for (x, y), momentum in zip(batches(12), [0.9, 0.8, 0.7, 0.6, 0.5, 0.0, 0.0, 0.0, 0.4, 0.3, 0.0, 0.2], strict=True):
+        for group in [*first.param_groups, *second.param_groups]:
+            group["momentum"] = momentum
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first, 1e-4)
+
+
 def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a scheduler's; and a new recording does not bring an old one back."""
     walks = []

@@ -259,13 +259,13 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
 
 
 def fused_step(op: Any) -> Any:
-    """Returns a kernel that runs an optimizer's fused step as one program. The learning rate is an input of the program."""
+    """Returns a kernel that runs an optimizer's fused step as one program. Numbers other than 0 are inputs of the program."""
     step = fused_steps.fused_step(op)
     assert step is not None
 
-    def kernel(*lists: Sequence[torch.Tensor], lr: torch.Tensor | float, **settings: Any) -> None:
-        rate = lr if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64, device="cpu")
-        step(*lists, lr=rate, **settings)
+    def kernel(*lists: Sequence[torch.Tensor], **settings: Any) -> None:
+        numbers = {name: value for name, value in settings.items() if isinstance(value, float) and (value != 0 or name == "lr")}
+        step(*lists, **settings | {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in numbers.items()})
 
     return kernel
 

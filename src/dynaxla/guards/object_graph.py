@@ -22,7 +22,7 @@ from .code_names import ExecutedCode
 from .fingerprints import NO_CONTENT, Values, content, restore_values, same
 from .numpy_arrays import tensor_of
 from .reference_checks import Identities, ReferenceChecks
-from .slots import Holder, Place
+from .slots import Holder, Place, types_of
 
 
 @dataclass
@@ -96,11 +96,11 @@ class ObjectGraph:
             return tensor_of(self.values[path][0])
         return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
-    def number_at(self, place: Place) -> float:
-        """Returns the number that a place contains now."""
+    def number_at(self, place: Place) -> Any:
+        """Returns the number, or the tuple of numbers, that a place contains now."""
         path, key = place
         holders = next(graph.holders for graph in self._chain() if path in graph.holders)
-        return float(holders[path].target[key])
+        return holders[path].target[key]
 
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -276,13 +276,13 @@ class ObjectGraph:
         """Returns the facts that a recording depends on, comparable with the facts of another graph.
 
         Args:
-            inputs: entries (path, key) whose types matter, but not their values.
+            inputs: entries (path, key), numbers or tuples of numbers, whose types matter, but not their values.
             arrays: paths of arrays whose dtypes and shapes matter, but not their values.
         """
         found: dict[str, Any] = {name: self._fact(value) for name, value in self.roots.items()}
         for path, holder in self.holders.items():
             found[path] = [
-                (self._key(key), ("input", type(value)) if (path, key) in inputs else self._fact(value))
+                (self._key(key), ("input", types_of(value)) if (path, key) in inputs else self._fact(value))
                 for key, value in holder.items.items()
             ]
         for path, parts in self.parts.items():

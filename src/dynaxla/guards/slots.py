@@ -76,10 +76,10 @@ class Holder:
     counts: Callable[[Any], bool] | None = None
 
     def is_unchanged(self, free: Collection[Any] = ()) -> bool:
-        """True if the entries are the same objects as at the walk. Entries at keys in `free` may be other numbers of the same type."""
+        """True if the entries are the same objects as at the walk. Entries at keys in `free` may be other numbers of the same types."""
         now = self.now()
         return _are_same(now, self.items) and all(
-            value is before or (key in free and type(value) is type(before) and isinstance(value, (int, float)))
+            value is before or (key in free and types_of(value) == types_of(before))
             for (key, value), before in zip(now.items(), self.items.values(), strict=True)
         )
 
@@ -140,6 +140,11 @@ class Holder:
                 kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # same entries in another order
                 kind.clear(self.target)
                 kind.update(self.target, self.items)
+
+
+def types_of(value: Any) -> Any:
+    """Returns the type of a number, or the types of a tuple's numbers."""
+    return tuple(map(type, value)) if type(value) is tuple else type(value)
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from .torch_state import global_state
 # The maximum number of values that a function may reach. With 150,000 floats, recording a step takes 9 s, and the checks of each later call
 # 2.7 ms (Intel Xeon with AVX-512, not idle otherwise, 2026-11-28).
 _MAX_VALUES = 200_000
-_numbers = itertools.count()
+_new_keys = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ class Snapshot:
         return self.surroundings.tensors | self.arguments.tensors
 
     @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Optimizers by path."""
+        return self.surroundings.optimizers | self.arguments.optimizers
+
+    @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """NumPy arrays by path."""
         return self.surroundings.arrays | self.arguments.arrays
@@ -84,8 +89,8 @@ class Snapshot:
         """Returns the tensor at a path, or a tensor that shares the memory of the array there."""
         return self.arguments.input_at(path)
 
-    def number_at(self, place: Place) -> float:
-        """Returns the number that a place contains now."""
+    def number_at(self, place: Place) -> Number:
+        """Returns the number of a parameter group that a place contains now."""
         return self.arguments.number_at(place)
 
     def put(self, values: Mapping[Place, Any]) -> None:
@@ -117,22 +122,23 @@ class _Surroundings:
 
     Attributes:
         graph: the objects.
-        rates: the places of learning rates, which may change.
+        numbers: the places of numbers of parameter groups, which may change.
         arrays: the paths of arrays whose values may change.
-        number: equal for surroundings with equal facts (`ObjectGraph.facts`).
+        key: equal for surroundings with equal facts (`ObjectGraph.facts`).
     """
 
     graph: ObjectGraph
-    rates: frozenset[Place]
+    numbers: frozenset[Place]
     arrays: frozenset[str]
-    number: int
+    key: int
 
 
 class FunctionGuards:
     """Guards on all state that one function can read. They widen when the function runs new code.
 
-    Learning rates of optimizers, and the values of NumPy arrays that become tensors, may change without a new key, until
-    `compare_learning_rates` or `compare_values`: a recording takes them as inputs.
+    Numbers of optimizers' parameter groups, and the values of NumPy arrays that become tensors, may change without a new key, until
+    `compare_numbers` or `compare_values`: a recording takes them as inputs. These numbers are learning rates, and the numbers that have
+    changed between two calls, such as the momentum of a schedule. Until it changes, a number is a constant of the program.
 
     Args:
         function: the function.
@@ -142,13 +148,16 @@ class FunctionGuards:
     def __init__(self, function: Callable[..., Any], capacity: int) -> None:
         self._function = function
         self._last: _Surroundings | None = None
-        self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(capacity)
+        self._keys: LeastRecentlyUsed[int] = LeastRecentlyUsed(capacity)
         # The code that has run, with the globals that the code ran in, and the names that the code uses.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
         self._executed_names: ExecutedCode | None = None
         # Questions whose answers the function depends on, such as the state that a JAX function called by it reads.
         self._questions: set[Getter] = set()
-        self._compared_rates: set[Place] = set()
+        # The numbers of parameter groups at the last call; the places of those that have changed; and of those that Python has read.
+        self._last_numbers: dict[Place, Number] = {}
+        self._changing_numbers: set[Place] = set()
+        self._compared_numbers: set[Place] = set()
         # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
         self._may_read_unnoticed = False
@@ -161,12 +170,15 @@ class FunctionGuards:
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot of the state before a call with these arguments. Raises: CaptureError for state that cannot be compared."""
         surroundings = self._surroundings()
-        return self._with_arguments(surroundings.graph, surroundings.number, args, kwargs)
+        arguments = self._graph({"args": args, "kwargs": kwargs}, surroundings.graph)
+        self._find_changing_numbers(arguments)
+        return self._snapshot(surroundings.graph, surroundings.key, arguments)
 
     def take_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not compare with it."""
         graph = self._graph({"step": self._function})
-        return self._with_arguments(graph, self._number_of(graph, self.learning_rates(graph), self.arrays(graph)), args, kwargs)
+        key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
+        return self._snapshot(graph, key, self._graph({"args": args, "kwargs": kwargs}, graph))
 
     def take_everything(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
         """Returns all objects that a call could reach with any code."""
@@ -219,28 +231,41 @@ class FunctionGuards:
             )
 
     def forget_surroundings(self) -> None:
-        """Makes the next snapshot walk the surroundings again, e.g. because learning rates may have changed."""
+        """Makes the next snapshot walk the surroundings again, e.g. because numbers of parameter groups may have changed."""
         self._last = None
 
-    def compare_learning_rates(self, snapshot: Snapshot) -> None:
-        """Compares the values of the snapshot's learning rates from now on."""
-        self._compared_rates.update(self.learning_rates(snapshot.surroundings))
+    def compare_numbers(self, places: Collection[Place]) -> None:
+        """Compares the values of the numbers at these places from now on."""
+        self._compared_numbers.update(places)
         self._last = None
 
     def compare_values(self, paths: Collection[str]) -> None:
         """Compares the values of the arrays at these paths from now on."""
         self._compared_values.update(paths)
 
-    def learning_rates(self, graph: ObjectGraph) -> dict[Place, float]:
-        """Returns the learning rates that may change, by place."""
+    def numbers(self, graph: ObjectGraph) -> dict[Place, Number]:
+        """Returns the numbers of parameter groups that may change without a new key, by place. All but learning rates are positive."""
         return {
-            place: group["lr"]
-            for path, optimizer in graph.optimizers.items()
-            for index, group in enumerate(optimizer.param_groups)
-            if isinstance(group.get("lr"), float)
-            and id(group) not in graph.repeated
-            and (place := (f"{path}.param_groups[{index}]", "lr")) not in self._compared_rates
+            (path, key): group[key]
+            for path, group in _param_groups(graph)
+            for key in ("lr", *self._changing_keys(path))
+            if _is_number(group.get(key), is_positive=key != "lr") and (path, key) not in self._compared_numbers
         }
+
+    def _changing_keys(self, path: str) -> list[Any]:
+        """Returns the keys of a parameter group whose numbers have changed between two calls, without the learning rate."""
+        return [key for group, key in sorted(self._changing_numbers) if group == path and key != "lr"]
+
+    def _find_changing_numbers(self, graph: ObjectGraph) -> None:
+        """Compares the numbers of parameter groups with those of the last call."""
+        numbers = {
+            (path, key): value
+            for path, group in _param_groups(graph)
+            for key, value in group.items()
+            if type(value) is int or _is_number(value)
+        }
+        self._changing_numbers |= {place for place, value in numbers.items() if self._last_numbers.get(place, value) != value}
+        self._last_numbers |= numbers
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
         """Returns the paths of arrays whose values may change."""
@@ -265,29 +290,51 @@ class FunctionGuards:
     def _surroundings(self) -> _Surroundings:
         """Returns the current surroundings: the same object as for the last call, if nothing has changed."""
         last = self._last
-        if last is None or not last.graph.is_unchanged(last.rates, last.arrays):
+        if (
+            last is None
+            or not last.graph.is_unchanged(last.numbers, last.arrays)
+            or (self._changing_numbers and last.numbers != self.numbers(last.graph).keys())  # one of them is no longer positive, or was not
+        ):
             graph = self._graph({"step": self._function})
-            rates, arrays = self.learning_rates(graph), self.arrays(graph)
-            last = self._last = _Surroundings(graph, frozenset(rates), arrays, self._number_of(graph, rates, arrays))
+            self._find_changing_numbers(graph)
+            numbers, arrays = self.numbers(graph), self.arrays(graph)
+            last = self._last = _Surroundings(graph, frozenset(numbers), arrays, self._key_of(graph, numbers, arrays))
         return last
 
-    def _with_arguments(self, surroundings: ObjectGraph, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        arguments = self._graph({"args": args, "kwargs": kwargs}, surroundings)
+    def _snapshot(self, surroundings: ObjectGraph, key: int, arguments: ObjectGraph) -> Snapshot:
         answers = tuple(map(guards.call_getter, sorted(self._questions)))
-        facts = _hashable(_as_tuples(arguments.facts(arrays=self.arrays(arguments))))
-        return Snapshot(surroundings, arguments, (number, facts, global_state(), answers))
+        return Snapshot(surroundings, arguments, (key, _hashable(_as_tuples(self._facts(arguments))), global_state(), answers))
 
     def _facts(self, graph: ObjectGraph) -> dict[str, Any]:
-        return graph.facts(self.learning_rates(graph), self.arrays(graph))
+        return graph.facts(self.numbers(graph), self.arrays(graph))
 
-    def _number_of(self, surroundings: ObjectGraph, rates: Collection[Place], arrays: Collection[str]) -> int:
-        """Returns a number that is equal for surroundings with equal facts. Numbers are compared faster than facts."""
-        facts = _hashable(_as_tuples(surroundings.facts(rates, arrays)))
-        number = self._numbers.get(facts)
-        if number is None:
-            number = next(_numbers)
-            self._numbers.put(facts, number)
-        return number
+    def _key_of(self, surroundings: ObjectGraph, numbers: Collection[Place], arrays: Collection[str]) -> int:
+        """Returns a key that is equal for surroundings with equal facts. Keys are compared faster than facts."""
+        facts = _hashable(_as_tuples(surroundings.facts(numbers, arrays)))
+        key = self._keys.get(facts)
+        if key is None:
+            key = next(_new_keys)
+            self._keys.put(facts, key)
+        return key
+
+
+# An entry of a parameter group: a number, or a tuple of numbers such as Adam's `betas`.
+Number = float | tuple[float, ...]
+
+
+def _param_groups(graph: ObjectGraph) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the parameter groups of the graph's optimizers, with their paths; no group that several places refer to."""
+    for path, optimizer in graph.optimizers.items():
+        for index, group in enumerate(optimizer.param_groups):
+            if id(group) not in graph.repeated:
+                yield f"{path}.param_groups[{index}]", group
+
+
+def _is_number(value: Any, is_positive: bool = False) -> bool:
+    """True for a float, and for a tuple of floats; with `is_positive`, for those greater than 0."""
+    if type(value) is tuple:
+        return bool(value) and all(_is_number(item, is_positive) for item in value)
+    return isinstance(value, float) and (value > 0 or not is_positive)
 
 
 def _hashable(facts: Any) -> Any:

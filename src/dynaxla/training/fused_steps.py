@@ -1,4 +1,4 @@
-"""Fused optimizer steps as nodes of a recorded graph: one node each, whatever the learning rate is."""
+"""Fused optimizer steps as nodes of a recorded graph: one node each, whether their settings are numbers or tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class FusedStep:
-    """A callable with the arguments and the writes of one of torch's fused optimizer steps; `lr` may also be a float64 tensor of rank 0.
+    """A callable with the arguments and the writes of one of torch's fused optimizer steps. Numbers may be float64 tensors of rank 0.
 
     Attributes:
         op: torch's op, which writes in place.
@@ -35,15 +35,16 @@ class FusedStep:
     def __call__(
         self,
         *lists: Tensors,
-        lr: torch.Tensor | float,
         grad_scale: torch.Tensor | None = None,
         found_inf: torch.Tensor | None = None,
         **settings: Any,
     ) -> None:
-        if not isinstance(lr, torch.Tensor):
-            self.op(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+        numbers = {name: value for name, value in settings.items() if isinstance(value, torch.Tensor)}
+        if not numbers:
+            self.op(*lists, grad_scale=grad_scale, found_inf=found_inf, **settings)
             return
-        new = self._functional(*lists, lr, grad_scale, found_inf, **settings, **self._settings)
+        settings |= self._settings | dict.fromkeys(numbers, 1.0)  # ignored
+        new = self._functional(*lists, list(numbers.values()), grad_scale, found_inf, names=list(numbers), **settings)
         params, grads, *states = lists[: self.written_lists]
         pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
         for old, value in pairs if grad_scale is not None else pairs[: len(params)] + pairs[len(params) + len(grads) :]:

@@ -102,8 +102,8 @@ class Recorder:
                 result = function(*args, **kwargs)
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
-            if self.table.is_inspected:
-                raise scalars.TracedFloatInspected
+            if self.table.inspected:
+                raise scalars.TracedFloatInspected(self.table.inspected)
             self._check_foreign_constants()
             self._check_shapes()
             return result
@@ -167,8 +167,7 @@ class Recorder:
             op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
-            # Eager mode computes decay ** step count with Python floats; in float32, 1 - 0.999 ** 1 has only three correct digits.
-            with self._dispatch:
+            with self._dispatch:  # see scalars.number_to_power
                 return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
         if is_random_draw(op, faked_args, faked_kwargs):
@@ -231,13 +230,10 @@ class Recorder:
         return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
 
     def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Records a fused optimizer step, whose learning rate may be a traced float."""
-        others = self._traced_floats_in((args, {key: value for key, value in kwargs.items() if key != "lr"}))
-        if any(number.key[0] == _VALUE for number in others):
+        """Records a fused optimizer step, whose settings may be traced floats."""
+        if any(number.key[0] == _VALUE for key, value in kwargs.items() if key != "lr" for number in self._traced_floats_in(value)):
             hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
             raise CaptureError("an optimizer's setting is a tensor, and the step needs its value in Python", op=str(step.op), hint=hint)
-        if others:
-            raise scalars.TracedFloatInspected
         settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
         inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
         self.graph.call_function(step, *inputs)
@@ -393,7 +389,7 @@ class Recorder:
         """
         function = scalars.op_with_traced_floats(op)
         if function is None:
-            raise scalars.TracedFloatInspected
+            raise scalars.TracedFloatInspected(frozenset().union(*(number.places for number in self._traced_floats_in((args, kwargs)))))
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)

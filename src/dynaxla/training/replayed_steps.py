@@ -21,7 +21,7 @@ from ..guards.invariants import MetadataSnapshot
 from ..guards.object_graph import ObjectGraph
 from ..guards.observation import Observation, observe
 from ..guards.slots import ABSENT, Place
-from ..guards.snapshot import FunctionGuards, Snapshot
+from ..guards.snapshot import FunctionGuards, Number, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock, guards, private
@@ -142,13 +142,13 @@ class StepPrograms:
         with capture_lock.exclusive(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
             for _ in range(_MAX_RECORDINGS):
-                self._guards.forget_surroundings()  # learning rates may have changed since the last snapshot
+                self._guards.forget_surroundings()  # numbers of parameter groups may have changed since the last snapshot
                 snapshot = self._guards.take(args, kwargs)
                 self._guards.check_reached(snapshot)
                 try:
                     return self._compile_for(snapshot, args, kwargs)
-                except TracedFloatInspected:
-                    self._guards.compare_learning_rates(snapshot)
+                except TracedFloatInspected as error:
+                    self._guards.compare_numbers(error.places)
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
                 except _NewCode:
@@ -220,8 +220,8 @@ class StepPrograms:
             snapshot.restore()
         repeated = self._record(snapshot, args, kwargs)
         if not first.has_same_program(repeated, {}):
-            if self._guards.learning_rates(snapshot.surroundings):
-                raise TracedFloatInspected
+            if numbers := self._numbers(snapshot):
+                raise TracedFloatInspected(numbers)
             hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
                 "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
@@ -232,6 +232,9 @@ class StepPrograms:
         if later_program.reuse_executable(program):
             self._programs.put(later.key, later_program)
         return program, {}
+
+    def _numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
+        return self._guards.numbers(snapshot.surroundings) | self._guards.numbers(snapshot.arguments)
 
     def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
         """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
@@ -254,9 +257,9 @@ class StepPrograms:
         tracked = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
         recorder = Recorder(snapshot.tensors, next(_seeds), tracked.tensors, tracked.read)
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
-        # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
+        # For this thread only: numbers of parameter groups are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _ParamGroups(
-            snapshot.surroundings, {place: recorder.table.at(place) for place in self._guards.learning_rates(snapshot.surroundings)}
+            snapshot.optimizers, {place: recorder.table.at(place, value) for place, value in self._numbers(snapshot).items()}
         )
         try:
             with compiling(), replaced_param_groups(groups.copies), modules.functional_collectives():
@@ -323,18 +326,19 @@ class _ParamGroups:
         copies: each optimizer with the groups that it has during the recording.
     """
 
-    def __init__(self, surroundings: ObjectGraph, numbers: Mapping[Place, TracedFloat]) -> None:
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, TracedFloat | tuple[TracedFloat, ...]]
+    ) -> None:
         self.copies: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
         # For each group: its path, the group during the recording, and that group's content before the recording.
         self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._counts: list[tuple[list[Any], int]] = []
-        for path, optimizer in surroundings.optimizers.items():
+        for path, optimizer in optimizers.items():
             copies = []
             for index, group in enumerate(optimizer.param_groups):
                 group_path = f"{path}.param_groups[{index}]"
                 copy = dict(group) | _recording_settings(group, optimizer.state)
-                if (group_path, "lr") in numbers:
-                    copy["lr"] = numbers[group_path, "lr"]
+                copy |= {key: number for (place, key), number in numbers.items() if place == group_path}
                 self._groups.append((group_path, copy, dict(copy)))
                 copies.append(copy)
             self.copies.append((optimizer, copies))

@@ -1,4 +1,4 @@
-"""Python numbers that a recorded program takes as inputs: a learning rate may change without a new program.
+"""Python numbers that a recorded program takes as inputs: numbers of parameter groups, such as learning rates.
 
 During a recording, such a number is a `TracedFloat`: a float with a random value that no other float has. Python arithmetic on a traced
 float gives another traced float. If an ATen op gets a traced float as a plain number, the random value identifies the traced float.
@@ -6,22 +6,34 @@ float gives another traced float. If an ATen op gets a traced float as a plain n
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..guards.slots import Place
+from ..guards.snapshot import Number
+from .value_reads import in_optimizer
 
 
 class TracedFloatInspected(Exception):
-    """Raised when Python reads the value of a traced float, as in `if lr > 0`."""
+    """Raised when Python reads the value of a traced float, as in `if lr > 0`.
+
+    Attributes:
+        places: the places of the numbers that were read.
+    """
+
+    def __init__(self, places: Collection[Place]) -> None:
+        super().__init__(f"Python reads the value of {sorted(places)}")
+        self.places = places
 
 
-Read = Callable[[Place], float]
+# Returns the number, or the tuple of numbers, at a place.
+Read = Callable[[Place], Any]
 
 
 class TracedFloat(float):
@@ -31,22 +43,52 @@ class TracedFloat(float):
         key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
         compute: computes the true value, given a function that reads the number at a place.
         table: all traced floats of the recording.
+        places: the places of the numbers that it is computed from.
+        is_positive: True if the guards make sure that it is greater than 0.
     """
 
     key: Any
     compute: Callable[[Read], float]
     table: TracedFloats
+    places: frozenset[Place] = frozenset()
+    is_positive: bool = False
 
     def _apply(self, name: str, function: Callable[..., float], *operands: float) -> TracedFloat:
         key = name, *(operand.key if isinstance(operand, TracedFloat) else operand for operand in operands)
-        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)))
+        places = frozenset().union(*(operand.places for operand in operands if isinstance(operand, TracedFloat)))
+        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)), places)
 
     def _inspected(self, *_: Any) -> Any:
-        self.table.is_inspected = True
-        raise TracedFloatInspected
+        self.table.inspected |= self.places
+        raise TracedFloatInspected(self.places)
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inspected
+    __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inspected
     __hash__ = float.__hash__
+
+    def _compared_with_zero(self, other: object, answer: bool) -> bool:
+        """Returns the answer that holds for all positive numbers, if this is one and `other` is 0."""
+        return answer if self.is_positive and type(other) in (int, float) and not other else self._inspected()
+
+    def __bool__(self) -> bool:
+        return self._compared_with_zero(0, True)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared_with_zero(other, False)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared_with_zero(other, True)
+
+    def __lt__(self, other: object) -> bool:
+        return self._compared_with_zero(other, False)
+
+    def __le__(self, other: object) -> bool:
+        return self._compared_with_zero(other, False)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compared_with_zero(other, True)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compared_with_zero(other, True)
 
     def __neg__(self) -> TracedFloat:
         return self._apply("neg", operator.neg, self)
@@ -56,6 +98,10 @@ class TracedFloat(float):
 
     def __abs__(self) -> TracedFloat:
         return self._apply("abs", abs, self)
+
+
+def _read_item(place: Place, index: int, read: Read) -> float:
+    return read(place)[index]
 
 
 def _value(number: float, read: Read) -> float:
@@ -81,25 +127,32 @@ class TracedFloats:
     """The traced floats of one recording.
 
     Attributes:
-        is_inspected: True if Python has read the value of a traced float.
+        inspected: the places of numbers whose values Python has read.
         by_value: the traced floats by their random values.
     """
 
     def __init__(self, seed: int) -> None:
-        self.is_inspected = False
+        self.inspected: set[Place] = set()
         self._random = random.Random(seed)
         self.by_value: dict[float, TracedFloat] = {}
         self._by_key: dict[Any, TracedFloat] = {}
 
-    def at(self, place: Place) -> TracedFloat:
-        """Returns the traced float of the number at a place."""
-        return self.add(place, lambda read: read(place))
+    def at(self, place: Place, value: Number) -> TracedFloat | tuple[TracedFloat, ...]:
+        """Returns a traced float for the number `value` at a place, or one for each number of a tuple. Only learning rates may be <= 0."""
+        if isinstance(value, tuple):
+            return tuple(
+                self.add((*place, index), functools.partial(_read_item, place, index), frozenset({place}), is_positive=True)
+                for index in range(len(value))
+            )
+        return self.add(place, lambda read: read(place), frozenset({place}), is_positive=place[1] != "lr")
 
-    def add(self, key: Any, compute: Callable[[Read], float]) -> TracedFloat:
-        """Returns the traced float with this key. The first call creates it."""
+    def add(
+        self, key: Any, compute: Callable[[Read], float], places: frozenset[Place] = frozenset(), is_positive: bool = False
+    ) -> TracedFloat:
+        """Returns the traced float with this key. The first call creates it, with the other arguments as its attributes."""
         if key not in self._by_key:
             number = TracedFloat(self._random.uniform(0.1, 0.9))
-            number.key, number.compute, number.table = key, compute, self
+            number.key, number.compute, number.table, number.places, number.is_positive = key, compute, self, places, is_positive
             self._by_key[key] = self.by_value[float.__float__(number)] = number
         return self._by_key[key]
 
@@ -150,7 +203,19 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     return x + _multiply(end - x, weight)
 
 
-# A function with the op's arguments, by the op's name. Traced floats among the arguments are float64 tensors of rank 0.
+def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """Returns number ** exponent for a Python number, as a float64 tensor of rank 0.
+
+    For an optimizer's step count the result is float64: eager mode computes decay ** step count with Python floats, and in float32,
+    1 - 0.999 ** 1 has only three correct digits.
+    """
+    if in_optimizer() and not exponent.dim() and exponent.dtype == torch.float32:
+        return number ** exponent.to(torch.float64)
+    return _in_dtype_of(number, exponent) ** exponent
+
+
+# A function with the op's arguments, by the op's name or by the name of an overload. Traced floats among the arguments are float64 tensors
+# of rank 0.
 _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
     "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
@@ -160,6 +225,9 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
     "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
     "lerp": _lerp,
+    "pow": lambda x, exponent: x ** _in_dtype_of(exponent, x),
+    "pow.Scalar": number_to_power,
+    "_foreach_pow.ScalarAndTensor": number_to_power,
     "fill": lambda x, value: _in_dtype_of(value, x).expand(x.shape),
     "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings).fill_(value),
 }
@@ -172,9 +240,8 @@ def op_with_traced_floats(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
     """
     name = op._schema.name.partition("::")[2]
     is_foreach = name.startswith("_foreach_")
-    name = name.removeprefix("_foreach_")
     inplace = name.endswith("_")
-    function = _TRACED_OPS.get(name.removesuffix("_"))
+    function = _TRACED_OPS.get(f"{name}.{op._overloadname}", _TRACED_OPS.get(name.removeprefix("_foreach_").removesuffix("_")))
     if function is None or op.namespace != "aten" or "out" in op._overloadname or "mode" in op._overloadname:
         return None
     if not inplace:
@@ -195,13 +262,14 @@ def _new_function(function: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _for_each(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    def run(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         def item(value: Any, index: int) -> Any:
             return value[index] if isinstance(value, (list, tuple)) else value
 
+        count = next(len(value) for value in args if isinstance(value, (list, tuple)))
         return [
-            function(tensor, *(item(value, index) for value in args), **{key: item(value, index) for key, value in kwargs.items()})
-            for index, tensor in enumerate(tensors)
+            function(*(item(value, index) for value in args), **{key: item(value, index) for key, value in kwargs.items()})
+            for index in range(count)
         ]
 
     return run

@@ -61,7 +61,8 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     The first two calls run in eager mode and are observed. A step that has done nothing but compute with tensors is recorded at the third
     call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
     globals) is guarded: if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is
-    recorded again. State outside Python, such as files, is not guarded.
+    recorded again. Another number of an optimizer's parameter group, such as a momentum, is an input of the program, too, once it has
+    changed. State outside Python, such as files, is not guarded.
 
     A step whose Python code has effects or reads values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
     in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from single_op import check_op
 
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines the ops)
+
+
+def as_numbers(settings: dict[str, Any], names: list[str]) -> list[torch.Tensor]:
+    """Takes settings out, and returns them as the op gets them: as tensors, with a number of no meaning in their places."""
+    numbers = [torch.tensor(settings[name], dtype=torch.float64) for name in names]
+    settings |= dict.fromkeys(names, 1.0)
+    return numbers
 
 
 @pytest.mark.sample(usual=3)
@@ -21,10 +30,11 @@ def test_adam(decoupled: bool, amsgrad: bool, scaled: bool) -> None:
     scale = [torch.tensor(8.0), torch.tensor(0.0)] if scaled else [None, None]
     settings = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "maximize": scaled, "amsgrad": amsgrad}
     largest = [square + 0.1 for square in squares] if amsgrad else []
-    for rate in (0.0, 0.01):
+    for rate, names in ((0.0, ["lr"]), (0.01, ["lr"]), (0.01, ["beta1", "weight_decay", "lr", "beta2"]), (0.01, [])):
         lists = params, grads, means, squares, largest, steps
-        lr = torch.tensor(rate, dtype=torch.float64)
-        check_op(torch.ops.dynaxla.fused_adam.default, *lists, lr, *scale, **settings, decoupled=decoupled)
+        chosen = settings | {"lr": rate}
+        numbers = as_numbers(chosen, names)
+        check_op(torch.ops.dynaxla.fused_adam.default, *lists, numbers, *scale, names=names, **chosen, decoupled=decoupled)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
@@ -35,6 +45,15 @@ def test_sgd(first: bool, momentum: float, scaled: bool) -> None:
     params, grads, buffers = [[torch.randn(4, 3), torch.randn(5)] for _ in range(3)]
     scale = [torch.tensor(8.0), torch.tensor(0.0)] if scaled else [None, None]
     lists = params, grads, buffers if momentum else []
-    lr = torch.tensor(0.01, dtype=torch.float64)
-    settings = {"momentum": momentum, "weight_decay": 0.1, "dampening": 0.0 if scaled else 0.3, "nesterov": scaled, "maximize": scaled}
-    check_op(torch.ops.dynaxla.fused_sgd.default, *lists, lr, *scale, **settings, is_first_step=first)
+    settings = {
+        "lr": 0.01,
+        "momentum": momentum,
+        "weight_decay": 0.1,
+        "dampening": 0.0 if scaled else 0.3,
+        "nesterov": scaled,
+        "maximize": scaled,
+    }
+    for names in (["lr"], ["weight_decay", "dampening", *(["momentum"] if momentum else [])]):
+        chosen = dict(settings)
+        numbers = as_numbers(chosen, names)
+        check_op(torch.ops.dynaxla.fused_sgd.default, *lists, numbers, *scale, names=names, **chosen, is_first_step=first)

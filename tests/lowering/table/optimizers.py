@@ -52,15 +52,15 @@ def adagrad(**more: Any) -> Samples:
 
 def recorded_adam(make: Make, n: int) -> list[tuple[Any, ...]]:
     """As a recorded step has it: the learning rate is a tensor among the operands."""
-    plain = {**ADAM, "weight_decay": 0.1, "amsgrad": False, "maximize": False}
-    rate = torch.tensor(0.05, dtype=torch.float64)
-    return [(*lists(make, n, 4), [], counts(), rate, None, None, Keywords(plain, decoupled=decoupled)) for decoupled in (False, True)]
+    plain = {**ADAM, "lr": 1.0, "weight_decay": 0.1, "amsgrad": False, "maximize": False, "names": ["lr"]}
+    return [(*lists(make, n, 4), [], counts(), [RATE64], None, None, Keywords(plain, decoupled=decoupled)) for decoupled in (False, True)]
 
 
 def recorded_sgd(make: Make, n: int) -> list[tuple[Any, ...]]:
-    return [(*lists(make, n, 3), torch.tensor(0.05, dtype=torch.float64), None, None, Keywords(SGD))]
+    return [(*lists(make, n, 3), [RATE64], None, None, Keywords(SGD, lr=1.0, names=["lr"]))]
 
 
+RATE64 = torch.tensor(0.05, dtype=torch.float64)
 RATE = {"lr": torch.tensor(0.05)}
 # torch's kernels for the CPU take elements one after the other from memory, whatever the strides are.
 WITHOUT_GAPS = ("with gaps",)

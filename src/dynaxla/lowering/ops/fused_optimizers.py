@@ -1,6 +1,7 @@
-"""Custom ops for fused optimizer steps (`fused=True`) whose learning rate is a tensor, and their lowerings.
+"""Custom ops for fused optimizer steps (`fused=True`) some of whose settings are tensors, and their lowerings.
 
-torch's own ops for these steps cannot be traced, and their decompositions are long graphs.
+torch's own ops for these steps cannot be traced, and their decompositions are long graphs. Of the settings, torch's ops take only the
+learning rate as a tensor.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from . import optimizers
 Tensors = Sequence[torch.Tensor]
 
 
-def _run_on_copies(op: Callable[..., Any], lists: Sequence[Tensors], mutated: int, **settings: Any) -> list[torch.Tensor]:
+def _run_on_copies(
+    op: Callable[..., Any], lists: Sequence[Tensors], mutated: int, numbers: Tensors, names: Sequence[str], **settings: Any
+) -> list[torch.Tensor]:
     """Runs torch's in-place optimizer step on copies of its tensors. Returns the updated tensors, as one list.
 
     Args:
         op: torch's op, which writes to the first `mutated` lists.
         lists: The op's lists of tensors.
         mutated: The number of lists that are copied and returned.
-        settings: The op's other arguments.
+        numbers: Settings that are tensors of rank 0.
+        names: The names of these settings.
+        settings: The op's other arguments, with a number in place of each of these tensors.
     """
+    settings |= {name: number.item() for name, number in zip(names, numbers, strict=True)}
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:mutated]]
     op(*copies, *map(list, lists[mutated:]), **settings)
     return [tensor for tensors in copies for tensor in tensors]
@@ -35,7 +41,8 @@ def _empty_like(*lists: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
 
 
-_SCALARS = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
+# Settings that are tensors of rank 0, and their names. The setting of that name is ignored.
+_TENSORS = "Tensor[] numbers, Tensor? grad_scale, Tensor? found_inf, *, str[] names"
 
 
 @torch.library.custom_op(
@@ -43,7 +50,8 @@ _SCALARS = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
     mutates_args=(),
     schema=(
         "(Tensor[] params, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, "
-        f"{_SCALARS}, *, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) -> Tensor[]"
+        f"{_TENSORS}, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) "
+        "-> Tensor[]"
     ),
 )
 def fused_adam(
@@ -53,17 +61,18 @@ def fused_adam(
     exp_avg_sqs: Tensors,
     max_exp_avg_sqs: Tensors,
     state_steps: Tensors,
-    lr: torch.Tensor,
+    numbers: Tensors,
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
     *,
+    names: Sequence[str],
     decoupled: bool,
     **settings: Any,
 ) -> list[torch.Tensor]:
     """Returns the new parameters, unscaled gradients, and states, as one list. decoupled: True for AdamW's weight decay."""
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
     step = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    return _run_on_copies(step, lists, 5, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    return _run_on_copies(step, lists, 5, numbers, names, grad_scale=grad_scale, found_inf=found_inf, **settings)
 
 
 @fused_adam.register_fake
@@ -82,7 +91,7 @@ def _lower_adam(*arguments: Any, decoupled: bool, **settings: Any) -> list[Array
     "dynaxla::fused_sgd",
     mutates_args=(),
     schema=(
-        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_SCALARS}, *, float weight_decay, float momentum, "
+        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_TENSORS}, float lr, float weight_decay, float momentum, "
         "float dampening, bool nesterov, bool maximize, bool is_first_step) -> Tensor[]"
     ),
 )
@@ -90,14 +99,16 @@ def fused_sgd(
     params: Tensors,
     grads: Tensors,
     momentum_buffer_list: Tensors,
-    lr: torch.Tensor,
+    numbers: Tensors,
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
+    *,
+    names: Sequence[str],
     **settings: Any,
 ) -> list[torch.Tensor]:
     """Returns the new parameters, unscaled gradients, and momentum buffers, as one list."""
     lists = params, grads, momentum_buffer_list
-    return _run_on_copies(torch._fused_sgd_, lists, 3, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    return _run_on_copies(torch._fused_sgd_, lists, 3, numbers, names, grad_scale=grad_scale, found_inf=found_inf, **settings)
 
 
 @fused_sgd.register_fake
@@ -113,9 +124,11 @@ def _lower_sgd(*arguments: Any, **settings: Any) -> list[Array]:
 def _lower(
     lowering: Callable[..., Sequence[Sequence[Array]]],
     *arguments: Any,
+    names: Sequence[str],
     **settings: Any,
 ) -> list[Array]:
     """Returns the results of a lowering such as `optimizers.fused_sgd`, with its lists concatenated into one."""
-    *lists, lr, grad_scale, found_inf = arguments
-    results = lowering(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    *lists, numbers, grad_scale, found_inf = arguments
+    settings |= dict(zip(names, numbers, strict=True))
+    results = lowering(*lists, grad_scale=grad_scale, found_inf=found_inf, **settings)
     return [array for arrays in results for array in arrays]

@@ -83,15 +83,26 @@ def _apply_step(
     return out
 
 
-def _bias_correction(beta: float, count: Array) -> Array:
+def _one_minus(value: Any) -> Any:
+    """Returns 1 - value for a number, or for a tensor with one element."""
+    return lax.sub(full_like(value, 1), value) if isinstance(value, Array) else 1 - value
+
+
+def _may_be_nonzero(value: Any) -> bool:
+    """True for a number other than 0, and for a tensor."""
+    return isinstance(value, Array) or value != 0
+
+
+def _bias_correction(beta: Any, count: Array) -> Array:
     """Returns 1 - beta ** count.
 
     torch computes this number in float64. Here float32 is enough, and a TPU, which emulates float64, takes 1,447 instructions for a power.
     A subtraction would cancel digits. With expm1 the relative error is at most 3.6e-7, for any number of steps.
     """
-    if not beta:
+    if not _may_be_nonzero(beta):
         return full_like(count, 1)
-    return lax.neg(lax.expm1(_times(count, math.log(beta))))
+    log = lax.log1p(_broadcast_like(lax.neg(_one_minus(beta)), count)) if isinstance(beta, Array) else math.log(beta)
+    return lax.neg(lax.expm1(_times(count, log)))
 
 
 def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
@@ -112,9 +123,9 @@ def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
         state_steps: Tensors,
         *,
         lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
+        beta1: Any,
+        beta2: Any,
+        weight_decay: Any,
         eps: float,
         amsgrad: bool,
         maximize: bool,
@@ -123,12 +134,12 @@ def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
     ) -> tuple[list[Array], ...]:
         def step(param: Array, grad: Array, mean: Array, square: Array, *rest: Array) -> tuple[Array, ...]:
             *max_square, step_count = rest
-            if weight_decay and decoupled:
+            if _may_be_nonzero(weight_decay) and decoupled:
                 param = lax.sub(param, lax.mul(param, _times(_broadcast_like(lr, param), weight_decay)))
-            elif weight_decay:
+            elif _may_be_nonzero(weight_decay):
                 grad = lax.add(grad, _times(param, weight_decay))
-            mean = lax.add(_times(mean, beta1), _times(grad, 1 - beta1))
-            square = lax.add(_times(square, beta2), _times(lax.square(grad), 1 - beta2))
+            mean = lax.add(_times(mean, beta1), _times(grad, _one_minus(beta1)))
+            square = lax.add(_times(square, beta2), _times(lax.square(grad), _one_minus(beta2)))
             max_square = [lax.max(max_square[0], square)] if max_square else []
             step_size = lax.div(_broadcast_like(lr, step_count), _bias_correction(beta1, step_count))
             correction_root = lax.sqrt(_bias_correction(beta2, step_count))
@@ -152,10 +163,10 @@ def fused_sgd(
     grads: Tensors,
     momentum_buffer_list: Tensors,
     *,
-    weight_decay: float,
-    momentum: float,
+    weight_decay: Any,
+    momentum: Any,
     lr: Any,
-    dampening: float,
+    dampening: Any,
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
@@ -169,17 +180,18 @@ def fused_sgd(
     """
 
     def step(param: Array, grad: Array, *buffers: Array) -> tuple[Array, ...]:
-        if weight_decay:
+        if _may_be_nonzero(weight_decay):
             grad = lax.add(grad, _times(param, weight_decay))
-        if momentum:
-            buffer = grad if is_first_step else lax.add(_times(buffers[0], momentum), _times(grad, 1 - dampening))
+        if has_momentum:
+            buffer = grad if is_first_step else lax.add(_times(buffers[0], momentum), _times(grad, _one_minus(dampening)))
             grad = lax.add(grad, _times(buffer, momentum)) if nesterov else buffer
             buffers = (buffer,)
         return lax.sub(param, _times(grad, lr)), *buffers
 
-    states = [momentum_buffer_list] if momentum else []
+    has_momentum = _may_be_nonzero(momentum)
+    states = [momentum_buffer_list] if has_momentum else []
     out = _apply_step(params, grads, states, None, step, maximize, grad_scale, found_inf)
-    return out if momentum else (*out, list(momentum_buffer_list))
+    return out if has_momentum else (*out, list(momentum_buffer_list))
 
 
 @lowers(aten._fused_adagrad.default)

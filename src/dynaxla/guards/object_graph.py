@@ -100,7 +100,7 @@ class ObjectGraph:
         """Returns the number, or the tuple of numbers, that a place contains now."""
         path, key = place
         holders = next(graph.holders for graph in self._chain() if path in graph.holders)
-        return holders[path].target[key]
+        return holders[path].get(key)
 
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:

@@ -94,6 +94,10 @@ class Holder:
         items = entries(self.target)
         return items if self.counts is None else {key: value for key, value in items.items() if self.counts(key)}
 
+    def get(self, key: Any) -> Any:
+        """Returns the current value of an entry; `ABSENT` if there is none."""
+        return entries(self.target).get(key, ABSENT) if type(self.target) is not dict else self.target.get(key, ABSENT)
+
     def put(self, key: Any, value: Any) -> None:
         """Sets an entry. A value of `ABSENT` removes the entry."""
         target = self.target

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
 from .code_names import ExecutedCode
+from .fingerprints import NO_CONTENT, content
 from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
-from .slots import ABSENT, Holder, Place
+from .slots import ABSENT, Attributes, Holder, Namespace, Place
 from .torch_state import global_state
 
 # The maximum number of values that a function may reach. With 150,000 floats, recording a step takes 9 s, and the checks of each later call
@@ -56,6 +57,16 @@ class Snapshot:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors by path."""
         return self.surroundings.tensors | self.arguments.tensors
+
+    @property
+    def args(self) -> list[Any]:
+        """The positional arguments."""
+        return self.arguments.roots["args"]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return self.arguments.roots["kwargs"]
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -136,9 +147,9 @@ class _Surroundings:
 class FunctionGuards:
     """Guards on all state that one function can read. They widen when the function runs new code.
 
-    Numbers of optimizers' parameter groups, and the values of NumPy arrays that become tensors, may change without a new key, until
-    `compare_numbers` or `compare_values`: a recording takes them as inputs. These numbers are learning rates, and the numbers that have
-    changed between two calls, such as the momentum of a schedule. Until it changes, a number is a constant of the program.
+    Python numbers that have changed between two calls, and the values of NumPy arrays that become tensors, may change without a new key,
+    until `compare_numbers` or `compare_values`: a recording takes them as inputs. Learning rates are inputs from the first recording on;
+    another number is a constant of the program until it changes.
 
     Args:
         function: the function.
@@ -154,9 +165,9 @@ class FunctionGuards:
         self._executed_names: ExecutedCode | None = None
         # Questions whose answers the function depends on, such as the state that a JAX function called by it reads.
         self._questions: set[Getter] = set()
-        # The numbers of parameter groups at the last call; the places of those that have changed; and of those that Python has read.
+        # The numbers at the last call; the places of those that have changed; and of those whose values Python has read.
         self._last_numbers: dict[Place, Number] = {}
-        self._changing_numbers: set[Place] = set()
+        self._changing_numbers: dict[Place, None] = {}
         self._compared_numbers: set[Place] = set()
         # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
@@ -170,15 +181,15 @@ class FunctionGuards:
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot of the state before a call with these arguments. Raises: CaptureError for state that cannot be compared."""
         surroundings = self._surroundings()
-        arguments = self._graph({"args": args, "kwargs": kwargs}, surroundings.graph)
-        self._find_changing_numbers(arguments)
+        arguments = self._graph({"args": list(args), "kwargs": dict(kwargs)}, surroundings.graph)
+        self.find_changing_numbers(arguments)
         return self._snapshot(surroundings.graph, surroundings.key, arguments)
 
     def take_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not compare with it."""
         graph = self._graph({"step": self._function})
         key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
-        return self._snapshot(graph, key, self._graph({"args": args, "kwargs": kwargs}, graph))
+        return self._snapshot(graph, key, self._graph({"args": list(args), "kwargs": dict(kwargs)}, graph))
 
     def take_everything(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ObjectGraph:
         """Returns all objects that a call could reach with any code."""
@@ -188,9 +199,15 @@ class FunctionGuards:
         """Returns all objects that the code which has run so far can reach."""
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._executed_names)
 
-    def why_not(self, snapshot: Snapshot) -> str:
-        """Returns the path of the first fact about the surroundings that differs now; "" if there is none."""
-        return _first_difference(*(self._facts(graph) for graph in (snapshot.surroundings, self._graph({"step": self._function}))))
+    def compare_with(self, snapshot: Snapshot) -> tuple[str, bool]:
+        """Compares the current surroundings with those of a snapshot.
+
+        Returns: the path of the first fact that differs, "" if there is none; True if numbers have changed for the first time.
+        """
+        now = self._graph({"step": self._function})
+        if self.find_changing_numbers(now):
+            return "", True
+        return _first_difference(self._facts(snapshot.surroundings), self._facts(now)), False
 
     def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Getter]) -> bool:
         """Adds executed code and questions. Returns True if any is new, so that earlier snapshots may have missed state.
@@ -244,28 +261,32 @@ class FunctionGuards:
         self._compared_values.update(paths)
 
     def numbers(self, graph: ObjectGraph) -> dict[Place, Number]:
-        """Returns the numbers of parameter groups that may change without a new key, by place. All but learning rates are positive."""
-        return {
-            (path, key): group[key]
-            for path, group in _param_groups(graph)
-            for key in ("lr", *self._changing_keys(path))
-            if _is_number(group.get(key), is_positive=key != "lr") and (path, key) not in self._compared_numbers
+        """Returns the numbers that may change without a new key, by place."""
+        groups = param_groups(graph.optimizers)
+        places = {(path, "lr"): None for path in groups} | self._changing_numbers
+        values = {
+            (path, key): graph.number_at((path, key))
+            for path, key in places
+            if path in graph.holders
+            and (path, key) not in self._compared_numbers
+            and not (path in groups and id(groups[path]) in graph.repeated)  # a recording replaces groups in their optimizers only
         }
+        return {place: value for place, value in values.items() if _is_number(value)}
 
-    def _changing_keys(self, path: str) -> list[Any]:
-        """Returns the keys of a parameter group whose numbers have changed between two calls, without the learning rate."""
-        return [key for group, key in sorted(self._changing_numbers) if group == path and key != "lr"]
-
-    def _find_changing_numbers(self, graph: ObjectGraph) -> None:
-        """Compares the numbers of parameter groups with those of the last call."""
+    def find_changing_numbers(self, graph: ObjectGraph) -> bool:
+        """Compares all numbers with those of the last call. Returns True if one has changed for the first time."""
         numbers = {
             (path, key): value
-            for path, group in _param_groups(graph)
-            for key, value in group.items()
-            if type(value) is int or _is_number(value)
+            for path, holder in graph.holders.items()
+            if isinstance(holder.target, _HOLDERS_OF_NUMBERS)
+            for key, value in holder.items.items()
+            if _is_number(value) and content(key) is not NO_CONTENT
         }
-        self._changing_numbers |= {place for place, value in numbers.items() if self._last_numbers.get(place, value) != value}
+        changed = {place for place, value in numbers.items() if self._last_numbers.get(place, value) != value} - self._compared_numbers
+        is_new = not changed <= self._changing_numbers.keys()
+        self._changing_numbers |= dict.fromkeys(sorted(changed, key=str))
         self._last_numbers |= numbers
+        return is_new
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
         """Returns the paths of arrays whose values may change."""
@@ -290,13 +311,9 @@ class FunctionGuards:
     def _surroundings(self) -> _Surroundings:
         """Returns the current surroundings: the same object as for the last call, if nothing has changed."""
         last = self._last
-        if (
-            last is None
-            or not last.graph.is_unchanged(last.numbers, last.arrays)
-            or (self._changing_numbers and last.numbers != self.numbers(last.graph).keys())  # one of them is no longer positive, or was not
-        ):
+        if last is None or not last.graph.is_unchanged(last.numbers, last.arrays):
             graph = self._graph({"step": self._function})
-            self._find_changing_numbers(graph)
+            self.find_changing_numbers(graph)
             numbers, arrays = self.numbers(graph), self.arrays(graph)
             last = self._last = _Surroundings(graph, frozenset(numbers), arrays, self._key_of(graph, numbers, arrays))
         return last
@@ -318,23 +335,24 @@ class FunctionGuards:
         return key
 
 
-# An entry of a parameter group: a number, or a tuple of numbers such as Adam's `betas`.
+# A number, or a tuple of numbers such as Adam's `betas`.
 Number = float | tuple[float, ...]
+# Containers whose entries may be traced numbers during a recording.
+_HOLDERS_OF_NUMBERS = (dict, list, Namespace, Attributes, types.CellType)
 
 
-def _param_groups(graph: ObjectGraph) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the parameter groups of the graph's optimizers, with their paths; no group that several places refer to."""
-    for path, optimizer in graph.optimizers.items():
-        for index, group in enumerate(optimizer.param_groups):
-            if id(group) not in graph.repeated:
-                yield f"{path}.param_groups[{index}]", group
+def param_groups(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
+    """Returns the parameter groups of optimizers, which are given by path, by path."""
+    return {
+        f"{path}.param_groups[{index}]": group
+        for path, optimizer in optimizers.items()
+        for index, group in enumerate(optimizer.param_groups)
+    }
 
 
-def _is_number(value: Any, is_positive: bool = False) -> bool:
-    """True for a float, and for a tuple of floats; with `is_positive`, for those greater than 0."""
-    if type(value) is tuple:
-        return bool(value) and all(_is_number(item, is_positive) for item in value)
-    return isinstance(value, float) and (value > 0 or not is_positive)
+def _is_number(value: Any) -> bool:
+    """True for an int, a float, and a tuple of these."""
+    return type(value) in (int, float) or (type(value) is tuple and bool(value) and all(type(item) in (int, float) for item in value))
 
 
 def _hashable(facts: Any) -> Any:

@@ -42,11 +42,11 @@ from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_r
 from .fused_steps import FusedStep, fused_step
 from .local_shards import with_local_tensors
 from .recording_settings import InKernelFakeMode, without_torch_compile
-from .scalars import TracedFloat, TracedFloats
+from .scalars import TracedNumber, TracedNumbers
 from .updates import written_nodes
 from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, in_optimizer
 
-# First part of the key of a traced float that is a tensor's value. The second part is the tensor's id.
+# First part of the key of a traced number that is a tensor's value. The second part is the tensor's id.
 _VALUE = "value"
 
 
@@ -56,9 +56,9 @@ class Recorder:
     Attributes:
         graph: the recorded ops.
         tensor_placeholders: placeholders of real tensors, by path.
-        number_placeholders: placeholders of traced floats, which are float64 tensors of rank 0.
+        number_placeholders: placeholders of traced numbers, which are float64 tensors of rank 0.
         constants: tensors that the function makes from Python numbers, by their names in the graph.
-        table: the traced floats.
+        table: the traced numbers.
         mode: the fake tensor mode.
         arrays: tensors in the memory of NumPy arrays that may be inputs, by path.
         arrays_read: the paths of arrays whose values have been read.
@@ -68,9 +68,9 @@ class Recorder:
     def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], arrays_read: set[str]) -> None:
         self.graph = Graph()
         self.tensor_placeholders: dict[str, Node] = {}
-        self.number_placeholders: dict[Node, TracedFloat] = {}
+        self.number_placeholders: dict[Node, TracedNumber] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.table = TracedFloats(seed)
+        self.table = TracedNumbers(seed)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.arrays, self.arrays_read = arrays, arrays_read
         self._tensors = {**tensors, **arrays}
@@ -81,7 +81,7 @@ class Recorder:
         self._originals: dict[int, torch.Tensor] = {}
         self._fakes: dict[int, FakeTensor] = {}
         self._kept_alive: list[Any] = []
-        self._number_fakes: dict[float, FakeTensor] = {}
+        self._number_fakes: dict[Any, FakeTensor] = {}
         self._draws = Draws()
         # The user's line, by the sequence number of autograd's node.
         self._lines: dict[int, str] = {}
@@ -94,7 +94,7 @@ class Recorder:
 
         Raises:
             CaptureError: Python needs a value, or an op cannot be recorded.
-            scalars.TracedFloatInspected: Python reads the value of a traced float.
+            scalars.TracedNumberInspected: Python reads the value of a traced number.
             Exception: any exception of the function.
         """
         try:
@@ -103,7 +103,7 @@ class Recorder:
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
             if self.table.inspected:
-                raise scalars.TracedFloatInspected(self.table.inspected)
+                raise scalars.TracedNumberInspected(self.table.inspected)
             self._check_foreign_constants()
             self._check_shapes()
             return result
@@ -132,7 +132,7 @@ class Recorder:
         return self._nodes[id(self._fake(tensor))]
 
     def key_of(self, placeholder: Node) -> Any:
-        """Returns the key of the traced float of a placeholder; None for a tensor."""
+        """Returns the key of the traced number of a placeholder; None for a tensor."""
         number = self.number_placeholders.get(placeholder)
         return None if number is None else number.key
 
@@ -154,11 +154,11 @@ class Recorder:
             hint = "compile only the model, with torch.compile(model, backend='dynaxla'): the other calls then run as usual"
             raise CaptureError(f"the step calls {op}, a collective or another op that runs in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
-            return self._traced_float_of(args[0])
+            return self._traced_number_of(args[0])
         if (step := fused_step(op)) is not None:
             return self._record_fused_step(step, args, kwargs)
-        if self._traced_floats_in((args, kwargs)):
-            return self._record_with_traced_floats(op, args, kwargs)
+        if self._traced_numbers_in((args, kwargs)):
+            return self._record_with_traced_numbers(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
             raise CaptureError("the step draws random numbers from its own torch.Generator", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
@@ -226,15 +226,24 @@ class Recorder:
             return self.call(aten.copy_.default, (args[0], copies[0]), {})
         return copies[0] if isinstance(result, torch.Tensor) else type(result)(copies)
 
-    def _traced_floats_in(self, values: Any) -> list[TracedFloat]:
+    def _traced_numbers_in(self, values: Any) -> list[TracedNumber]:
+        """Returns the traced numbers that floats in nested containers stand for."""
         return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
 
     def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Records a fused optimizer step, whose settings may be traced floats."""
-        if any(number.key[0] == _VALUE for key, value in kwargs.items() if key != "lr" for number in self._traced_floats_in(value)):
-            hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
-            raise CaptureError("an optimizer's setting is a tensor, and the step needs its value in Python", op=str(step.op), hint=hint)
-        settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
+        """Records a fused optimizer step, whose settings may be traced numbers."""
+        settings = dict(kwargs)
+        for key, value in kwargs.items():
+            number = self.table.find(value)
+            if number is not None and key != "lr":
+                if number.key[0] == _VALUE:
+                    hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
+                    message = "an optimizer's setting is a tensor, and the step needs its value in Python"
+                    raise CaptureError(message, op=str(step.op), hint=hint)
+                if not number:  # torch's step does nothing with this setting then
+                    settings[key] = 0.0
+                    continue
+            settings[key] = self._as_tensor(value)
         inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
         self.graph.call_function(step, *inputs)
 
@@ -373,23 +382,23 @@ class Recorder:
                 before, after = list(tensor.shape), list(fake.shape)
                 raise CaptureError(f"the step changes the shape of a tensor from {before} to {after}", hint="make a new tensor in the step")
 
-    def _traced_float_of(self, tensor: torch.Tensor) -> float:
-        """Returns the value of a traced float for a tensor's only element, which C++ reads for an op that takes a number."""
+    def _traced_number_of(self, tensor: torch.Tensor) -> float:
+        """Returns the value of a traced number for a tensor's only element, which C++ reads for an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
-        number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"))
-        self._number_fakes[float.__float__(number)] = fake
-        return float.__float__(number)
+        number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"), float("nan"))
+        self._number_fakes[number.key] = fake
+        return self.table.stand_in(number)
 
-    def _record_with_traced_floats(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Records an op with a traced float among its arguments.
+    def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Records an op with a traced number among its arguments.
 
         Raises: scalars.TracedNumberInspected if there is no rule for the op.
         """
-        function = scalars.op_with_traced_floats(op)
+        function = scalars.op_with_traced_numbers(op)
         if function is None:
-            raise scalars.TracedFloatInspected(frozenset().union(*(number.places for number in self._traced_floats_in((args, kwargs)))))
+            raise scalars.TracedNumberInspected(frozenset().union(*(number.places for number in self._traced_numbers_in((args, kwargs)))))
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
@@ -401,18 +410,17 @@ class Recorder:
             return value
         return self.number(number)
 
-    def number(self, number: TracedFloat) -> FakeTensor:
-        """Returns a traced float as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
-        key = float.__float__(number)
-        if key not in self._number_fakes:
+    def number(self, number: TracedNumber) -> FakeTensor:
+        """Returns a traced number as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
+        if number.key not in self._number_fakes:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
             node = self._placeholder(f"number_{len(self.number_placeholders)}", fake)
             scalars.mark_number(node)
             self.number_placeholders[node] = number
             self._nodes[id(fake)] = node
-            self._number_fakes[key] = fake
-        return self._number_fakes[key]
+            self._number_fakes[number.key] = fake
+        return self._number_fakes[number.key]
 
 
 def _getitem(values: Any, index: int) -> Any:
@@ -435,7 +443,7 @@ def _distinct(results: Any) -> Any:
 
 
 _RECORDING_ERRORS = (
-    *(CaptureError, scalars.TracedFloatInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
+    *(CaptureError, scalars.TracedNumberInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
 )
 
 
@@ -459,20 +467,26 @@ class _RecordingMode(TorchDispatchMode):
 
 
 class _RecordingFunctionMode(TorchFunctionMode):
-    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made of traced floats."""
+    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made of traced numbers."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        numbers = scalars.traced_numbers_in((args, kwargs))
         if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
-            if isinstance(args[0], TracedFloat):
+            if type(args[0]) is TracedNumber:
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
-                return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
+                dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
+                return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
+            if numbers:
+                numbers[0].inspect()
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _tensor_from_array(function, args[0], **(kwargs or {}))
             return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
+        if numbers:
+            args, kwargs = tree_map(self._stand_in, (tuple(args), kwargs or {}))
         if self._recorder.arrays:
             tracked_arrays.mark_read((args, kwargs))
         if function in VALUE_READS:
@@ -482,6 +496,12 @@ class _RecordingFunctionMode(TorchFunctionMode):
         if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
         return function(*args, **(kwargs or {}))
+
+    def _stand_in(self, value: Any) -> Any:
+        """Returns the float that stands for a traced number. Ends the recording for an integer, which could be a size."""
+        if type(value) is not TracedNumber:
+            return value
+        return self._recorder.table.stand_in(value) if isinstance(value, float) else value.inspect()
 
     def _refuse(self, error: CaptureError) -> CaptureError:
         self._recorder.refused = self._recorder.refused or error
@@ -495,7 +515,7 @@ def _tensor_from_array(function: Any, array: np.ndarray[Any, Any], *, requires_g
 
 
 _IGNORED_CODE = (
-    *(_RecordingMode.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, TracedFloats.add.__code__),
+    *(_RecordingMode.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, TracedNumbers.stand_in.__code__),
     *(InKernelFakeMode.__enter__.__code__, InKernelFakeMode.__exit__.__code__),
 )
 

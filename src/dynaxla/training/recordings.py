@@ -28,7 +28,7 @@ from ..guards.snapshot import KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .recorder import Recorder
-from .scalars import TracedFloat
+from .scalars import TracedNumber
 from .updates import written_nodes
 
 
@@ -43,7 +43,7 @@ class Output:
 class ComputedNumber:
     """A number that Python computes from numbers of parameter groups."""
 
-    number: TracedFloat
+    number: TracedNumber
 
 
 def _shown(key: Any) -> str:
@@ -96,7 +96,7 @@ class Recording:
 
         Raises: CaptureError for a new object of a class that a program cannot create at each call.
         """
-        if isinstance(value, TracedFloat):
+        if type(value) is TracedNumber:
             return ComputedNumber(value)
         if value is ABSENT or isinstance(value, PLAIN):
             return value

@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_unflatten
 
 from ..config import Options
 from ..engine.dry_run import DryRun, first_program
-from ..errors import CaptureError
+from ..errors import CaptureError, DynaxlaError
 from ..guards.invariants import MetadataSnapshot
 from ..guards.object_graph import ObjectGraph
 from ..guards.observation import Observation, observe
 from ..guards.slots import ABSENT, Place
-from ..guards.snapshot import FunctionGuards, Number, Snapshot
+from ..guards.snapshot import FunctionGuards, Number, Snapshot, param_groups
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock, guards, private
@@ -35,7 +35,7 @@ from .recorded_graph import RecordedGraph
 from .recorder import Recorder, ignored_code
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
 from .recordings import Recording, build, known_paths_of, outputs_of
-from .scalars import TracedFloat, TracedFloatInspected
+from .scalars import Read, TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .value_reads import IGNORED_CODE as value_reads_code
@@ -45,6 +45,8 @@ from .value_reads import ValueReadDetector
 _MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
 T = TypeVar("T")
+# See `TracedNumbers.conditions`.
+Conditions = Mapping[Any, tuple[Callable[[Read], bool], bool]]
 
 
 class StepPrograms:
@@ -58,7 +60,8 @@ class StepPrograms:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
-        self._programs: LeastRecentlyUsed[_RecordedProgram] = LeastRecentlyUsed(options.executables)
+        # The programs for each key, each with the conditions on numbers under which it may be replayed.
+        self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram]]] = LeastRecentlyUsed(options.executables)
         # Keys of states in which a call has run in eager mode, and has done nothing that a program would not do.
         self._recordable: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # The recording of the last capture, if its program serves only a first call.
@@ -127,8 +130,15 @@ class StepPrograms:
 
     def run(self, snapshot: Snapshot) -> tuple[bool, Any]:
         """Runs the program for this state. Returns True and the result; False and None if there is no program."""
-        program = self._programs.get(snapshot.key)
-        return (False, None) if program is None else (True, program.run(snapshot))
+        for conditions, program in self._programs.get(snapshot.key) or ():
+            if all(ask(snapshot.number_at) == answer for ask, answer in conditions.values()):
+                return True, program.run(snapshot)
+        return False, None
+
+    def _add_program(self, snapshot: Snapshot, conditions: Conditions, program: _RecordedProgram) -> None:
+        """Adds a program for states with the snapshot's key, in which these conditions hold."""
+        earlier = self._programs.get(snapshot.key) or []
+        self._programs.put(snapshot.key, [(dict(conditions), program), *earlier][: self._options.executables])
 
     def capture(self, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Records and compiles the step for the current state.
@@ -141,18 +151,27 @@ class StepPrograms:
         """
         with capture_lock.exclusive(), metrics.timed("capture"):
             self._parallel_modules(args, kwargs).prepare()
-            for _ in range(_MAX_RECORDINGS):
-                self._guards.forget_surroundings()  # numbers of parameter groups may have changed since the last snapshot
+            for recordings in range(1, _MAX_RECORDINGS + 1):
+                self._guards.forget_surroundings()  # numbers may have changed since the last snapshot
                 snapshot = self._guards.take(args, kwargs)
                 self._guards.check_reached(snapshot)
                 try:
                     return self._compile_for(snapshot, args, kwargs)
-                except TracedFloatInspected as error:
+                except TracedNumberInspected as error:
+                    is_one_of_many = recordings > _MAX_RECORDINGS // 2
+                    self._guards.compare_numbers(self._changing_numbers(snapshot) if is_one_of_many else ())
                     self._guards.compare_numbers(error.places)
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
                 except _NewCode:
                     continue
+                except DynaxlaError:
+                    raise
+                except Exception:  # it may be that of a function written in C, which takes no traced number
+                    numbers = self._changing_numbers(snapshot)
+                    if not numbers:
+                        raise
+                    self._guards.compare_numbers(numbers)
         raise CaptureError("the step runs different Python code in each recording")
 
     def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
@@ -207,9 +226,9 @@ class StepPrograms:
             if first.has_same_program(second, initial):
                 program = _RecordedProgram(second)
                 program.compile(self._options, later)
-                self._programs.put(later.key, program)
+                self._add_program(later, second.recorder.table.conditions, program)
                 if not first.changes.keys() - second.changes.keys():
-                    self._programs.put(snapshot.key, program)
+                    self._add_program(snapshot, first.recorder.table.conditions, program)
                     return program, {}
                 return program, {
                     place: value for place, value in first.values_after(snapshot, initial).items() if place not in second.changes
@@ -220,29 +239,36 @@ class StepPrograms:
             snapshot.restore()
         repeated = self._record(snapshot, args, kwargs)
         if not first.has_same_program(repeated, {}):
-            if numbers := self._numbers(snapshot):
-                raise TracedFloatInspected(numbers)
+            if numbers := self._changing_numbers(snapshot) or self._numbers(snapshot):
+                raise TracedNumberInspected(numbers)
             hint = "compute with tensors, and pass changing values to the step as arguments"
             raise CaptureError(
                 "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
         program, self._first_call = _RecordedProgram(repeated), repeated
         program.compile(self._options, snapshot)
-        self._programs.put(snapshot.key, program)
+        self._add_program(snapshot, repeated.recorder.table.conditions, program)
         if later_program.reuse_executable(program):
-            self._programs.put(later.key, later_program)
+            self._add_program(later, second.recorder.table.conditions, later_program)
         return program, {}
 
     def _numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
         return self._guards.numbers(snapshot.surroundings) | self._guards.numbers(snapshot.arguments)
 
+    def _changing_numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
+        """Returns the traced numbers besides learning rates."""
+        rates = {(path, "lr") for path in param_groups(snapshot.optimizers)}
+        return {place: number for place, number in self._numbers(snapshot).items() if place not in rates}
+
     def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
         """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
         try:
             snapshot.put(recording.values_after(snapshot, {}))
-            differing = self._guards.why_not(snapshot)
+            differing, is_number = self._guards.compare_with(snapshot)
         finally:
             snapshot.restore()
+        if is_number:
+            raise _NewCode
         if differing:
             hint = "change this value outside the step, or keep the number in a tensor"
             raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
@@ -257,20 +283,24 @@ class StepPrograms:
         tracked = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
         recorder = Recorder(snapshot.tensors, next(_seeds), tracked.tensors, tracked.read)
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
-        # For this thread only: numbers of parameter groups are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
-        groups = _ParamGroups(
-            snapshot.optimizers, {place: recorder.table.at(place, value) for place, value in self._numbers(snapshot).items()}
-        )
+        numbers = {place: recorder.table.at(place, value) for place, value in self._numbers(snapshot).items()}
+        # For this thread only: parameter groups have traced numbers, step counts stay in tensors, and ops are ATen's ordinary ones.
+        groups = _ParamGroups(snapshot.optimizers, numbers)
+        numbers = {place: number for place, number in numbers.items() if place[0] not in groups.paths}
         try:
+            tracked.enter()
+            snapshot.put(numbers)
             with compiling(), replaced_param_groups(groups.copies), modules.functional_collectives():
-                result = recorder.run(self._observed, *tracked.enter(args, kwargs))
+                result = recorder.run(self._observed, snapshot.args, snapshot.kwargs)
             if written := tracked.restore_values(include_unread=not self._guards.have_seen_a_call):
                 hint = "write to the array outside the step, or keep the numbers in a tensor"
                 raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
             tracked.check(recorder.written_arrays())
             refuse_shared_memory(recorder, snapshot)
             changes = {
-                place: value for place, value in snapshot.changes().items() if not tracked.is_tracked_view(place, value)
+                place: value
+                for place, value in snapshot.changes().items()
+                if not tracked.is_tracked_view(place, value) and value is not numbers.get(place, ABSENT)
             } | groups.changes()
             metadata.check()
             return Recording(
@@ -316,7 +346,7 @@ class StepPrograms:
 
 
 class _NewCode(Exception):
-    """Raised when a recording has run code that no earlier call had run."""
+    """Raised when a recording has run code that no earlier call had run, or has changed a number that was a constant so far."""
 
 
 class _ParamGroups:
@@ -324,14 +354,16 @@ class _ParamGroups:
 
     Attributes:
         copies: each optimizer with the groups that it has during the recording.
+        paths: the paths of the groups.
     """
 
     def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, TracedFloat | tuple[TracedFloat, ...]]
+        self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, Any]
     ) -> None:
         self.copies: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
         # For each group: its path, the group during the recording, and that group's content before the recording.
         self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self.paths = param_groups(optimizers).keys()
         self._counts: list[tuple[list[Any], int]] = []
         for path, optimizer in optimizers.items():
             copies = []
@@ -389,7 +421,7 @@ class _RecordedProgram:
         recorder = recording.recorder
         paths = {node: path for path, node in recorder.tensor_placeholders.items()}
         placeholders = recorder.graph.find_nodes(op="placeholder")
-        self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.number_placeholders[node] for node in placeholders]
+        self._inputs: list[str | TracedNumber] = [paths.get(node) or recorder.number_placeholders[node] for node in placeholders]
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
@@ -418,7 +450,7 @@ class _RecordedProgram:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.used_positions:
             item = self._inputs[position]
-            values[position] = item.compute(snapshot.number_at) if isinstance(item, TracedFloat) else snapshot.input_at(item)
+            values[position] = snapshot.input_at(item) if isinstance(item, str) else item.compute(snapshot.number_at)
         return values
 
     def dry_run(self, snapshot: Snapshot) -> DryRun | None:

@@ -1,164 +1,195 @@
-"""Python numbers that a recorded program takes as inputs: numbers of parameter groups, such as learning rates.
+"""Python numbers that a recorded program takes as inputs, such as learning rates and counters.
 
-During a recording, such a number is a `TracedFloat`: a float with a random value that no other float has. Python arithmetic on a traced
-float gives another traced float. If an ATen op gets a traced float as a plain number, the random value identifies the traced float.
+During a recording, such a number is a `TracedNumber`. Python arithmetic on it gives another traced number. A comparison is answered for the
+true value, and becomes a condition for replaying the program. A torch function gets a random float, and an ATen op that gets this float as a
+plain number gets an input of the program. All else that reads the value ends the recording.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import random
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
 
 from ..guards.slots import Place
-from ..guards.snapshot import Number
 from .value_reads import in_optimizer
 
 
-class TracedFloatInspected(Exception):
-    """Raised when Python reads the value of a traced float, as in `if lr > 0`.
+class TracedNumberInspected(Exception):
+    """Raised when Python reads the value of a traced number other than by arithmetic and comparisons, as `int(lr)` does.
 
     Attributes:
         places: the places of the numbers that were read.
     """
 
     def __init__(self, places: Collection[Place]) -> None:
-        super().__init__(f"Python reads the value of {sorted(places)}")
+        super().__init__(f"Python reads the value of {sorted(map(str, places))}")
         self.places = places
 
 
 # Returns the number, or the tuple of numbers, at a place.
 Read = Callable[[Place], Any]
+# A comparison of numbers: its key, and a function that gives the answer for the numbers of a call.
+Condition = tuple[Any, Callable[[Read], bool]]
 
 
-class TracedFloat(float):
-    """A float that Python code computes with while a step is recorded; its value is random, and identifies it.
+class TracedNumber:
+    """A number that Python code computes with while a step is recorded. Its class reads as `int` or `float`.
+
+    It is no subclass of these, because code written in C, such as a list's slice, would read the value without asking.
 
     Attributes:
         key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
-        compute: computes the true value, given a function that reads the number at a place.
-        table: all traced floats of the recording.
+        compute: computes the value, given a function that reads the number at a place.
+        value: the value in the state that is recorded.
         places: the places of the numbers that it is computed from.
-        is_positive: True if the guards make sure that it is greater than 0.
+        table: all traced numbers of the recording.
     """
 
-    key: Any
-    compute: Callable[[Read], float]
-    table: TracedFloats
-    places: frozenset[Place] = frozenset()
-    is_positive: bool = False
+    __slots__ = ("compute", "key", "places", "table", "value")
 
-    def _apply(self, name: str, function: Callable[..., float], *operands: float) -> TracedFloat:
-        key = name, *(operand.key if isinstance(operand, TracedFloat) else operand for operand in operands)
-        places = frozenset().union(*(operand.places for operand in operands if isinstance(operand, TracedFloat)))
-        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)), places)
+    def __init__(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place], table: TracedNumbers) -> None:
+        self.key, self.compute, self.value, self.places, self.table = key, compute, value, places, table
 
-    def _inspected(self, *_: Any) -> Any:
+    __class__ = property(lambda self: type(self.value))
+
+    def _apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
+        key = name, *map(_key, operands)
+        values = [_true_value(operand) for operand in operands]
+        if name == "pow" and not (type(values[0]) is float and values[0] > 0 and self.ask("gt", operator.gt, operands[0], 0)):
+            self.inspect()  # the type of the result depends on the values
+        places = frozenset().union(*(operand.places for operand in operands if type(operand) is TracedNumber))
+        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)), function(*values), places)
+
+    def ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
+        """Returns the answer of a comparison, which becomes a condition for replaying the program."""
+        answer = function(*map(_true_value, operands))
+        if any(type(operand) is TracedNumber for operand in operands):
+            condition = (name, *map(_key, operands)), lambda read: function(*(_value(operand, read) for operand in operands))
+            self.table.conditions[condition[0]] = condition[1], answer
+        return answer
+
+    def inspect(self, *_: Any) -> NoReturn:
+        """Ends the recording, because Python code reads the value."""
         self.table.inspected |= self.places
-        raise TracedFloatInspected(self.places)
+        raise TracedNumberInspected(self.places)
 
-    __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inspected
-    __hash__ = float.__hash__
-
-    def _compared_with_zero(self, other: object, answer: bool) -> bool:
-        """Returns the answer that holds for all positive numbers, if this is one and `other` is 0."""
-        return answer if self.is_positive and type(other) in (int, float) and not other else self._inspected()
+    __hash__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = inspect
+    __repr__ = __str__ = __format__ = __reduce_ex__ = inspect
 
     def __bool__(self) -> bool:
-        return self._compared_with_zero(0, True)
+        return self.ask("bool", bool, self)
 
-    def __eq__(self, other: object) -> bool:
-        return self._compared_with_zero(other, False)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compared_with_zero(other, True)
-
-    def __lt__(self, other: object) -> bool:
-        return self._compared_with_zero(other, False)
-
-    def __le__(self, other: object) -> bool:
-        return self._compared_with_zero(other, False)
-
-    def __gt__(self, other: object) -> bool:
-        return self._compared_with_zero(other, True)
-
-    def __ge__(self, other: object) -> bool:
-        return self._compared_with_zero(other, True)
-
-    def __neg__(self) -> TracedFloat:
+    def __neg__(self) -> Any:
         return self._apply("neg", operator.neg, self)
 
-    def __pos__(self) -> TracedFloat:
+    def __pos__(self) -> Any:
         return self
 
-    def __abs__(self) -> TracedFloat:
+    def __abs__(self) -> Any:
         return self._apply("abs", abs, self)
 
+    def __copy__(self) -> Any:
+        return self
 
-def _read_item(place: Place, index: int, read: Read) -> float:
-    return read(place)[index]
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Makes torch's functions accept traced numbers. The recorder's mode, which sees each call first, replaces them."""
+        return NotImplemented
 
 
-def _value(number: float, read: Read) -> float:
-    return number.compute(read) if isinstance(number, TracedFloat) else number
+def _key(operand: Any) -> Any:
+    return operand.key if type(operand) is TracedNumber else (type(operand), operand)
 
 
-def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool) -> Callable[[TracedFloat, Any], Any]:
-    def method(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, (int, float)):
+def _true_value(operand: Any) -> Any:
+    return operand.value if type(operand) is TracedNumber else operand
+
+
+def _value(operand: Any, read: Read) -> Any:
+    return operand.compute(read) if type(operand) is TracedNumber else operand
+
+
+def _is_operand(value: Any) -> bool:
+    return type(value) in (TracedNumber, int, float, bool)
+
+
+def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool) -> Callable[[TracedNumber, Any], Any]:
+    def method(self: TracedNumber, other: Any) -> Any:
+        if not _is_operand(other):
             return NotImplemented
         return self._apply(name, function, *((other, self) if reflected else (self, other)))
 
     return method
 
 
+def _comparison(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
+    return lambda self, other: self.ask(name, function, self, other) if _is_operand(other) else NotImplemented
+
+
 for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     _function = getattr(operator, _name)
-    setattr(TracedFloat, f"__{_name}__", _arithmetic(_name, _function, False))
-    setattr(TracedFloat, f"__r{_name}__", _arithmetic(_name, _function, True))
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, _function, False))
+    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, _function, True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(TracedNumber, f"__{_name}__", _comparison(_name, getattr(operator, _name)))
 
 
-class TracedFloats:
-    """The traced floats of one recording.
+class TracedNumbers:
+    """The traced numbers of one recording.
 
     Attributes:
         inspected: the places of numbers whose values Python has read.
-        by_value: the traced floats by their random values.
+        conditions: for each comparison that Python has made, by its key: a function that gives the answer, and the answer.
     """
 
     def __init__(self, seed: int) -> None:
         self.inspected: set[Place] = set()
+        self.conditions: dict[Any, tuple[Callable[[Read], bool], bool]] = {}
         self._random = random.Random(seed)
-        self.by_value: dict[float, TracedFloat] = {}
-        self._by_key: dict[Any, TracedFloat] = {}
+        self._by_stand_in: dict[float, TracedNumber] = {}
+        self._stand_ins: dict[Any, float] = {}
+        self._by_key: dict[Any, TracedNumber] = {}
 
-    def at(self, place: Place, value: Number) -> TracedFloat | tuple[TracedFloat, ...]:
-        """Returns a traced float for the number `value` at a place, or one for each number of a tuple. Only learning rates may be <= 0."""
+    def at(self, place: Place, value: Any) -> Any:
+        """Returns a traced number for the number `value` at a place, or one for each number of a tuple."""
         if isinstance(value, tuple):
-            return tuple(
-                self.add((*place, index), functools.partial(_read_item, place, index), frozenset({place}), is_positive=True)
-                for index in range(len(value))
-            )
-        return self.add(place, lambda read: read(place), frozenset({place}), is_positive=place[1] != "lr")
+            items = enumerate(value)
+            return tuple(self.add((*place, index), _item_reader(place, index), item, frozenset({place})) for index, item in items)
+        return self.add(place, lambda read: read(place), value, frozenset({place}))
 
-    def add(
-        self, key: Any, compute: Callable[[Read], float], places: frozenset[Place] = frozenset(), is_positive: bool = False
-    ) -> TracedFloat:
-        """Returns the traced float with this key. The first call creates it, with the other arguments as its attributes."""
+    def add(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place] = frozenset()) -> TracedNumber:
+        """Returns the traced number with this key. The first call creates it, with the other arguments as its attributes."""
         if key not in self._by_key:
-            number = TracedFloat(self._random.uniform(0.1, 0.9))
-            number.key, number.compute, number.table, number.places, number.is_positive = key, compute, self, places, is_positive
-            self._by_key[key] = self.by_value[float.__float__(number)] = number
+            self._by_key[key] = TracedNumber(key, compute, value, places, self)
         return self._by_key[key]
 
-    def find(self, value: Any) -> TracedFloat | None:
-        """Returns the traced float that has this value, or None. C++ code passes a traced float on as a plain float."""
-        return self.by_value.get(float.__float__(value)) if isinstance(value, float) else None
+    def stand_in(self, number: TracedNumber) -> float:
+        """Returns the float that stands for a traced number in C++ code: a random value that no other float has."""
+        if number.key not in self._stand_ins:
+            value = self._stand_ins[number.key] = self._random.uniform(0.1, 0.9)
+            self._by_stand_in[value] = number
+        return self._stand_ins[number.key]
+
+    def find(self, value: Any) -> TracedNumber | None:
+        """Returns the traced number that a float stands for; None for another value."""
+        return self._by_stand_in.get(value) if type(value) is float else None
+
+
+def _item_reader(place: Place, index: int) -> Callable[[Read], Any]:
+    return lambda read: read(place)[index]
+
+
+def traced_numbers_in(values: Any) -> list[TracedNumber]:
+    """Returns the traced numbers in nested containers."""
+    return [item for item in torch.utils._pytree.tree_leaves(values) if type(item) is TracedNumber]
 
 
 def mark_number(placeholder: Node) -> None:
@@ -190,7 +221,7 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """Returns alpha * other. Either may be a float64 tensor of rank 0 that stands for a traced float. The result does not change the
+    """Returns alpha * other. Either may be a float64 tensor of rank 0 that stands for a traced number. The result does not change the
     dtype of `x` in arithmetic."""
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
@@ -214,7 +245,7 @@ def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tenso
     return _in_dtype_of(number, exponent) ** exponent
 
 
-# A function with the op's arguments, by the op's name or by the name of an overload. Traced floats among the arguments are float64 tensors
+# A function with the op's arguments, by the op's name or by the name of an overload. Traced numbers among the arguments are float64 tensors
 # of rank 0.
 _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
@@ -229,12 +260,13 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "pow.Scalar": number_to_power,
     "_foreach_pow.ScalarAndTensor": number_to_power,
     "fill": lambda x, value: _in_dtype_of(value, x).expand(x.shape),
+    "full": lambda size, value, **settings: torch.zeros(size, **settings).fill_(value),
     "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings).fill_(value),
 }
 
 
-def op_with_traced_floats(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """Returns a function that computes an op with traced floats among its arguments, in place for an in-place op.
+def op_with_traced_numbers(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """Returns a function that computes an op with traced numbers among its arguments, in place for an in-place op.
 
     Returns None for an op that is not in `_TRACED_OPS`. The function's attribute `stands_for` is the op.
     """

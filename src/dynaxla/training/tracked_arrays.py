@@ -150,10 +150,10 @@ class TrackedArrays:
         self._tracked_entries: dict[tuple[str, Any], Any] = {}
         self._replaced_paths: set[str] = set()
 
-    def enter(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Puts the tracked views into the places of the arrays. Returns the arguments with tracked views."""
+    def enter(self) -> None:
+        """Puts the tracked views into the places of the arrays."""
         if not self._tracked:
-            return (args, kwargs)
+            return
         for path, holder in self._state.holders.items():
             for key, value in holder.items.items():
                 other = self._replaced(value)
@@ -161,7 +161,6 @@ class TrackedArrays:
                     holder.put(key, other)
                     self._tracked_entries[path, key] = other
         self._state.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
-        return self._replaced(args), {key: self._replaced(value) for key, value in kwargs.items()}
 
     def leave(self) -> None:
         """Forgets the tracked views. `Snapshot.restore` puts the arrays back into the containers."""

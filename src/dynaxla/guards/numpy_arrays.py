@@ -62,6 +62,15 @@ def could_read_unnoticed(executed: Mapping[types.CodeType, Sequence[dict[str, An
     )
 
 
+def could_tell_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """True if executed untrusted code names a function or attribute that tells a traced number (training/scalars.py) from a plain one."""
+    return any(
+        "type" in names.read or "__class__" in names.all
+        for code, namespaces in executed.items()
+        if (names := names_of(code)) and any(True for _ in _untrusted(namespaces))
+    )
+
+
 def _untrusted(namespaces: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (values for values in namespaces if not is_trusted_namespace(values))
 

@@ -20,7 +20,7 @@ from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
 from .code_names import ExecutedCode
 from .fingerprints import NO_CONTENT, content
-from .numpy_arrays import could_read_unnoticed, inputs_of
+from .numpy_arrays import could_read_unnoticed, could_tell_classes, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
 from .slots import ABSENT, Attributes, Holder, Namespace, Place
@@ -172,6 +172,8 @@ class FunctionGuards:
         # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
         self._may_read_unnoticed = False
+        # True if Python may tell traced numbers from plain ones.
+        self._may_tell_classes = False
 
     @property
     def have_seen_a_call(self) -> bool:
@@ -226,6 +228,7 @@ class FunctionGuards:
         if is_new:
             self._executed_names = ExecutedCode.of(self._executed)
             self._may_read_unnoticed = could_read_unnoticed(self._executed)
+            self._may_tell_classes = could_tell_classes(self._executed)
             self._last = None
         return is_new
 
@@ -269,7 +272,8 @@ class FunctionGuards:
             for path, key in places
             if path in graph.holders
             and (path, key) not in self._compared_numbers
-            and not (path in groups and id(groups[path]) in graph.repeated)  # a recording replaces groups in their optimizers only
+            # A recording replaces groups in their optimizers only.
+            and (id(groups[path]) not in graph.repeated if path in groups else not self._may_tell_classes)
         }
         return {place: value for place, value in values.items() if _is_number(value)}
 

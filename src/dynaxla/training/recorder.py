@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ class Recorder:
     def key_of(self, placeholder: Node) -> Any:
         """Returns the key of the traced number of a placeholder; None for a tensor."""
         number = self.number_placeholders.get(placeholder)
-        return None if number is None else number.key
+        return None if number is None else number.dynaxla_key
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns the real tensor of a fake tensor; None if the fake tensor was computed."""
@@ -236,7 +236,7 @@ class Recorder:
         for key, value in kwargs.items():
             number = self.table.find(value)
             if number is not None and key != "lr":
-                if number.key[0] == _VALUE:
+                if number.dynaxla_key[0] == _VALUE:
                     hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
                     message = "an optimizer's setting is a tensor, and the step needs its value in Python"
                     raise CaptureError(message, op=str(step.op), hint=hint)
@@ -388,7 +388,7 @@ class Recorder:
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
         number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"), float("nan"))
-        self._number_fakes[number.key] = fake
+        self._number_fakes[number.dynaxla_key] = fake
         return self.table.stand_in(number)
 
     def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -398,7 +398,8 @@ class Recorder:
         """
         function = scalars.op_with_traced_numbers(op)
         if function is None:
-            raise scalars.TracedNumberInspected(frozenset().union(*(number.places for number in self._traced_numbers_in((args, kwargs)))))
+            numbers = self._traced_numbers_in((args, kwargs))
+            raise scalars.TracedNumberInspected(frozenset().union(*(number.dynaxla_places for number in numbers)))
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
@@ -412,15 +413,15 @@ class Recorder:
 
     def number(self, number: TracedNumber) -> FakeTensor:
         """Returns a traced number as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
-        if number.key not in self._number_fakes:
+        if number.dynaxla_key not in self._number_fakes:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
             node = self._placeholder(f"number_{len(self.number_placeholders)}", fake)
             scalars.mark_number(node)
             self.number_placeholders[node] = number
             self._nodes[id(fake)] = node
-            self._number_fakes[number.key] = fake
-        return self._number_fakes[number.key]
+            self._number_fakes[number.dynaxla_key] = fake
+        return self._number_fakes[number.dynaxla_key]
 
 
 def _getitem(values: Any, index: int) -> Any:
@@ -452,8 +453,8 @@ class _RecordingMode(TorchDispatchMode):
         super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in types):
+    def __torch_dispatch__(self, op: Any, kinds: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in kinds):
             local = with_local_tensors(args, kwargs or {}) if fused_step(op) is not None else None
             if local is None:
                 return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
@@ -473,20 +474,22 @@ class _RecordingFunctionMode(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(self, function: Any, kinds: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         numbers = scalars.traced_numbers_in((args, kwargs))
         if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
             if type(args[0]) is TracedNumber:
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
+                if isinstance(args[0], int) and abs(args[0]) > 2**53:  # its value is an input of dtype float64
+                    args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
                 return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
             if numbers:
-                numbers[0].inspect()
+                numbers[0].dynaxla_inspect()
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _tensor_from_array(function, args[0], **(kwargs or {}))
             return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
-        if numbers:
-            args, kwargs = tree_map(self._stand_in, (tuple(args), kwargs or {}))
+        if numbers and scalars.takes_stand_ins(function):
+            args, kwargs = tree_map(scalars.stand_in, (tuple(args), kwargs or {}))
         if self._recorder.arrays:
             tracked_arrays.mark_read((args, kwargs))
         if function in VALUE_READS:
@@ -496,12 +499,6 @@ class _RecordingFunctionMode(TorchFunctionMode):
         if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
         return function(*args, **(kwargs or {}))
-
-    def _stand_in(self, value: Any) -> Any:
-        """Returns the float that stands for a traced number. Ends the recording for an integer, which could be a size."""
-        if type(value) is not TracedNumber:
-            return value
-        return self._recorder.table.stand_in(value) if isinstance(value, float) else value.inspect()
 
     def _refuse(self, error: CaptureError) -> CaptureError:
         self._recorder.refused = self._recorder.refused or error
@@ -520,7 +517,7 @@ _IGNORED_CODE = (
 )
 
 
-def ignored_code() -> tuple[CodeType, ...]:
+def ignored_code() -> tuple[types.CodeType, ...]:
     """Returns code that is not the step's own: an observation ignores all code that runs inside it."""
     return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
 

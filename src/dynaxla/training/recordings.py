@@ -315,7 +315,7 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Sna
     if isinstance(template, KnownObject):
         return snapshot.object_at(template.path)
     if isinstance(template, ComputedNumber):
-        return template.number.compute(snapshot.number_at)
+        return template.number.dynaxla_compute(snapshot.number_at)
     if isinstance(template, ContainerTemplate):
         return template.make([(build(key, output, snapshot), build(item, output, snapshot)) for key, item in template.items])
     return template

@@ -300,7 +300,7 @@ class StepPrograms:
             changes = {
                 place: value
                 for place, value in snapshot.changes().items()
-                if not tracked.is_tracked_view(place, value) and value is not numbers.get(place, ABSENT)
+                if not tracked.is_tracked_view(place, value) and not (place in numbers and value is numbers[place])
             } | groups.changes()
             metadata.check()
             return Recording(
@@ -450,7 +450,7 @@ class _RecordedProgram:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.used_positions:
             item = self._inputs[position]
-            values[position] = snapshot.input_at(item) if isinstance(item, str) else item.compute(snapshot.number_at)
+            values[position] = snapshot.input_at(item) if isinstance(item, str) else item.dynaxla_compute(snapshot.number_at)
         return values
 
     def dry_run(self, snapshot: Snapshot) -> DryRun | None:

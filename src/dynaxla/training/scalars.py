@@ -1,19 +1,21 @@
 """Python numbers that a recorded program takes as inputs, such as learning rates and counters.
 
 During a recording, such a number is a `TracedNumber`. Python arithmetic on it gives another traced number. A comparison is answered for the
-true value, and becomes a condition for replaying the program. A torch function gets a random float, and an ATen op that gets this float as a
-plain number gets an input of the program. All else that reads the value ends the recording.
+true value, and becomes a condition for replaying the program. A function of torch that is written in C++ gets a random float in its place.
+An ATen op with such a float among its arguments gets an input of the program instead. All else that reads the value ends the recording.
 """
 
 from __future__ import annotations
 
 import operator
 import random
+import types
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..guards.slots import Place
 from .value_reads import in_optimizer
@@ -42,56 +44,66 @@ class TracedNumber:
 
     It is no subclass of these, because code written in C, such as a list's slice, would read the value without asking.
 
-    Attributes:
-        key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
-        compute: computes the value, given a function that reads the number at a place.
-        value: the value in the state that is recorded.
-        places: the places of the numbers that it is computed from.
-        table: all traced numbers of the recording.
+    Attributes (no other object has an attribute of such a name):
+        dynaxla_key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
+        dynaxla_compute: computes the value, given a function that reads the number at a place.
+        dynaxla_value: the value in the state that is recorded.
+        dynaxla_places: the places of the numbers that it is computed from.
+        dynaxla_table: all traced numbers of the recording.
     """
 
-    __slots__ = ("compute", "key", "places", "table", "value")
+    __slots__ = ("dynaxla_compute", "dynaxla_key", "dynaxla_places", "dynaxla_table", "dynaxla_value")
 
     def __init__(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place], table: TracedNumbers) -> None:
-        self.key, self.compute, self.value, self.places, self.table = key, compute, value, places, table
+        self.dynaxla_key, self.dynaxla_compute, self.dynaxla_value = key, compute, value
+        self.dynaxla_places, self.dynaxla_table = places, table
 
-    __class__ = property(lambda self: type(self.value))
+    __class__ = property(lambda self: type(self.dynaxla_value))
 
-    def _apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
+    def dynaxla_apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
         key = name, *map(_key, operands)
         values = [_true_value(operand) for operand in operands]
-        if name == "pow" and not (type(values[0]) is float and values[0] > 0 and self.ask("gt", operator.gt, operands[0], 0)):
-            self.inspect()  # the type of the result depends on the values
-        places = frozenset().union(*(operand.places for operand in operands if type(operand) is TracedNumber))
-        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)), function(*values), places)
+        if name == "pow" and not (type(values[0]) is float and values[0] > 0 and self.dynaxla_ask("gt", operator.gt, operands[0], 0)):
+            self.dynaxla_inspect()  # the type of the result depends on the values
+        places = frozenset().union(*(operand.dynaxla_places for operand in operands if type(operand) is TracedNumber))
 
-    def ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
+        def compute(read: Read) -> Any:
+            return function(*(_value(operand, read) for operand in operands))
+
+        return self.dynaxla_table.add(key, compute, function(*values), places)
+
+    def dynaxla_ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
         """Returns the answer of a comparison, which becomes a condition for replaying the program."""
         answer = function(*map(_true_value, operands))
         if any(type(operand) is TracedNumber for operand in operands):
             condition = (name, *map(_key, operands)), lambda read: function(*(_value(operand, read) for operand in operands))
-            self.table.conditions[condition[0]] = condition[1], answer
+            self.dynaxla_table.conditions[condition[0]] = condition[1], answer
         return answer
 
-    def inspect(self, *_: Any) -> NoReturn:
+    def dynaxla_inspect(self, *_: Any) -> NoReturn:
         """Ends the recording, because Python code reads the value."""
-        self.table.inspected |= self.places
-        raise TracedNumberInspected(self.places)
+        self.dynaxla_table.inspected |= self.dynaxla_places
+        raise TracedNumberInspected(self.dynaxla_places)
 
-    __hash__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = inspect
-    __repr__ = __str__ = __format__ = __reduce_ex__ = inspect
+    __hash__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = dynaxla_inspect
+    __repr__ = __str__ = __format__ = __reduce_ex__ = dynaxla_inspect
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self.dynaxla_value), name):  # a method of numbers
+            self.dynaxla_inspect()
+        raise AttributeError(f"{type(self.dynaxla_value).__name__!r} object has no attribute {name!r}")
 
     def __bool__(self) -> bool:
-        return self.ask("bool", bool, self)
+        return self.dynaxla_ask("bool", bool, self)
 
     def __neg__(self) -> Any:
-        return self._apply("neg", operator.neg, self)
+        return self.dynaxla_apply("neg", operator.neg, self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return self._apply("abs", abs, self)
+        return self.dynaxla_apply("abs", abs, self)
 
     def __copy__(self) -> Any:
         return self
@@ -101,20 +113,41 @@ class TracedNumber:
 
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Makes torch's functions accept traced numbers. The recorder's mode, which sees each call first, replaces them."""
-        return NotImplemented
+        """Calls a function of torch with floats that stand for the traced numbers."""
+        if not takes_stand_ins(function):
+            return NotImplemented
+        args, kwargs = tree_map(stand_in, (tuple(args), kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def takes_stand_ins(function: Any) -> bool:
+    """True for a function of torch that is written in C++, and for an operator of tensors.
+
+    Another function written in Python could compare the float that stands for a number.
+    """
+    if not isinstance(function, types.FunctionType):
+        return True
+    name = function.__name__
+    return name.startswith("__") and getattr(torch.Tensor, name, None) is function
+
+
+def stand_in(value: Any) -> Any:
+    """Returns the float that stands for a traced number; other values unchanged. An integer, which could be a size, ends the recording."""
+    if type(value) is not TracedNumber:
+        return value
+    return value.dynaxla_table.stand_in(value) if isinstance(value, float) else value.dynaxla_inspect()
 
 
 def _key(operand: Any) -> Any:
-    return operand.key if type(operand) is TracedNumber else (type(operand), operand)
+    return operand.dynaxla_key if type(operand) is TracedNumber else (type(operand), operand)
 
 
 def _true_value(operand: Any) -> Any:
-    return operand.value if type(operand) is TracedNumber else operand
+    return operand.dynaxla_value if type(operand) is TracedNumber else operand
 
 
 def _value(operand: Any, read: Read) -> Any:
-    return operand.compute(read) if type(operand) is TracedNumber else operand
+    return operand.dynaxla_compute(read) if type(operand) is TracedNumber else operand
 
 
 def _is_operand(value: Any) -> bool:
@@ -125,13 +158,13 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool)
     def method(self: TracedNumber, other: Any) -> Any:
         if not _is_operand(other):
             return NotImplemented
-        return self._apply(name, function, *((other, self) if reflected else (self, other)))
+        return self.dynaxla_apply(name, function, *((other, self) if reflected else (self, other)))
 
     return method
 
 
 def _comparison(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
-    return lambda self, other: self.ask(name, function, self, other) if _is_operand(other) else NotImplemented
+    return lambda self, other: self.dynaxla_ask(name, function, self, other) if _is_operand(other) else NotImplemented
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
@@ -173,10 +206,10 @@ class TracedNumbers:
 
     def stand_in(self, number: TracedNumber) -> float:
         """Returns the float that stands for a traced number in C++ code: a random value that no other float has."""
-        if number.key not in self._stand_ins:
-            value = self._stand_ins[number.key] = self._random.uniform(0.1, 0.9)
+        if number.dynaxla_key not in self._stand_ins:
+            value = self._stand_ins[number.dynaxla_key] = self._random.uniform(0.1, 0.9)
             self._by_stand_in[value] = number
-        return self._stand_ins[number.key]
+        return self._stand_ins[number.dynaxla_key]
 
     def find(self, value: Any) -> TracedNumber | None:
         """Returns the traced number that a float stands for; None for another value."""
@@ -189,7 +222,7 @@ def _item_reader(place: Place, index: int) -> Callable[[Read], Any]:
 
 def traced_numbers_in(values: Any) -> list[TracedNumber]:
     """Returns the traced numbers in nested containers."""
-    return [item for item in torch.utils._pytree.tree_leaves(values) if type(item) is TracedNumber]
+    return [item for item in tree_leaves(values) if type(item) is TracedNumber]
 
 
 def mark_number(placeholder: Node) -> None:

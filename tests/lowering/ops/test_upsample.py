@@ -44,6 +44,22 @@ def test_interpolate(method: str) -> None:
     check_gradients(function, torch.randn(2, 3, 7, 9), tolerance=SUMS)
 
 
+def test_scales_that_keep_or_double_a_size() -> None:
+    """Then ATen's two-dimensional kernels ignore the scale. 1.2 * 4 and 2.2 * 4 are cut to 4 and 8; the other dimension has its scale."""
+
+    def function(x):
+        return [
+            F.interpolate(x, scale_factor=scale, mode=mode, antialias=mode != "nearest")
+            for mode in ("nearest", "bilinear", "bicubic")
+            for scale in ((1.2, 1.2), (2.2, 1.7), (0.6, 1.2))
+        ]
+
+    x = torch.randn(2, 3, 4, 4)
+    check(function, x, tolerance=SUMS)
+    check(lambda x: F.interpolate(x, scale_factor=(1.2, 2.2)), x.to(torch.uint8))
+    check(lambda x: F.interpolate(x, scale_factor=1.2), x[0])
+
+
 def test_one_and_three_dimensions() -> None:
     def function(x, volume):
         return (

@@ -57,6 +57,11 @@ def _nearest(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Window
     return _windows(size, np.minimum(position, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
 
 
+def _nearest2d(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
+    """In two dimensions, ATen's CPU kernels ignore the scale if the size stays or doubles. Source: ATen native/UpSample.h, nearest_idx"""
+    return _nearest(dtype, size, out, align_corners, None if out in (size, 2 * size) else scale)
+
+
 def _nearest_exact(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Windows:
     position = np.floor(np.maximum(_source_positions(dtype, size, out, False, scale), 0) + dtype.type(0.5))
     return _windows(size, np.minimum(position, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
@@ -100,6 +105,8 @@ def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Met
     """Returns the method for a filter of `width` pixels. The filter is stretched if the image shrinks, so that every input pixel counts."""
 
     def method(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
+        if size == out:  # ATen's CPU kernels skip such a dimension, whatever the scale is
+            return _windows(size, np.arange(out)[:, None], np.ones((out, 1)))
         step = _scale(dtype, size, out, align_corners, scale)
         stretch = max(step, dtype.type(1))
         support = dtype.type(width / 2) * stretch
@@ -131,7 +138,7 @@ def _resample(x: Array, windows: Sequence[Windows]) -> Array:
 
 
 def _check_dtype(x: Array, method: Method, ctx: Context) -> None:
-    if not dtypes.is_float(x.dtype) and method not in (_nearest, _nearest_exact):
+    if not dtypes.is_float(x.dtype) and method not in (_nearest, _nearest2d, _nearest_exact):
         raise UnsupportedOp(
             f"{ctx.node.target} for {x.dtype}: PyTorch rounds integer images in its own way",
             op=str(ctx.node.target),
@@ -177,7 +184,7 @@ def _register_upsample(name: str, count: int, method: Method, has_align_corners:
 
 
 for _count, _scheme in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
-    _register_upsample(f"upsample_nearest{_count}d", _count, _nearest, has_align_corners=False)
+    _register_upsample(f"upsample_nearest{_count}d", _count, _nearest2d if _count == 2 else _nearest, has_align_corners=False)
     _register_upsample(f"_upsample_nearest_exact{_count}d", _count, _nearest_exact, has_align_corners=False)
     _register_upsample(f"upsample_{_scheme}", _count, _linear, has_align_corners=True)
 _register_upsample("upsample_bicubic2d", 2, _cubic, has_align_corners=True)

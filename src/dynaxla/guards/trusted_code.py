@@ -1,4 +1,4 @@
-"""Trusted code: the standard library, torch, JAX, NumPy and dynaxla, which do not change while a process runs.
+"""Trusted code: the standard library, torch, JAX, NumPy, what these import, and dynaxla, which do not change while a process runs.
 
 Trusted functions and classes are compared by identity, which a monkeypatch changes. All other code is inspected, wherever it is installed:
 notebooks, scripts, timm, transformers.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "functorch", "torchgen", "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum")
+_PACKAGES = ("torch", "functorch", "torchgen", "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "typing_extensions")
 _OWN_FOLDER = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = tuple({sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -29,15 +29,15 @@ _NAMEDTUPLE_GLOBALS = 3
 
 @functools.cache
 def _folders() -> tuple[str, ...]:
-    """Returns the folders of the trusted packages."""
-    found = [_OWN_FOLDER]
+    """Returns the folders of the trusted packages, and the files of those that are one module."""
+    found = [f"{_OWN_FOLDER}/"]
     for name in _PACKAGES:
         module = sys.modules.get(name)
         spec = None if module is not None else importlib.util.find_spec(name)
         file = getattr(module, "__file__", None) or getattr(spec, "origin", None)
         if file is not None:
-            found.append(str(Path(file).parent))
-    return tuple(f"{folder}/" for folder in found)
+            found.append(f"{Path(file).parent}/" if Path(file).stem == "__init__" else file)
+    return tuple(found)
 
 
 @functools.lru_cache(4096)

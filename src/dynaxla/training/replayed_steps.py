@@ -19,7 +19,7 @@ from ..engine.dry_run import DryRun, first_program
 from ..errors import CaptureError, DynaxlaError
 from ..guards.invariants import MetadataSnapshot
 from ..guards.object_graph import ObjectGraph
-from ..guards.observation import Observation, observe
+from ..guards.observation import Observation, Refused, observe
 from ..guards.slots import ABSENT, Place
 from ..guards.snapshot import FunctionGuards, Number, Snapshot, param_groups
 from ..lowering.asynchronous import is_collective
@@ -44,6 +44,7 @@ from .value_reads import ValueReadDetector
 # The maximum number of recordings of one capture. A recording is repeated if it runs new code, or if it reads the value of an input.
 _MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
+_REFUSED = "refused"
 T = TypeVar("T")
 # See `TracedNumbers.conditions`.
 Conditions = Mapping[Any, tuple[Callable[[Read], bool], bool]]
@@ -60,8 +61,11 @@ class StepPrograms:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
-        # The programs for each key, each with the conditions on numbers under which it may be replayed.
-        self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram]]] = LeastRecentlyUsed(options.executables)
+        # The programs for each key, each with the conditions on numbers under which it may be replayed; `_REFUSED` for a
+        # recording that was refused under such conditions.
+        self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram | str]]] = LeastRecentlyUsed(options.executables)
+        # The conditions of the last recording.
+        self._conditions: Conditions = {}
         # Keys of states in which a call has run in eager mode, and has done nothing that a program would not do.
         self._recordable: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # The recording of the last capture, if its program serves only a first call.
@@ -130,12 +134,20 @@ class StepPrograms:
 
     def run(self, snapshot: Snapshot) -> tuple[bool, Any]:
         """Runs the program for this state. Returns True and the result; False and None if there is no program."""
+        program = self._find(snapshot)
+        return (True, program.run(snapshot)) if isinstance(program, _RecordedProgram) else (False, None)
+
+    def is_refused(self, snapshot: Snapshot) -> bool:
+        """True if an earlier recording of the step was refused because of conditions on numbers that hold in this state, too."""
+        return self._find(snapshot) == _REFUSED
+
+    def _find(self, snapshot: Snapshot) -> _RecordedProgram | str | None:
         for conditions, program in self._programs.get(snapshot.key) or ():
             if all(ask(snapshot.number_at) == answer for ask, answer in conditions.values()):
-                return True, program.run(snapshot)
-        return False, None
+                return program
+        return None
 
-    def _add_program(self, snapshot: Snapshot, conditions: Conditions, program: _RecordedProgram) -> None:
+    def _add_program(self, snapshot: Snapshot, conditions: Conditions, program: _RecordedProgram | str) -> None:
         """Adds a program for states with the snapshot's key, in which these conditions hold."""
         earlier = self._programs.get(snapshot.key) or []
         self._programs.put(snapshot.key, [(dict(conditions), program), *earlier][: self._options.executables])
@@ -165,6 +177,10 @@ class StepPrograms:
                     self._guards.compare_values(error.paths)
                 except _NewCode:
                     continue
+                except (CaptureError, Refused):
+                    if self._conditions:
+                        self._add_program(snapshot, self._conditions, _REFUSED)
+                    raise
                 except DynaxlaError:
                     raise
                 except Exception:  # it may be that of a function written in C, which takes no traced number
@@ -282,6 +298,7 @@ class StepPrograms:
         modules.refuse()
         tracked = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
         recorder = Recorder(snapshot.tensors, next(_seeds), tracked.tensors, tracked.read)
+        self._conditions = recorder.table.conditions
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
         numbers = {place: recorder.table.at(place, value) for place, value in self._numbers(snapshot).items()}
         # For this thread only: parameter groups have traced numbers, step counts stay in tensors, and ops are ATen's ordinary ones.

@@ -161,6 +161,8 @@ class CompiledStep(Generic[P, R]):
         tensors = _tensors(args, kwargs)
         if eager_fallback.is_needed(tensors):
             return self._function(*args, **kwargs)
+        if not record_now and self._programs.is_refused(snapshot):
+            return self._run_in_eager_mode(args, kwargs)
         if self._new_states >= _MAX_NEW_STATES and not record_now:
             return self._handle_refusal(
                 CaptureError("the step's arguments, or the objects that it can reach, differ at each call"), args, kwargs

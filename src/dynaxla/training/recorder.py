@@ -479,7 +479,7 @@ class _RecordingFunctionMode(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
             if type(args[0]) is TracedNumber:
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
-                if isinstance(args[0], int) and abs(args[0]) > 2**53:  # its value is an input of dtype float64
+                if isinstance(args[0], int) and not scalars.is_exact(args[0]):
                     args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
                 return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
@@ -488,8 +488,6 @@ class _RecordingFunctionMode(TorchFunctionMode):
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
                 return _tensor_from_array(function, args[0], **(kwargs or {}))
             return self._recorder.constant_from_python(torch.tensor, args, kwargs or {})  # as_tensor would not reach the dispatcher
-        if numbers and scalars.takes_stand_ins(function):
-            args, kwargs = tree_map(scalars.stand_in, (tuple(args), kwargs or {}))
         if self._recorder.arrays:
             tracked_arrays.mark_read((args, kwargs))
         if function in VALUE_READS:
@@ -498,6 +496,8 @@ class _RecordingFunctionMode(TorchFunctionMode):
             raise self._refuse(CaptureError(f"the step needs the value of a tensor in Python ({name})", hint=hint))
         if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
+        if numbers and scalars.takes_stand_ins(function):
+            return scalars.call_with_stand_ins(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
 
     def _refuse(self, error: CaptureError) -> CaptureError:

@@ -277,7 +277,10 @@ class StepPrograms:
         return {place: number for place, number in self._numbers(snapshot).items() if place not in rates}
 
     def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
-        """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice."""
+        """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice.
+
+        A step that asks for conditions on numbers may come back to this state after some calls, as one that accumulates gradients does.
+        """
         try:
             snapshot.put(recording.values_after(snapshot, {}))
             differing, is_number = self._guards.compare_with(snapshot)
@@ -285,7 +288,7 @@ class StepPrograms:
             snapshot.restore()
         if is_number:
             raise _NewCode
-        if differing:
+        if differing and not recording.recorder.table.conditions:
             hint = "change this value outside the step, or keep the number in a tensor"
             raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
 
@@ -374,9 +377,7 @@ class _ParamGroups:
         paths: the paths of the groups.
     """
 
-    def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, Any]
-    ) -> None:
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Mapping[Place, Any]) -> None:
         self.copies: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
         # For each group: its path, the group during the recording, and that group's content before the recording.
         self._groups: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -467,7 +468,7 @@ class _RecordedProgram:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.used_positions:
             item = self._inputs[position]
-            values[position] = snapshot.input_at(item) if isinstance(item, str) else item.dynaxla_compute(snapshot.number_at)
+            values[position] = snapshot.input_at(item) if isinstance(item, str) else float(item.dynaxla_compute(snapshot.number_at))
         return values
 
     def dry_run(self, snapshot: Snapshot) -> DryRun | None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..guards.slots import Place
 from .value_reads import in_optimizer
@@ -86,7 +86,8 @@ class TracedNumber:
         raise TracedNumberInspected(self.dynaxla_places)
 
     __hash__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = dynaxla_inspect
-    __repr__ = __str__ = __format__ = __reduce_ex__ = dynaxla_inspect
+    __repr__ = __str__ = __format__ = __reduce_ex__ = __invert__ = __divmod__ = __rdivmod__ = dynaxla_inspect
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = dynaxla_inspect
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self.dynaxla_value), name):  # a method of numbers
@@ -114,10 +115,7 @@ class TracedNumber:
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls a function of torch with floats that stand for the traced numbers."""
-        if not takes_stand_ins(function):
-            return NotImplemented
-        args, kwargs = tree_map(stand_in, (tuple(args), kwargs or {}))
-        return function(*args, **kwargs)
+        return call_with_stand_ins(function, args, kwargs or {}) if takes_stand_ins(function) else NotImplemented
 
 
 def takes_stand_ins(function: Any) -> bool:
@@ -125,17 +123,37 @@ def takes_stand_ins(function: Any) -> bool:
 
     Another function written in Python could compare the float that stands for a number.
     """
-    if not isinstance(function, types.FunctionType):
-        return True
-    name = function.__name__
-    return name.startswith("__") and getattr(torch.Tensor, name, None) is function
+    return not isinstance(function, types.FunctionType) or function in _OPERATORS
 
 
-def stand_in(value: Any) -> Any:
-    """Returns the float that stands for a traced number; other values unchanged. An integer, which could be a size, ends the recording."""
-    if type(value) is not TracedNumber:
-        return value
-    return value.dynaxla_table.stand_in(value) if isinstance(value, float) else value.dynaxla_inspect()
+_OPERATORS = {value for name, value in vars(torch.Tensor).items() if name.startswith("__") and isinstance(value, types.FunctionType)}
+
+
+def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function of torch with floats that stand for the traced numbers among its arguments.
+
+    An integer has to stand beside tensors of floating-point dtypes, where it means the same as a float. Other uses, such as a size, end the
+    recording.
+    """
+    leaves, spec = tree_flatten((tuple(args), kwargs))
+    integers = [leaf for leaf in leaves if type(leaf) is TracedNumber and isinstance(leaf, int)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if integers:
+        is_index = function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+        if is_index or not tensors or not all(tensor.is_floating_point() for tensor in tensors) or not all(map(is_exact, integers)):
+            integers[0].dynaxla_inspect()
+    args, kwargs = tree_unflatten([leaf.dynaxla_table.stand_in(leaf) if type(leaf) is TracedNumber else leaf for leaf in leaves], spec)
+    try:
+        return function(*args, **kwargs)
+    except TypeError:  # an integer was needed
+        if integers:
+            integers[0].dynaxla_inspect()
+        raise
+
+
+def is_exact(number: TracedNumber) -> bool:
+    """True if float64, the dtype of a number as an input of a program, has its value. This becomes a condition."""
+    return bool(abs(number) <= 2**53)
 
 
 def _key(operand: Any) -> Any:
@@ -163,7 +181,7 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool)
     return method
 
 
-def _comparison(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
+def _comparison_method(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
     return lambda self, other: self.dynaxla_ask(name, function, self, other) if _is_operand(other) else NotImplemented
 
 
@@ -172,7 +190,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, _function, False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, _function, True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(TracedNumber, f"__{_name}__", _comparison(_name, getattr(operator, _name)))
+    setattr(TracedNumber, f"__{_name}__", _comparison_method(_name, getattr(operator, _name)))
 
 
 class TracedNumbers:
@@ -267,6 +285,14 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     return x + _multiply(end - x, weight)
 
 
+def _comparison_with_number(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, other: function(x, _in_dtype_of(other, x))
+
+
+def _placement(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"device": settings["device"]} if settings.get("device") is not None else {}
+
+
 def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Returns number ** exponent for a Python number, as a float64 tensor of rank 0.
 
@@ -289,6 +315,9 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
     "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
     "lerp": _lerp,
+    **{name: _comparison_with_number(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.to(x.dtype)),
+    "scalar_tensor": lambda value, *, dtype=None, **settings: value.to(dtype=dtype or torch.get_default_dtype(), **_placement(settings)),
     "pow": lambda x, exponent: x ** _in_dtype_of(exponent, x),
     "pow.Scalar": number_to_power,
     "_foreach_pow.ScalarAndTensor": number_to_power,

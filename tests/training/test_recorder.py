@@ -63,10 +63,10 @@ def test_constants_are_new_in_each_step() -> None:
 def test_numbers_are_inputs() -> None:
     x = torch.ones(3)
     made = recorder(x=x)
-    lr = made.table.at(("group", "lr"))
+    lr = made.table.at(("group", "lr"), 0.1)
     made.run(lambda: (x * -lr, x + torch.tensor(lr)), (), {})
     keys = [made.key_of(node) for node in made.number_placeholders]
-    assert keys == [("neg", lr.key), lr.key]
+    assert keys == [("neg", ("group", "lr")), ("group", "lr")]
     assert all(map(is_number, made.number_placeholders))
     assert made.key_of(made.tensor_placeholders["x"]) is None
 

@@ -79,7 +79,7 @@ def test_a_recording_calls_no_collectives() -> None:
 def test_numbers_are_computed_again() -> None:
     group = {"lr": 0.5}
     recorder = Recorder({}, 0, {}, set())
-    lr = recorder.table.at(("group", "lr"))
+    lr = recorder.table.at(("group", "lr"), 0.5)
     recording = Recording(recorder, None, {("group", "initial"): lr * 2}, state())
     template = recording.changes["group", "initial"]
     assert isinstance(template, ComputedNumber)

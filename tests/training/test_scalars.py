@@ -1,7 +1,8 @@
-"""Traced numbers: arithmetic on stand-ins is done again with true values, and what looks at a stand-in's value is told so."""
+"""Traced numbers: arithmetic gives formulas, comparisons give conditions, and all else that reads a value ends the recording."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.scalars import TracedFloat, TracedFloatInspected, TracedFloats, op_with_traced_floats
+from dynaxla.training.scalars import TracedNumber, TracedNumberInspected, TracedNumbers, op_with_traced_numbers
 
 aten = torch.ops.aten
-LR, DECAY = ("group", "lr"), ("group", "decay")
+LR, DECAY, COUNT = ("group", "lr"), ("group", "decay"), ("state", "count")
 
 FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
     "step": lambda lr, decay: 1 - lr * decay,
@@ -25,61 +26,82 @@ FORMULAS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas(name: str) -> None:
-    """Whatever the stand-ins were."""
-    for seed in (0, 1):
-        numbers = TracedFloats(seed)
-        made = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
-        assert isinstance(made, TracedFloat)
-        for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
-            assert made.compute(values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
+    numbers = TracedNumbers(0)
+    made = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
+    assert type(made) is TracedNumber
+    for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
+        assert made.dynaxla_compute(values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
 
 
-def test_a_number_is_known_by_its_value() -> None:
-    """As C++ hands it on, a plain float; the same formula is the same number."""
-    numbers = TracedFloats(0)
+def test_floats_that_stand_for_numbers() -> None:
+    """C++ code gets a float with a random value; the same formula is the same number."""
+    numbers = TracedNumbers(0)
     lr = numbers.at(LR, 0.1)
-    assert isinstance(lr, TracedFloat)
     assert numbers.at(LR, 0.2) is lr
-    assert (lr * 2 is lr * 2, lr * 2 is lr * 3) == (True, False)
-    plain = torch.utils._pytree.tree_map(float.__float__, lr * 2)
+    assert ((lr * 2) is (lr * 2), (lr * 2) is (lr * 3)) == (True, False)
+    plain = numbers.stand_in(lr * 2)
     assert type(plain) is float
     assert numbers.find(plain) is lr * 2
     assert numbers.find(0.5) is None
     assert numbers.find(1) is None
-    assert float.__float__(TracedFloats(1).add(LR, lambda read: read(LR))) != float.__float__(lr), (
-        "what comes through unseen differs between two recordings"
-    )
+    others = TracedNumbers(1)
+    assert others.stand_in(others.at(LR, 0.1)) != numbers.stand_in(lr), "what comes through unseen differs between two recordings"
 
 
-@pytest.mark.parametrize("look", [bool, int, round, math.floor, math.ceil, lambda x: x > 0, lambda x: x == 1, lambda x: x in (1, 2)])
-def test_looking(look: Callable[[Any], Any]) -> None:
-    with pytest.raises(TracedFloatInspected):
-        look(TracedFloats(0).at(LR, 0.1))
+READERS: list[Callable[[Any], Any]] = [
+    *(int, float, round, math.floor, math.ceil, math.sqrt, str, hash, repr, range, abs),
+    *(lambda x: [1, 2][:x], lambda x: "a" * x, lambda x: f"{x:.2f}", lambda x: "%f" % x, lambda x: x & 1, lambda x: divmod(x, 2)),
+    *(lambda x: x.real, lambda x: x in {1, 2}, lambda x: (-1) ** x),
+]
 
 
-def test_comparing_with_zero() -> None:
-    """All numbers but learning rates are positive as long as the guards hold; a comparison with another number needs the value."""
-    decay = TracedFloats(0).at(DECAY, 0.1)
-    assert [bool(decay), decay == 0, decay != 0, decay > 0, decay >= 0, decay < 0, decay <= 0.0] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-        False,
-        False,
+@pytest.mark.parametrize("reader", range(len(READERS)))
+def test_readers(reader: int) -> None:
+    """Code that reads the value ends the recording, also if it catches the exception, or goes on to compute."""
+    numbers = TracedNumbers(0)
+    read = READERS[reader]
+    number = numbers.at(LR, 3)
+    if read is abs:
+        assert type(read(number)) is TracedNumber
+        assert not numbers.inspected
+        return
+    with pytest.raises(TracedNumberInspected) as caught:
+        read(number)
+    assert caught.value.places == numbers.inspected == {LR}
+
+
+def test_comparisons_are_conditions() -> None:
+    numbers = TracedNumbers(0)
+    count, lr = numbers.at(COUNT, 7), numbers.at(LR, 0.5)
+    assert [count % 4 == 3, count > 9, bool(count - 7), min(count, 8) is count, lr <= count, count in (1, 7)] == [
+        *(True, False, False, True, True, True)
     ]
-    with pytest.raises(TracedFloatInspected) as caught:
-        assert decay > 0.5
-    assert caught.value.places == {DECAY}
-    with pytest.raises(TracedFloatInspected):
-        assert -decay < 0
+    assert len(numbers.conditions) == 7
+    for values, holds in (
+        ({COUNT: 7, LR: 0.5}, True),
+        ({COUNT: 7, LR: 3.0}, True),
+        ({COUNT: 7, LR: 8.0}, False),
+        ({COUNT: 3, LR: 0.5}, False),
+    ):
+        assert all(ask(values.__getitem__) == answer for ask, answer in numbers.conditions.values()) == holds
+    assert not numbers.inspected
+
+
+def test_other_objects() -> None:
+    count = TracedNumbers(0).at(COUNT, 7)
+    assert isinstance(count, int)
+    assert not isinstance(count, (bool, float))
+    assert (count == "a", count != None, hasattr(count, "value"), count is copy.deepcopy(count)) == (False, True, False, True)  # noqa: E711
+    with pytest.raises(TypeError):
+        assert count < "a"
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'value'"):
+        assert count.value
 
 
 def test_tuples() -> None:
-    betas = TracedFloats(0).at(("group", "betas"), (0.9, 0.99))
+    betas = TracedNumbers(0).at(("group", "betas"), (0.9, 0.99))
     assert isinstance(betas, tuple)
-    assert [(1 - beta).compute({("group", "betas"): (0.5, 0.75)}.__getitem__) for beta in betas] == [0.5, 0.25]
+    assert [(1 - beta).dynaxla_compute({("group", "betas"): (0.5, 0.75)}.__getitem__) for beta in betas] == [0.5, 0.25]
 
 
 def number(value: float) -> torch.Tensor:
@@ -109,7 +131,7 @@ def test_rules_are_the_ops(op: Any) -> None:
     for args in CALLS[op]:
         copies = [tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args) for _ in range(2)]
         expected = op(*copies[0])
-        traced = op_with_traced_floats(op)
+        traced = op_with_traced_numbers(op)
         assert traced is not None
         found = traced(*(number(arg) if isinstance(arg, float) else arg for arg in copies[1]))
         torch.testing.assert_close(found, expected)
@@ -118,9 +140,9 @@ def test_rules_are_the_ops(op: Any) -> None:
 
 def test_keywords_and_lists() -> None:
     add, addcdiv, each = (
-        op_with_traced_floats(aten.add.Tensor),
-        op_with_traced_floats(aten.addcdiv.default),
-        op_with_traced_floats(aten._foreach_mul_.Scalar),
+        op_with_traced_numbers(aten.add.Tensor),
+        op_with_traced_numbers(aten.addcdiv.default),
+        op_with_traced_numbers(aten._foreach_mul_.Scalar),
     )
     assert add is not None
     assert addcdiv is not None
@@ -130,11 +152,11 @@ def test_keywords_and_lists() -> None:
     tensors = [X.clone(), Y.clone()]
     each(tensors, number(0.3))
     torch.testing.assert_close(tensors, [X * 0.3, Y * 0.3])
-    one_each = op_with_traced_floats(aten._foreach_mul.ScalarList)
+    one_each = op_with_traced_numbers(aten._foreach_mul.ScalarList)
     assert one_each is not None
     torch.testing.assert_close(one_each([X, Y], [number(0.3), 2.0]), [X * 0.3, Y * 2])
 
 
 @pytest.mark.parametrize("op", [aten.mul.out, aten.div.Tensor_mode, aten.hypot.default, torch.ops.prims.add.default], ids=str)
 def test_ops_without_a_rule(op: Any) -> None:
-    assert op_with_traced_floats(op) is None
+    assert op_with_traced_numbers(op) is None

@@ -293,6 +293,15 @@ def outputs_of(template: Any) -> list[Output]:
     return []
 
 
+def numbers_of(template: Any) -> list[TracedNumber]:
+    """Returns the traced numbers in a template."""
+    if isinstance(template, ComputedNumber):
+        return [template.number]
+    if isinstance(template, ContainerTemplate):
+        return [number for pair in template.items for item in pair for number in numbers_of(item)]
+    return []
+
+
 def known_paths_of(template: Any) -> list[str]:
     """Returns the paths of the `KnownObject`s in a template."""
     if isinstance(template, KnownObject):

@@ -34,7 +34,7 @@ from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
 from .recorder import Recorder, ignored_code
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
-from .recordings import Recording, build, known_paths_of, outputs_of
+from .recordings import Recording, build, known_paths_of, numbers_of, outputs_of
 from .scalars import Read, TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
@@ -143,8 +143,11 @@ class StepPrograms:
 
     def _find(self, snapshot: Snapshot) -> _RecordedProgram | str | None:
         for conditions, program in self._programs.get(snapshot.key) or ():
-            if all(ask(snapshot.number_at) == answer for ask, answer in conditions.values()):
-                return program
+            with contextlib.suppress(ArithmeticError):  # such as a division by zero, which an eager call raises, too
+                if all(ask(snapshot.number_at) == answer for ask, answer in conditions.values()):
+                    if isinstance(program, _RecordedProgram):
+                        program.compute_numbers(snapshot)
+                    return program
         return None
 
     def _add_program(self, snapshot: Snapshot, conditions: Conditions, program: _RecordedProgram | str) -> None:
@@ -447,6 +450,7 @@ class _RecordedProgram:
         self._has_collectives = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
+        self._numbers = [*recorder.number_placeholders.values(), *(number for item in templates for number in numbers_of(item))]
         self._used_paths = {
             *(item for position in self._graph.used_positions if isinstance(item := self._inputs[position], str)),
             *(path for template in templates for path in known_paths_of(template)),
@@ -463,6 +467,11 @@ class _RecordedProgram:
     def reuse_executable(self, other: _RecordedProgram) -> bool:
         """Uses the other program's executable if the XLA programs are equal. Returns True if they are equal."""
         return self._graph.reuse_executable(other._graph)
+
+    def compute_numbers(self, snapshot: Snapshot) -> None:
+        """Computes all numbers of a call, before it has any effect. Raises: ArithmeticError, as the step's Python code does."""
+        for number in self._numbers:
+            number.dynaxla_compute(snapshot.number_at)
 
     def _values(self, snapshot: Snapshot) -> list[Any]:
         values: list[Any] = [None] * len(self._inputs)

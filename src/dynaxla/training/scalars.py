@@ -63,14 +63,19 @@ class TracedNumber:
     def dynaxla_apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
         key = name, *map(_key, operands)
         values = [_true_value(operand) for operand in operands]
-        if name == "pow" and not (type(values[0]) is float and values[0] > 0 and self.dynaxla_ask("gt", operator.gt, operands[0], 0)):
-            self.dynaxla_inspect()  # the type of the result depends on the values
+        if name == "pow" and not self.dynaxla_has_fixed_type(*operands):
+            self.dynaxla_inspect()
         places = frozenset().union(*(operand.dynaxla_places for operand in operands if type(operand) is TracedNumber))
 
         def compute(read: Read) -> Any:
             return function(*(_value(operand, read) for operand in operands))
 
         return self.dynaxla_table.add(key, compute, function(*values), places)
+
+    def dynaxla_has_fixed_type(self, base: Any, exponent: Any) -> bool:
+        """True if base ** exponent has the same type for all numbers for which the conditions hold."""
+        is_real = self.dynaxla_ask("gt", operator.gt, base, 0)
+        return is_real and (isinstance(base, float) or isinstance(exponent, float) or self.dynaxla_ask("ge", operator.ge, exponent, 0))
 
     def dynaxla_ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
         """Returns the answer of a comparison, which becomes a condition for replaying the program."""

@@ -1,0 +1,398 @@
+"""compile_step with Python numbers that change between calls: results and state as in eager mode, by one program where that is possible."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dynaxla
+from dynaxla.observe import metrics
+
+X = torch.linspace(-2, 3, 12).reshape(3, 4)
+LAYERS: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda y: y * 2, lambda y: y + 1, torch.sin, lambda y: y - 3]
+INTEGERS = [1, 2, 3, 4, 5, 2, 7, 3, 9, 10, 1, 0, 12]
+FLOATS = [0.5, 0.25, 1.5, 2.0, -1.0, 0.0, 0.3, 0.7, 1.0, math.inf, 3.5, -0.0]
+
+
+def apply(x: torch.Tensor, layers: Sequence[Any]) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def count_up(x: torch.Tensor, n: int) -> torch.Tensor:
+    k = 0
+    while k < n:
+        x, k = x + 1, k + 1
+    return x
+
+
+def caught(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Catches the error that a traced number would cause."""
+    try:
+        return x.clamp(max=n) + range(n)[0]
+    except TypeError:
+        return x * 100
+    except IndexError:
+        return x * 7
+
+
+def refused_above_8(x: torch.Tensor, n: int) -> torch.Tensor:
+    if n > 8:
+        raise ValueError("too large")
+    return x * 2
+
+
+# Python does nothing with the number but arithmetic and comparisons: programs serve nearly all calls.
+INPUTS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "product": lambda x, n: x * n,
+    "tensor": lambda x, n: torch.tensor(n) + x.int(),
+    "results": lambda x, n: {"a": n, "b": n + 1, "c": n / 3, "d": n * 2.5, "t": x},
+    "tuple": lambda x, n: x * 2 if n in (3, 5) else x,
+    "min, max": lambda x, n: x * 2.0 if min(n, 3) == 3 else x * max(n, 2) / 2.0,
+    "sum": lambda x, n: x if sum([n, n, 1]) > 9 else -x,
+    "None": lambda x, n: x if n is None or n == "a" or n == None else -x,  # noqa: E711
+    "floor division": lambda x, n: x if n // 2 == 1 else -x,
+    "decay": lambda x, n: x * (1 - 0.9**n),
+    "mask": lambda x, n: x * (n > 2),
+    "isinstance": lambda x, n: x * 2 if isinstance(n, int) and not isinstance(n, bool) else x,
+    "chain": lambda x, n: x if 2 < n <= 7 else -x,
+    "bool": lambda x, n: x if n else -x,
+    "attribute": lambda x, n: x * getattr(n, "value", getattr(n, "key", 3.0)),
+    "division by zero": lambda x, n: x / (1 / (n - 4)),
+    "list": lambda x, n: x if [n] == [3] else -x,
+    "enumerate": lambda x, n: apply(x, [layer for k, layer in enumerate(LAYERS) if k < n]),
+    "copy": lambda x, n: x * copy.copy(n) * copy.deepcopy(n) * 1.0,
+    "error": refused_above_8,
+}
+FLOAT_INPUTS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "arithmetic": lambda x, t: [
+        x * t,
+        x / t,
+        t / x,
+        t - x,
+        x.abs() ** t,
+        t**x if t > 0 else x,
+        x.int() * t,
+        x.half() * t,
+        x.bfloat16() + t,
+    ],
+    "comparisons": lambda x, t: [x > t, x == t, x <= t, x.int() < t, torch.where(x > 0, x, t), x.masked_fill(x > 0, t)],
+    "full": lambda x, t: [torch.full_like(x, t), torch.full((3,), t), torch.tensor(t), torch.tensor(t, dtype=torch.float64)],
+    "in place": lambda x, t: [x.clone().fill_(t), x.clone().add_(t), x.clone().div_(t)],
+    "scaled": lambda x, t: [torch.lerp(x, x + 1, t), torch.add(x, x, alpha=t), torch.addcmul(x, x, x, value=t)],
+    "softmax": lambda x, t: (x / (abs(t) + 0.1)).softmax(-1),
+    "polynomial": lambda x, t: x * (3 * t**2 - 2 * t**3) if t > 0 else x,
+    "results": lambda x, t: (x, t, t * 2, -t, [t, {"a": t}]),
+    "branch": lambda x, t: x if t > 0.4 else -x,
+    "clipped": lambda x, t: x * max(t, 0.5),
+}
+# Python, or code written in C, reads the value: each value is a state of its own.
+READ: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "slice of a list": lambda x, n: apply(x, LAYERS[:n]),
+    "range": lambda x, n: apply(x, [LAYERS[k % 4] for k in range(n)]),
+    "slice of a tensor": lambda x, n: x[:, :n].sum(),
+    "sizes": lambda x, n: torch.zeros(n).sum() + torch.arange(n).sum() + x,
+    "integers": lambda x, n: x.int() * n,
+    "hash": lambda x, n: x * 2 if n in {3, 5} else x * {1: 2.0, 4: 4.0}.get(n, 1.0),
+    "text": lambda x, n: {f"k{n}": x},
+    "math": lambda x, n: x * math.sqrt(n) if math.cos(n) > 0 else x,
+    "type": lambda x, n: x * 2 if type(n) is int else x,
+    "bits": lambda x, n: x if n & 1 else -x,
+    "divmod": lambda x, n: x * 2 if divmod(n, 3)[1] == 0 else x,
+    "dimension": lambda x, n: x.sum(n % 2).roll(n, 0),
+    "index": lambda x, n: LAYERS[n % 4](x) + x[n % 3],
+    "attribute of numbers": lambda x, n: x * n.real * n.bit_length(),
+    "caught": caught,
+    "loop": count_up,
+}
+FLOAT_READ: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "settings of ops": lambda x, t: [F.leaky_relu(x, t), F.elu(x, t), F.layer_norm(x, (4,), eps=abs(t)), x.clamp(max=t)],
+    "rounding": lambda x, t: x[int(t) if 0 < t < 3 else 0] * (round(t) + math.floor(t) if abs(t) < 9 else 1),
+    "smoothing": lambda x, t: F.cross_entropy(x, torch.tensor([0, 1, 2]), label_smoothing=min(max(t, 0.0), 1.0)),
+    "loss": lambda x, t: F.smooth_l1_loss(x, x + 1, beta=abs(t)),
+    "norm": lambda x, t: torch.norm(x, p=abs(t)),
+    "range": lambda x, t: [torch.linspace(0, t if abs(t) < 9 else 1.0, 5), torch.arange(0.0, t if 0 < t < 9 else 1.0, 0.5)],
+    "scale": lambda x, t: F.interpolate(x[None, None], scale_factor=1 + (t if 0 < t < 2 else 0.0), mode="nearest"),
+    "attention": lambda x, t: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=t),
+    "division": lambda x, t: [x // t, x % t, torch.div(x, t, rounding_mode="floor"), torch.fmod(x, t)],
+    "exp": lambda x, t: x / (1 + math.exp(-t)),
+}
+
+
+def outcome(step: Callable[..., Any], x: torch.Tensor, number: Any) -> Any:
+    """The result of a call, or the type and the text of its exception."""
+    try:
+        return step(x, number)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Equal types, also of numbers. Tensors are equal to rounding."""
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        assert_equal(list(found.values()), list(expected.values()))
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_equal(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    else:
+        assert found == expected
+
+
+def eager_calls(function: Callable[..., Any], numbers: Sequence[Any]) -> int:
+    """Compares all calls with eager mode. Returns the number of calls that ran in eager mode."""
+    compiled = dynaxla.compile_step(function)
+    before = metrics.snapshot().get("eager_steps", 0)
+    for number in numbers:
+        assert_equal(outcome(compiled, X, number), outcome(function, X, number))
+    return int(metrics.snapshot().get("eager_steps", 0) - before)
+
+
+@pytest.mark.sample(usual=6)
+@pytest.mark.parametrize("name", INPUTS)
+def test_integers_as_inputs(name: str) -> None:
+    """The first two calls are observed, the third shows that the number changes; an error is one of eager mode."""
+    assert eager_calls(INPUTS[name], INTEGERS) <= {"error": 8, "division by zero": 14}.get(name, 5)
+
+
+@pytest.mark.sample(usual=6)
+@pytest.mark.parametrize("name", FLOAT_INPUTS)
+def test_floats_as_inputs(name: str) -> None:
+    assert eager_calls(FLOAT_INPUTS[name], [*FLOATS, math.nan]) <= 8
+
+
+@pytest.mark.sample(usual=8)
+@pytest.mark.parametrize("name", READ)
+def test_integers_that_are_read(name: str) -> None:
+    eager_calls(READ[name], INTEGERS * 2)
+
+
+@pytest.mark.sample(usual=5)
+@pytest.mark.parametrize("name", FLOAT_READ)
+def test_floats_that_are_read(name: str) -> None:
+    eager_calls(FLOAT_READ[name], FLOATS * 2)
+
+
+def test_integers_that_float64_cannot_hold() -> None:
+    eager_calls(lambda x, n: torch.tensor(n) - 2**60, [2**60 + k for k in range(6)])
+    eager_calls(lambda x, n: torch.tensor(n) + 0, [*range(6), 2**53 + 1, 2**60 + 1])
+
+
+class Counters(SimpleNamespace):
+    """Numbers in an object's attributes, in a list and in a dict."""
+
+
+def counting(state: Any) -> Callable[..., Any]:
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.count += 1
+        state.factor *= 0.9
+        state.items[1] += state.count
+        state.table["k"] = state.items[1] - state.count
+        state.last = state.factor + n
+        return x * state.factor
+
+    return step
+
+
+def swapping(state: Any) -> Callable[..., Any]:
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.factor, state.other = state.other, state.factor + n
+        return x * state.factor
+
+    return step
+
+
+def removing(state: Any) -> Callable[..., Any]:
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        value = getattr(state, "last", 9.0)
+        if not hasattr(state, "last"):
+            state.last = float(n)
+        elif n % 3 == 0:
+            del state.last
+        return x * value
+
+    return step
+
+
+def dividing(state: Any) -> Callable[..., Any]:
+    """Fails at the call with 7, after its first effect."""
+
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.count += 1
+        state.other = 1 / (n - 7)
+        return x * state.count
+
+    return step
+
+
+def fading(state: Any) -> Callable[..., Any]:
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.factor = min(2.0, state.factor + 0.15)
+        return x.sin() * state.factor + x * (2 - state.factor) if state.factor < 2 else x.sin()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [(counting, 4), (swapping, 4), (removing, 14), (fading, 5), (dividing, 12)],
+    ids=["counting", "swapping", "removing", "fading", "dividing"],
+)
+def test_numbers_in_objects(make: Callable[[Any], Callable[..., Any]], most: int) -> None:
+    states = [Counters(count=0, factor=1.0, other=2.0, last=0.5, items=[0, 0], table={"k": 0}) for _ in range(2)]
+    eager, compiled = make(states[0]), dynaxla.compile_step(make(states[1]))
+    before = metrics.snapshot().get("eager_steps", 0)
+    for n in range(14):
+        assert_equal(outcome(compiled, X, n), outcome(eager, X, n))
+        assert_equal(vars(states[1]), vars(states[0]))
+    assert metrics.snapshot().get("eager_steps", 0) - before <= most
+
+
+def test_a_counter_in_a_closure() -> None:
+    def make() -> Callable[..., Any]:
+        count = 0
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            return x * (1 / count)
+
+        return step
+
+    eager, compiled = make(), dynaxla.compile_step(make())
+    for _ in range(8):
+        assert_equal(compiled(X), eager(X))
+
+
+class Trainer:
+    """A trainer as people write it: it counts, keeps losses, accumulates gradients, and schedules by hand."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.losses: list[float] = []
+        self.it, self.best = 0, math.inf
+
+    def step(self, x: torch.Tensor, temperature: float) -> torch.Tensor:
+        self.it += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 * min(1.0, self.it / 5, (30 - self.it) / 10)
+        loss = (self.model(x) / temperature).square().mean()
+        loss.backward()
+        if self.it % 3 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+
+def test_a_trainer() -> None:
+    eager, compiled = Trainer(), Trainer()
+    step = dynaxla.compile_step(compiled.step)
+    before = metrics.snapshot().get("eager_steps", 0)
+    for call in range(24):
+        found, expected = step(X + call, 1 + call / 10), eager.step(X + call, 1 + call / 10)
+        assert_equal(found, expected.detach())
+        for trainer, loss in ((eager, expected), (compiled, found)):
+            trainer.losses.append(loss.item())
+            trainer.best = min(trainer.best, loss.item())
+        assert compiled.it == eager.it
+        for one, other in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert metrics.snapshot().get("eager_steps", 0) - before <= 12
+
+
+class Counted(torch.optim.Optimizer):
+    """An Adam that counts its steps in Python."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+                state["step"] += 1
+                state["mean"].mul_(first).add_(parameter.grad, alpha=1 - first)
+                state["square"].mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
+                correction, other = 1 - first ** state["step"], 1 - second ** state["step"]
+                parameter.addcdiv_(state["mean"], (state["square"].sqrt() / other**0.5).add_(1e-8), value=-group["lr"] / correction)
+
+
+def test_an_optimizer_that_counts_in_python() -> None:
+    models = [nn.Linear(4, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [Counted(model.parameters()) for model in models]
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = dynaxla.compile_step(step)
+    before = metrics.snapshot().get("eager_steps", 0)
+    for _ in range(12):
+        assert_equal(compiled(models[1], optimizers[1], X), step(models[0], optimizers[0], X))
+        torch.testing.assert_close(models[1].weight, models[0].weight, rtol=1e-4, atol=1e-6)
+    counts = [[state["step"] for state in optimizer.state.values()] for optimizer in optimizers]
+    assert counts == [[12, 12], [12, 12]]
+    assert metrics.snapshot().get("eager_steps", 0) - before <= 4
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.factor * 2, None
+
+
+def test_numbers_in_backward_passes() -> None:
+    linear = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor, n: int) -> Any:
+        y = x.clone().requires_grad_()
+        Scaled.apply(checkpoint(lambda z, factor: linear(z) * factor, y, n * 0.1, use_reentrant=False), n * 0.1 + 0.5).sum().backward()
+        linear.zero_grad()
+        return y.grad
+
+    assert eager_calls(step, range(10)) <= 4
+
+
+def test_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those calls run in eager mode, and are not recorded again; the others are programs."""
+
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        if n % 5 == 0:
+            print("call", n)
+        return x * 2
+
+    compiled = dynaxla.compile_step(step)
+    for n in range(31):
+        assert_equal(compiled(X, n), X * 2)
+    assert capsys.readouterr().out.split() == [word for n in range(0, 31, 5) for word in ("call", str(n))]

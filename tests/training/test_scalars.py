@@ -50,7 +50,7 @@ def test_floats_that_stand_for_numbers() -> None:
 
 READERS: list[Callable[[Any], Any]] = [
     *(int, float, round, math.floor, math.ceil, math.sqrt, str, hash, repr, range, abs),
-    *(lambda x: [1, 2][:x], lambda x: "a" * x, lambda x: f"{x:.2f}", lambda x: "%f" % x, lambda x: x & 1, lambda x: divmod(x, 2)),
+    *(lambda x: [1, 2][:x], lambda x: "a" * x, lambda x: f"{x:.2f}", lambda x: f"{x:f}", lambda x: x & 1, lambda x: divmod(x, 2)),
     *(lambda x: x.real, lambda x: x in {1, 2}, lambda x: (-1) ** x),
 ]
 

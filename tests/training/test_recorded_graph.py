@@ -13,7 +13,7 @@ from dynaxla.config import Options
 from dynaxla.observe import metrics
 from dynaxla.runtime import late_checks
 from dynaxla.training.recorded_graph import RecordedGraph
-from dynaxla.training.scalars import mark_number, op_with_traced_floats
+from dynaxla.training.traced_numbers import mark_number, op_with_traced_numbers
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def graph_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) ->
 
 
 def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
-    product = graph.call_function(op_with_traced_floats(aten.mul.Tensor), (x, number))
+    product = graph.call_function(op_with_traced_numbers(aten.mul.Tensor), (x, number))
     graph.call_function(aten.add_.Tensor, (x, 1))
     return [product, product]
 

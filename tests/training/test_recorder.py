@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from dynaxla.errors import CaptureError
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.scalars import is_number
+from dynaxla.training.traced_numbers import is_number
 
 aten = torch.ops.aten
 

@@ -63,7 +63,7 @@ def could_read_unnoticed(executed: Mapping[types.CodeType, Sequence[dict[str, An
 
 
 def could_tell_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-    """True if executed untrusted code names a function or attribute that tells a traced number (training/scalars.py) from a plain one."""
+    """True if executed untrusted code could tell a traced number (training/traced_numbers.py) from a plain one, by its class."""
     return any(
         "type" in names.read or "__class__" in names.all
         for code, namespaces in executed.items()

@@ -5,7 +5,7 @@ replayed_steps.py  the programs of a step; a program is replayed, without Python
 value_reads.py   detects in eager mode that Python reads tensors' values; eager_collectives.py: a program's collectives, in eager mode
 recorded_graph.py  an executable graph: an XLA program, and the in-place updates that torch does after it (updates.py, fused_steps.py)
 recorder.py      runs the function once on fake tensors and records every ATen op below autograd; recordings.py: the result of this run
-scalars.py       numbers of parameter groups, such as learning rates, as inputs of the program; tracked_arrays.py: NumPy arrays as inputs
+traced_numbers.py  Python numbers, such as learning rates and counters, as inputs of the program; tracked_arrays.py: NumPy arrays as inputs
 draws.py         random draws that a step repeats, as activation checkpointing does
 recording_settings.py  settings that only the recording thread sees
 """

@@ -12,7 +12,7 @@ from ..backend import compile_graph
 from ..config import Options
 from ..guards.object_graph import meta, storage_of
 from ..runtime import late_checks
-from .scalars import is_number
+from .traced_numbers import is_number
 from .updates import take_updates
 
 
@@ -21,7 +21,7 @@ class RecordedGraph:
 
     Args:
         graph: has no output node; it is changed.
-        placeholders: the graph's inputs, tensors and traced numbers (see `scalars.mark_number`).
+        placeholders: the graph's inputs, tensors and traced numbers (see `traced_numbers.mark_number`).
         outputs: the nodes whose values a run returns.
         constants: the tensors that the graph refers to by name.
     """

@@ -37,12 +37,12 @@ from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
 from ..runtime.private import storage_id
 from ..torch_ops import aten
-from . import inplace_collectives, parallel_modules, scalars, tracked_arrays
+from . import inplace_collectives, parallel_modules, traced_numbers, tracked_arrays
 from .draws import Draws, depends_on_values, is_random_draw, is_same, preserve_rng_state
 from .fused_steps import FusedStep, fused_step
 from .local_shards import with_local_tensors
 from .recording_settings import InKernelFakeMode, without_torch_compile
-from .scalars import TracedNumber, TracedNumbers
+from .traced_numbers import TracedNumber, TracedNumberInspected, TracedNumbers
 from .updates import written_nodes
 from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, in_optimizer
 
@@ -94,7 +94,7 @@ class Recorder:
 
         Raises:
             CaptureError: Python needs a value, or an op cannot be recorded.
-            scalars.TracedNumberInspected: Python reads the value of a traced number.
+            TracedNumberInspected: Python reads the value of a traced number.
             Exception: any exception of the function.
         """
         try:
@@ -103,7 +103,7 @@ class Recorder:
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
             if self.table.inspected:
-                raise scalars.TracedNumberInspected(self.table.inspected)
+                raise TracedNumberInspected(self.table.inspected)
             self._check_foreign_constants()
             self._check_shapes()
             return result
@@ -167,7 +167,7 @@ class Recorder:
             op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
-            with self._dispatch:  # see scalars.number_to_power
+            with self._dispatch:  # see traced_numbers.number_to_power
                 return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
         if is_random_draw(op, faked_args, faked_kwargs):
@@ -394,12 +394,12 @@ class Recorder:
     def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Records an op with a traced number among its arguments.
 
-        Raises: scalars.TracedNumberInspected if there is no rule for the op.
+        Raises: TracedNumberInspected if there is no rule for the op.
         """
-        function = scalars.op_with_traced_numbers(op)
+        function = traced_numbers.op_with_traced_numbers(op)
         if function is None:
             numbers = self._traced_numbers_in((args, kwargs))
-            raise scalars.TracedNumberInspected(frozenset().union(*(number.dynaxla_places for number in numbers)))
+            raise TracedNumberInspected(frozenset().union(*(number.dynaxla_places for number in numbers)))
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
@@ -417,7 +417,7 @@ class Recorder:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
             node = self._placeholder(f"number_{len(self.number_placeholders)}", fake)
-            scalars.mark_number(node)
+            traced_numbers.mark_number(node)
             self.number_placeholders[node] = number
             self._nodes[id(fake)] = node
             self._number_fakes[number.dynaxla_key] = fake
@@ -444,7 +444,13 @@ def _distinct(results: Any) -> Any:
 
 
 _RECORDING_ERRORS = (
-    *(CaptureError, scalars.TracedNumberInspected, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
+    *(
+        CaptureError,
+        TracedNumberInspected,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    ),
 )
 
 
@@ -475,11 +481,11 @@ class _RecordingFunctionMode(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, function: Any, kinds: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        numbers = scalars.traced_numbers_in((args, kwargs))
+        numbers = traced_numbers.traced_numbers_in((args, kwargs))
         if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
             if type(args[0]) is TracedNumber:
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
-                if isinstance(args[0], int) and not scalars.is_exact(args[0]):
+                if isinstance(args[0], int) and not traced_numbers.is_exact(args[0]):
                     args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
                 return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
@@ -496,8 +502,8 @@ class _RecordingFunctionMode(TorchFunctionMode):
             raise self._refuse(CaptureError(f"the step needs the value of a tensor in Python ({name})", hint=hint))
         if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
-        if numbers and scalars.takes_stand_ins(function):
-            return scalars.call_with_stand_ins(function, args, kwargs or {})
+        if numbers and traced_numbers.takes_stand_ins(function):
+            return traced_numbers.call_with_stand_ins(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
 
     def _refuse(self, error: CaptureError) -> CaptureError:

@@ -1,8 +1,7 @@
 """Settings of optimizers, and of torch, that only the recording thread sees.
 
-During a recording numbers such as learning rates are traced floats, step counts stay in tensors, and fused steps are requested. These
-settings are not written into the optimizer, because another thread may read its learning rates to log them: only the recording thread sees
-other groups.
+During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are requested. These settings are not
+written into the optimizer, because another thread may read its learning rates to log them: only the recording thread sees other groups.
 """
 
 from __future__ import annotations

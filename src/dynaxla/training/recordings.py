@@ -1,8 +1,8 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
 Results and changes are stored as *templates*. In a template, an `Output`, `KnownObject` or `ComputedNumber` stands for an item that differs
-between calls: an output of the program, an object with a path, a number computed from numbers of parameter groups. `build` replaces these
-after the program has run.
+between calls: an output of the program, an object with a path, a number computed from other numbers. `build` replaces these after the
+program has run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..guards.snapshot import KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .recorder import Recorder
-from .scalars import TracedNumber
+from .traced_numbers import TracedNumber
 from .updates import written_nodes
 
 
@@ -41,7 +41,7 @@ class Output:
 
 @dataclass(frozen=True)
 class ComputedNumber:
-    """A number that Python computes from numbers of parameter groups."""
+    """A number that Python computes from other numbers."""
 
     number: TracedNumber
 

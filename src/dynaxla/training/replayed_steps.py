@@ -35,7 +35,7 @@ from .recorded_graph import RecordedGraph
 from .recorder import Recorder, ignored_code
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
 from .recordings import Recording, build, known_paths_of, numbers_of, outputs_of
-from .scalars import Read, TracedNumber, TracedNumberInspected
+from .traced_numbers import Read, TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .value_reads import IGNORED_CODE as value_reads_code

@@ -60,11 +60,11 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
 
     The first two calls run in eager mode and are observed. A step that has done nothing but compute with tensors is recorded at the third
     call and becomes one program without Python. All state that the function reads besides its arguments (modules, optimizers, closures,
-    globals) is guarded: if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is
-    recorded again. Another number of an optimizer's parameter group, such as a momentum, is an input of the program, too, once it has
-    changed. State outside Python, such as files, is not guarded.
+    globals) is guarded: if anything but tensors' values and numbers has changed, the step runs in eager mode once more, and is recorded
+    again. A Python number that changes, such as a learning rate or a counter, is an input of the program; comparisons of it are guarded.
+    State outside Python, such as files, is not guarded.
 
-    A step whose Python code has effects or reads values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
+    A step whose Python code has effects or reads values (prints, `if loss > 3`, `losses.append(loss.item())`, most schedulers) runs
     in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several
     processes may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in
     both.

@@ -20,7 +20,7 @@ from ..guards.object_graph import storage_of
 from ..runtime import devices
 from ..torch_ops import aten
 from .fused_steps import FusedStep
-from .scalars import is_number
+from .traced_numbers import is_number
 
 _COUNT_UPDATES = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
 # Moving averages of parameters, which read the parameters that the optimizer writes.

@@ -52,6 +52,7 @@ class TracedNumber:
         dynaxla_table: all traced numbers of the recording.
     """
 
+    __array_ufunc__ = None  # makes NumPy leave arithmetic with this class to the methods below
     __slots__ = ("dynaxla_compute", "dynaxla_key", "dynaxla_places", "dynaxla_table", "dynaxla_value")
 
     def __init__(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place], table: TracedNumbers) -> None:
@@ -90,7 +91,7 @@ class TracedNumber:
         self.dynaxla_table.inspected |= self.dynaxla_places
         raise TracedNumberInspected(self.dynaxla_places)
 
-    __hash__ = __int__ = __float__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = dynaxla_inspect
+    __hash__ = __int__ = __float__ = __index__ = __complex__ = __array__ = __round__ = __trunc__ = __floor__ = __ceil__ = dynaxla_inspect
     __repr__ = __str__ = __format__ = __reduce_ex__ = __invert__ = __divmod__ = __rdivmod__ = dynaxla_inspect
     __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = dynaxla_inspect
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.training.scalars import TracedNumber, TracedNumberInspected, TracedNumbers, op_with_traced_numbers
+from dynaxla.training.traced_numbers import TracedNumber, TracedNumberInspected, TracedNumbers, op_with_traced_numbers
 
 aten = torch.ops.aten
 LR, DECAY, COUNT = ("group", "lr"), ("group", "decay"), ("state", "count")

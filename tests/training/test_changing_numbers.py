@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +232,30 @@ def removing(state: Any) -> Callable[..., Any]:
     return step
 
 
+def naming(state: Any) -> Callable[..., Any]:
+    """Stores constants that depend on a counter, without other differences between programs."""
+
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.count += 1
+        state.name = "odd" if state.count % 2 else "even"
+        state.items[0] = state.count if state.count % 3 else 0
+        return x * 2
+
+    return step
+
+
+def marking(state: Any) -> Callable[..., Any]:
+    """Stores a number at each fourth call."""
+
+    def step(x: torch.Tensor, n: float) -> torch.Tensor:
+        state.count += 1
+        if state.count % 4 == 1:
+            state.last = state.count
+        return x * 2
+
+    return step
+
+
 def dividing(state: Any) -> Callable[..., Any]:
     """Fails at the call with 7, after its first effect."""
 
@@ -251,8 +277,8 @@ def fading(state: Any) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(counting, 4), (swapping, 4), (removing, 14), (fading, 5), (dividing, 12)],
-    ids=["counting", "swapping", "removing", "fading", "dividing"],
+    [(counting, 4), (swapping, 4), (removing, 14), (fading, 5), (dividing, 12), (naming, 12), (marking, 6)],
+    ids=["counting", "swapping", "removing", "fading", "dividing", "naming", "marking"],
 )
 def test_numbers_in_objects(make: Callable[[Any], Callable[..., Any]], most: int) -> None:
     states = [Counters(count=0, factor=1.0, other=2.0, last=0.5, items=[0, 0], table={"k": 0}) for _ in range(2)]
@@ -262,6 +288,45 @@ def test_numbers_in_objects(make: Callable[[Any], Callable[..., Any]], most: int
         assert_equal(outcome(compiled, X, n), outcome(eager, X, n))
         assert_equal(vars(states[1]), vars(states[0]))
     assert metrics.snapshot().get("eager_steps", 0) - before <= most
+
+
+def test_other_threads_see_plain_numbers() -> None:
+    """A thread that reports progress, and copies the state, while the step is recorded."""
+    state, seen, stop = Counters(count=0, factor=1.0), [], threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            seen.append(
+                (f"{state.count:05d}", state.count + 1, int(state.factor), state.count > 3, copy.deepcopy(vars(state)), hash(state.count))
+            )
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.count += 1
+        state.factor *= 0.5
+        return x * state.factor
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        compiled = dynaxla.compile_step(step)
+        for _ in range(6):
+            compiled(X)
+    finally:
+        stop.set()
+        thread.join()
+    assert state == Counters(count=6, factor=0.5**6)
+    assert seen
+    for text, following, _, _, copied, _ in seen:
+        assert text.isdigit()
+        assert pickle.loads(pickle.dumps((following, copied)))
+
+
+def test_loops_over_numbers_make_few_programs() -> None:
+    """Each iteration asks for a condition. Each number needs a program of its own then, and the step ends in eager mode."""
+    assert eager_calls(count_up, range(400, 440)) >= 20
+    before = metrics.snapshot()["compile"]
+    assert eager_calls(count_up, range(40)) >= 20
+    assert metrics.snapshot()["compile"] - before <= 12
 
 
 def test_a_counter_in_a_closure() -> None:

@@ -201,7 +201,7 @@ class Recording:
                 skipped.add(node)
         own_nodes = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
         other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
-        if len(own_nodes) != len(other_nodes):
+        if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys():
             return False
         pairs: dict[Node, Node] = {}
         other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
@@ -234,7 +234,8 @@ class Recording:
             pairs[one] = two
         for place, template in self.changes.items():
             other_template = other.changes.get(place)
-            if place not in initial and outputs_of(template) and not self._gives_equal_results(template, other, other_template, pairs):
+            is_compared = outputs_of(template) or (place in other.changes and not outputs_of(other_template))
+            if place not in initial and is_compared and not self._gives_equal_results(template, other, other_template, pairs):
                 return False
         return len(self.result) == len(other.result) and all(
             self._gives_equal_results(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
@@ -246,6 +247,8 @@ class Recording:
             return False
         if isinstance(template, Output):
             return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[other_template.index])
+        if isinstance(template, ComputedNumber):
+            return template.number.dynaxla_key == other_template.number.dynaxla_key
         if isinstance(template, ContainerTemplate):
             one, two = ([item for pair in built.items for item in pair] for built in (template, other_template))
             return len(one) == len(two) and all(

@@ -137,6 +137,14 @@ class StepPrograms:
         program = self._find(snapshot)
         return (True, program.run(snapshot)) if isinstance(program, _RecordedProgram) else (False, None)
 
+    def has_room(self, snapshot: Snapshot) -> bool:
+        """True if another program may be added: conditions on numbers do not make more programs than the option `executables` allows."""
+        return len(self._programs.get(snapshot.key) or ()) < self._options.executables
+
+    def has_programs(self, snapshot: Snapshot) -> bool:
+        """True if there are programs for states that differ from this one in conditions on numbers only."""
+        return bool(self._programs.get(snapshot.key))
+
     def is_refused(self, snapshot: Snapshot) -> bool:
         """True if an earlier recording of the step was refused because of conditions on numbers that hold in this state, too."""
         return self._find(snapshot) == _REFUSED
@@ -153,7 +161,7 @@ class StepPrograms:
     def _add_program(self, snapshot: Snapshot, conditions: Conditions, program: _RecordedProgram | str) -> None:
         """Adds a program for states with the snapshot's key, in which these conditions hold."""
         earlier = self._programs.get(snapshot.key) or []
-        self._programs.put(snapshot.key, [(dict(conditions), program), *earlier][: self._options.executables])
+        self._programs.put(snapshot.key, [(dict(conditions), program), *earlier])
 
     def capture(self, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
         """Records and compiles the step for the current state.
@@ -330,6 +338,7 @@ class StepPrograms:
                 recorder, result, {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}, snapshot
             )
         finally:
+            recorder.table.finish()
             tracked.restore_values(include_unread=not self._guards.have_seen_a_call)
             tracked.leave()
             snapshot.restore()

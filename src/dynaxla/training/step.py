@@ -174,13 +174,19 @@ class CompiledStep(Generic[P, R]):
             else:
                 self._seen_shapes.add(shapes)
             return self._run_observed(snapshot, args, kwargs)
+        if not record_now and not self._programs.has_room(snapshot):
+            message = (
+                f"comparisons of numbers that change need more programs than the option executables allows ({self._options.executables})"
+            )
+            return self._handle_refusal(CaptureError(message), args, kwargs)
+        is_first_program = not self._programs.has_programs(snapshot)
         try:
             program, initial = self._programs.capture(args, kwargs)
         except (Exception, Refused) as error:  # the step's own error, or one that fake tensors have caused
             if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
                 raise
             return self._handle_refusal(error, args, kwargs)
-        self._new_states = 0
+        self._new_states = 0 if is_first_program else self._new_states + 1
         self._seen_shapes.clear()
         return self._programs.run_first(program, initial, args, kwargs)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 import random
+import threading
 import types
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..guards.slots import Place
 from .value_reads import in_optimizer
@@ -35,14 +36,15 @@ class TracedNumberInspected(Exception):
 
 # Returns the number, or the tuple of numbers, at a place.
 Read = Callable[[Place], Any]
-# A comparison of numbers: its key, and a function that gives the answer for the numbers of a call.
-Condition = tuple[Any, Callable[[Read], bool]]
+# A loop whose end depends on a number would make a condition in each iteration.
+_MAX_CONDITIONS = 100
 
 
 class TracedNumber:
     """A number that Python code computes with while a step is recorded. Its class reads as `int` or `float`.
 
-    It is no subclass of these, because code written in C, such as a list's slice, would read the value without asking.
+    It is no subclass of these, because code written in C, such as a list's slice, would read the value without asking. In other threads,
+    and after the recording, it does what the plain number does.
 
     Attributes (no other object has an attribute of such a name):
         dynaxla_key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
@@ -64,6 +66,8 @@ class TracedNumber:
     def dynaxla_apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
         key = name, *map(_key, operands)
         values = [_true_value(operand) for operand in operands]
+        if not self.dynaxla_table.is_recording():
+            return function(*values)
         if name == "pow" and not self.dynaxla_has_fixed_type(*operands):
             self.dynaxla_inspect()
         places = frozenset().union(*(operand.dynaxla_places for operand in operands if type(operand) is TracedNumber))
@@ -81,9 +85,11 @@ class TracedNumber:
     def dynaxla_ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
         """Returns the answer of a comparison, which becomes a condition for replaying the program."""
         answer = function(*map(_true_value, operands))
-        if any(type(operand) is TracedNumber for operand in operands):
-            condition = (name, *map(_key, operands)), lambda read: function(*(_value(operand, read) for operand in operands))
-            self.dynaxla_table.conditions[condition[0]] = condition[1], answer
+        if any(type(operand) is TracedNumber for operand in operands) and self.dynaxla_table.is_recording():
+            conditions = self.dynaxla_table.conditions
+            conditions[name, *map(_key, operands)] = lambda read: function(*(_value(operand, read) for operand in operands)), answer
+            if len(conditions) > _MAX_CONDITIONS:
+                self.dynaxla_inspect()
         return answer
 
     def dynaxla_inspect(self, *_: Any) -> NoReturn:
@@ -91,14 +97,10 @@ class TracedNumber:
         self.dynaxla_table.inspected |= self.dynaxla_places
         raise TracedNumberInspected(self.dynaxla_places)
 
-    __hash__ = __int__ = __float__ = __index__ = __complex__ = __array__ = __round__ = __trunc__ = __floor__ = __ceil__ = dynaxla_inspect
-    __repr__ = __str__ = __format__ = __reduce_ex__ = __invert__ = __divmod__ = __rdivmod__ = dynaxla_inspect
-    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = dynaxla_inspect
-
     def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self.dynaxla_value), name):  # a method of numbers
+        if hasattr(self.dynaxla_value, name) and self.dynaxla_table.is_recording():  # a method of numbers
             self.dynaxla_inspect()
-        raise AttributeError(f"{type(self.dynaxla_value).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dynaxla_value, name)
 
     def __bool__(self) -> bool:
         return self.dynaxla_ask("bool", bool, self)
@@ -121,6 +123,9 @@ class TracedNumber:
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls a function of torch with floats that stand for the traced numbers."""
+        if not all(number.dynaxla_table.is_recording() for number in traced_numbers_in((args, kwargs))):
+            args, kwargs = tree_map(_true_value, (args, kwargs or {}))
+            return function(*args, **kwargs)
         return call_with_stand_ins(function, args, kwargs or {}) if takes_stand_ins(function) else NotImplemented
 
 
@@ -138,7 +143,7 @@ _OPERATORS = {value for name, value in vars(torch.Tensor).items() if name.starts
 def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function of torch with floats that stand for the traced numbers among its arguments.
 
-    An integer has to stand beside tensors of floating-point dtypes, where it means the same as a float. Other uses, such as a size, end the
+    An integer is allowed if all tensors have floating-point dtypes: there it means the same as a float. Other uses, such as a size, end the
     recording.
     """
     leaves, spec = tree_flatten((tuple(args), kwargs))
@@ -195,6 +200,24 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     _function = getattr(operator, _name)
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, _function, False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, _function, True))
+
+
+def _reader(name: str) -> Callable[..., Any]:
+    """Returns a special method that reads the number's value."""
+
+    def method(self: TracedNumber, *args: Any) -> Any:
+        if self.dynaxla_table.is_recording():
+            self.dynaxla_inspect()
+        return getattr(self.dynaxla_value, name)(*args)
+
+    return method
+
+
+for _name in (
+    *("hash", "int", "float", "index", "complex", "array", "round", "trunc", "floor", "ceil", "repr", "str", "format", "reduce_ex"),
+    *("invert", "divmod", "rdivmod", "and", "or", "xor", "lshift", "rshift", "rand", "ror", "rxor", "rlshift", "rrshift"),
+):
+    setattr(TracedNumber, f"__{_name}__", _reader(f"__{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(TracedNumber, f"__{_name}__", _comparison_method(_name, getattr(operator, _name)))
 
@@ -208,12 +231,21 @@ class TracedNumbers:
     """
 
     def __init__(self, seed: int) -> None:
+        self._thread: int | None = threading.get_ident()
         self.inspected: set[Place] = set()
         self.conditions: dict[Any, tuple[Callable[[Read], bool], bool]] = {}
         self._random = random.Random(seed)
         self._by_stand_in: dict[float, TracedNumber] = {}
         self._stand_ins: dict[Any, float] = {}
         self._by_key: dict[Any, TracedNumber] = {}
+
+    def is_recording(self) -> bool:
+        """True in the thread that records, until `finish`."""
+        return self._thread == threading.get_ident()
+
+    def finish(self) -> None:
+        """Ends the recording: another thread may have kept a traced number."""
+        self._thread = None
 
     def at(self, place: Place, value: Any) -> Any:
         """Returns a traced number for the number `value` at a place, or one for each number of a tuple."""

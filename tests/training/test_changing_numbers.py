@@ -449,6 +449,20 @@ def test_numbers_in_backward_passes() -> None:
     assert eager_calls(step, range(10)) <= 4
 
 
+def test_more_numbers_than_are_traced() -> None:
+    """A list of past losses that is shifted at each call, and a counter that changes since the second call."""
+    state = Counters(count=0, items=[float(k) for k in range(300)])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * state.items[0] + state.count
+
+    compiled = dynaxla.compile_step(step)
+    for _ in range(8):
+        assert_equal(compiled(X), step(X))
+        state.items = [*state.items[1:], state.items[0] + 0.5]
+        state.count += 1
+
+
 def test_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
     """Those calls run in eager mode, and are not recorded again; the others are programs."""
 

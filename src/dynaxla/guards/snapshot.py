@@ -29,6 +29,8 @@ from .torch_state import global_state
 # The maximum number of values that a function may reach. With 150,000 floats, recording a step takes 9 s, and the checks of each later call
 # 2.7 ms (Intel Xeon with AVX-512, not idle otherwise, 2026-11-28).
 _MAX_VALUES = 200_000
+# Beyond this number, numbers are compared. A list that is shifted at each call has many that change, and each takes time in every call.
+_MAX_CHANGING_NUMBERS = 100
 _new_keys = itertools.count()
 
 
@@ -286,11 +288,15 @@ class FunctionGuards:
             for key, value in holder.items.items()
             if _is_number(value) and content(key) is not NO_CONTENT
         }
-        changed = {place for place, value in numbers.items() if self._last_numbers.get(place, value) != value} - self._compared_numbers
-        is_new = not changed <= self._changing_numbers.keys()
-        self._changing_numbers |= dict.fromkeys(sorted(changed, key=str))
+        changed = [
+            place
+            for place, value in numbers.items()
+            if self._last_numbers.get(place, value) != value and place not in self._compared_numbers and place not in self._changing_numbers
+        ]
+        added = changed[: _MAX_CHANGING_NUMBERS - len(self._changing_numbers)]
+        self._changing_numbers |= dict.fromkeys(added)
         self._last_numbers |= numbers
-        return is_new
+        return bool(added)
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
         """Returns the paths of arrays whose values may change."""

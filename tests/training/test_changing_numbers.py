@@ -383,6 +383,38 @@ def test_a_trainer() -> None:
     assert metrics.snapshot().get("eager_steps", 0) - before <= 12
 
 
+SCHEDULERS: dict[str, tuple[int, Callable[[torch.optim.Optimizer], Any]]] = {
+    "StepLR": (4, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 4)),
+    "LinearLR": (5, lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 6)),
+    "LambdaLR": (5, lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))),
+    "CosineAnnealingLR": (12, lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)),
+}
+
+
+@pytest.mark.sample(usual=2)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_in_the_step(name: str) -> None:
+    most, make = SCHEDULERS[name]
+    trainers = [Trainer(), Trainer()]
+    schedulers = [make(trainer.optimizer) for trainer in trainers]
+
+    def step(trainer: Trainer, scheduler: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = trainer.model(x).square().mean()
+        loss.backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        scheduler.step()
+        return loss.detach()
+
+    compiled = dynaxla.compile_step(step)
+    before = metrics.snapshot().get("eager_steps", 0)
+    for _ in range(12):
+        assert_equal(compiled(trainers[1], schedulers[1], X), step(trainers[0], schedulers[0], X))
+        assert_equal(schedulers[1].get_last_lr(), schedulers[0].get_last_lr())
+        assert schedulers[1].last_epoch == schedulers[0].last_epoch
+    assert metrics.snapshot().get("eager_steps", 0) - before <= most
+
+
 class Counted(torch.optim.Optimizer):
     """An Adam that counts its steps in Python."""
 

@@ -64,7 +64,7 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     again. A Python number that changes, such as a learning rate or a counter, is an input of the program; comparisons of it are guarded.
     State outside Python, such as files, is not guarded.
 
-    A step whose Python code has effects or reads values (prints, `if loss > 3`, `losses.append(loss.item())`, most schedulers) runs
+    A step whose Python code has effects or reads values (prints, `if loss > 3`, `losses.append(loss.item())`, some schedulers) runs
     in eager mode, and the log warns about it once. `dynaxla.metrics.snapshot()` counts these calls as "eager_steps". One of several
     processes may run in eager mode while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in
     both.

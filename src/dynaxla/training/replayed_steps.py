@@ -328,11 +328,11 @@ class StepPrograms:
                 raise CaptureError(f"the step writes to {written[0]} in Python, and a program cannot do that", hint=hint)
             tracked.check(recorder.written_arrays())
             refuse_shared_memory(recorder, snapshot)
-            changes = {
-                place: value
-                for place, value in snapshot.changes().items()
-                if not tracked.is_tracked_view(place, value) and not (place in numbers and value is numbers[place])
-            } | groups.changes()
+            changes = {place: value for place, value in snapshot.changes().items() if not tracked.is_tracked_view(place, value)}
+            # A number that was traced has changed if it is another object, even one that is equal to its value before the call.
+            changes |= {place: snapshot.holder(place[0]).get(place[1]) for place in numbers}
+            changes = {place: value for place, value in changes.items() if place not in numbers or value is not numbers[place]}
+            changes |= groups.changes()
             metadata.check()
             return Recording(
                 recorder, result, {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}, snapshot

@@ -203,6 +203,10 @@ class Recording:
         other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
         if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys():
             return False
+        # A first call puts what only it changes into its places before the program runs; the program would read a new number there.
+        changed_once = {place: self.changes[place] for place in self.changes.keys() - other.changes.keys()}
+        if any(place in self.recorder.table.places or numbers_of(template) for place, template in changed_once.items()):
+            return False
         pairs: dict[Node, Node] = {}
         other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
         paths = {node: path for path, node in self.recorder.tensor_placeholders.items()}

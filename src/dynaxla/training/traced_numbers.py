@@ -226,12 +226,14 @@ class TracedNumbers:
     """The traced numbers of one recording.
 
     Attributes:
+        places: the places of all numbers.
         inspected: the places of numbers whose values Python has read.
         conditions: for each comparison that Python has made, by its key: a function that gives the answer, and the answer.
     """
 
     def __init__(self, seed: int) -> None:
         self._thread: int | None = threading.get_ident()
+        self.places: set[Place] = set()
         self.inspected: set[Place] = set()
         self.conditions: dict[Any, tuple[Callable[[Read], bool], bool]] = {}
         self._random = random.Random(seed)
@@ -249,6 +251,7 @@ class TracedNumbers:
 
     def at(self, place: Place, value: Any) -> Any:
         """Returns a traced number for the number `value` at a place, or one for each number of a tuple."""
+        self.places.add(place)
         if isinstance(value, tuple):
             items = enumerate(value)
             return tuple(self.add((*place, index), _item_reader(place, index), item, frozenset({place})) for index, item in items)

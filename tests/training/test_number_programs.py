@@ -1,0 +1,17 @@
+"""Random steps that compute with Python numbers do what eager mode does. `python -m number_programs --count 1000` runs more of them."""
+
+from __future__ import annotations
+
+import pytest
+from number_programs.programs import difference
+
+from dynaxla.observe import metrics
+
+
+@pytest.mark.sample(usual=4)
+@pytest.mark.parametrize("first", range(0, 60, 5))
+def test_programs(first: int) -> None:
+    before = metrics.snapshot().get("steps", 0)
+    for seed in range(first, first + 5):
+        assert not difference(seed)
+    assert metrics.snapshot().get("steps", 0) - before >= 10, "no call was replayed"

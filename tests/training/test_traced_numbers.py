@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import decimal
+import fractions
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,7 +54,8 @@ def test_floats_that_stand_for_numbers() -> None:
 READERS: list[Callable[[Any], Any]] = [
     *(int, float, round, math.floor, math.ceil, math.sqrt, str, hash, repr, range, abs),
     *(lambda x: [1, 2][:x], lambda x: "a" * x, lambda x: f"{x:.2f}", lambda x: f"{x:f}", lambda x: x & 1, lambda x: divmod(x, 2)),
-    *(lambda x: x.real, lambda x: x in {1, 2}, lambda x: (-1) ** x),
+    *(lambda x: x.real, lambda x: x in {1, 2}, lambda x: (-1) ** x, lambda x: x == np.int64(3), lambda x: np.float32(2) < x),
+    *(lambda x: x == 3 + 0j, lambda x: x != decimal.Decimal(3), lambda x: fractions.Fraction(1, 2) < x),
 ]
 
 

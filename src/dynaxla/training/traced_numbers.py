@@ -7,6 +7,7 @@ An ATen op with such a float among its arguments gets an input of the program in
 
 from __future__ import annotations
 
+import numbers
 import operator
 import random
 import threading
@@ -14,6 +15,7 @@ import types
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -193,7 +195,16 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool)
 
 
 def _comparison_method(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
-    return lambda self, other: self.dynaxla_ask(name, function, self, other) if _is_operand(other) else NotImplemented
+    def method(self: TracedNumber, other: Any) -> Any:
+        if _is_operand(other):
+            return self.dynaxla_ask(name, function, self, other)
+        if isinstance(other, (numbers.Number, np.generic)):  # complex numbers, NumPy's, decimals and fractions
+            if self.dynaxla_table.is_recording():
+                self.dynaxla_inspect()
+            return function(self.dynaxla_value, other)
+        return NotImplemented
+
+    return method
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from number_programs.faults import FAULTS
 from number_programs.programs import difference
 
 from dynaxla.observe import metrics
@@ -15,3 +16,10 @@ def test_programs(first: int) -> None:
     for seed in range(first, first + 5):
         assert not difference(seed)
     assert metrics.snapshot().get("steps", 0) - before >= 10, "no call was replayed"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str) -> None:
+    with FAULTS[name]():
+        assert any(difference(seed) for seed in range(40))

@@ -220,6 +220,16 @@ def test_refused(kind: str, error: type[Exception], text: str) -> None:
         assert "test_replayed_steps.py" in str(raised.value)
 
 
+def test_the_message_about_a_number_names_its_op() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        new = [object() for _ in range(3)]
+        return x * hash(new[0])
+
+    text = r"aten.mul.Tensor gets \d+ in one run, \d+ in the next\n *from: .*test_replayed_steps.py:\d+, in step"
+    with pytest.raises(dynaxla.errors.CaptureError, match=text):
+        dynaxla.compile_step(step, fullgraph=True)(torch.ones(3))
+
+
 def test_what_cannot_be_watched_is_refused() -> None:
     def step() -> torch.Tensor:
         return hidden() + 1

@@ -159,7 +159,8 @@ class Buffers(Protocol):
             UnsupportedTensor: torch's kernels cannot read this memory.
         """
         raise UnsupportedTensor(
-            "torch's kernels cannot run a graph on this device while XLA compiles it", hint="leave out the option compile='background'"
+            "torch's kernels cannot compute on the device jax while XLA compiles a graph for it",
+            hint="leave out the option compile='background'",
         )
 
     def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:

@@ -8,6 +8,7 @@ program has run.
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
@@ -244,6 +245,19 @@ class Recording:
         return len(self.result) == len(other.result) and all(
             self._gives_equal_results(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
         )
+
+    def first_difference(self, other: Recording) -> tuple[str, str]:
+        """Returns the first op that differs in the other recording, with the two numbers or names, and the user's line; "" if unknown."""
+        for one, two in zip(self.recorder.graph.nodes, other.recorder.graph.nodes, strict=False):
+            if one.op != "call_function" or two.op != "call_function":
+                continue
+            values = [tree_leaves((node.target, node.args, node.kwargs)) for node in (one, two)]
+            for left, right in zip(*values, strict=False):
+                if not isinstance(left, Node) and not isinstance(right, Node) and left != right and left == left:
+                    line = re.fullmatch(r'\s*File "(.*)", line (\d+), in (.*)', one.meta.get("stack_trace", ""))
+                    where = "{}:{}, in {}".format(*line.groups()) if line else ""
+                    return f"{one.target} gets {left} in one run, {right} in the next", where
+        return "", ""
 
     def _gives_equal_results(self, template: Any, other: Recording, other_template: Any, pairs: Mapping[Node, Node]) -> bool:
         """True if two templates give equal results. Python values in them have to be equal, because a program repeats them."""

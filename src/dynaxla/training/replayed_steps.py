@@ -269,8 +269,12 @@ class StepPrograms:
             if numbers := self._changing_numbers(snapshot) or self._numbers(snapshot):
                 raise TracedNumberInspected(numbers)
             hint = "compute with tensors, and pass changing values to the step as arguments"
+            difference, where = first.first_difference(repeated)
+            detail = difference or "the ops of two runs differ"
             raise CaptureError(
-                "the step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
+                f"the step computes with a number that differs from run to run (random, time, a tensor's value): {detail}",
+                where=where,
+                hint=hint,
             )
         program, self._first_call = _RecordedProgram(repeated), repeated
         program.compile(self._options, snapshot)

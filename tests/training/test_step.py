@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -271,6 +272,28 @@ def test_a_momentum_that_becomes_zero() -> None:
             group["momentum"] = momentum
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
         assert_same(one, other, second, first, 1e-4)
+
+
+def test_models_among_the_arguments_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models in turns are searched at each change; the step keeps only the last one alive."""
+    walks = []
+    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(list(roots)) or walk(roots, *rest))
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+    compiled = dynaxla.compile_step(given)
+    for number, (x, y) in enumerate(batches(8)):
+        walks.clear()
+        compiled(other, second, x, y)
+        given(one, first, x, y)
+        assert_same(one, other, second, first)
+        if number > 4:
+            assert walks == [["args", "kwargs"]]
+    third, fourth = two(OPTIMIZERS["AdamW"])[2:]
+    compiled(third, fourth, x, y)
+    assert ["step", "args[0]", "args[1]"] in walks
+    reference = weakref.ref(other)
+    del other, second
+    gc.collect()
+    assert reference() is None
 
 
 def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ class Snapshot:
     """The state at the beginning of a call. A path leads to an object of the surroundings or of the arguments.
 
     Attributes:
-        surroundings: the objects that the function can reach besides its arguments.
-        arguments: the objects that can be reached only from the arguments; the base of this graph is `surroundings`.
+        surroundings: the objects that can be reached from the function, and from modules and optimizers among the arguments.
+        arguments: the objects that can be reached only from the other arguments; the base of this graph is `surroundings`.
         key: equal for two snapshots if nothing that a recording depends on differs. Hashable.
     """
 
@@ -134,7 +134,7 @@ class _Surroundings:
     """The surroundings of the function at its last call.
 
     Attributes:
-        graph: the objects.
+        graph: the objects. It keeps the modules and optimizers among the last call's arguments alive.
         numbers: the places of numbers of parameter groups, which may change.
         arrays: the paths of arrays whose values may change.
         key: equal for surroundings with equal facts (`ObjectGraph.facts`).
@@ -184,14 +184,14 @@ class FunctionGuards:
 
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot of the state before a call with these arguments. Raises: CaptureError for state that cannot be compared."""
-        surroundings = self._surroundings()
+        surroundings = self._surroundings(self._roots(args, kwargs))
         arguments = self._graph({"args": list(args), "kwargs": dict(kwargs)}, surroundings.graph)
         self.find_changing_numbers(arguments)
         return self._snapshot(surroundings.graph, surroundings.key, arguments)
 
     def take_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
         """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not compare with it."""
-        graph = self._graph({"step": self._function})
+        graph = self._graph(self._roots(args, kwargs))
         key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
         return self._snapshot(graph, key, self._graph({"args": list(args), "kwargs": dict(kwargs)}, graph))
 
@@ -208,7 +208,7 @@ class FunctionGuards:
 
         Returns: the path of the first fact that differs, "" if there is none; True if numbers have changed for the first time.
         """
-        now = self._graph({"step": self._function})
+        now = self._graph(snapshot.surroundings.roots)
         if self.find_changing_numbers(now):
             return "", True
         return _first_difference(self._facts(snapshot.surroundings), self._facts(now)), False
@@ -318,11 +318,17 @@ class FunctionGuards:
                 raise CaptureError(f"the step reads {large[0]}, an array that is too large to compare at every call", hint=hint)
         return graph
 
-    def _surroundings(self) -> _Surroundings:
+    def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the roots of the surroundings. Large arguments are among them: a call with the same ones need not walk them again."""
+        given = {f"args[{index}]": value for index, value in enumerate(args)} | {f"kwargs[{name!r}]": kwargs[name] for name in kwargs}
+        return {"step": self._function} | {name: value for name, value in given.items() if isinstance(value, _LARGE_OBJECTS)}
+
+    def _surroundings(self, roots: dict[str, Any]) -> _Surroundings:
         """Returns the current surroundings: the same object as for the last call, if nothing has changed."""
         last = self._last
-        if last is None or not last.graph.is_unchanged(last.numbers, last.arrays):
-            graph = self._graph({"step": self._function})
+        if last is None or not _are_same_objects(last.graph.roots, roots) or not last.graph.is_unchanged(last.numbers, last.arrays):
+            self._last = last = None  # frees the last call's arguments
+            graph = self._graph(roots)
             self.find_changing_numbers(graph)
             numbers, arrays = self.numbers(graph), self.arrays(graph)
             last = self._last = _Surroundings(graph, frozenset(numbers), arrays, self._key_of(graph, numbers, arrays))
@@ -347,8 +353,13 @@ class FunctionGuards:
 
 # A number, or a tuple of numbers such as Adam's `betas`.
 Number = float | tuple[float, ...]
+_LARGE_OBJECTS = (torch.nn.Module, torch.optim.Optimizer)
 # Containers whose entries may be traced numbers during a recording.
 _HOLDERS_OF_NUMBERS = (dict, list, Namespace, Attributes, types.CellType)
+
+
+def _are_same_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
 
 
 def param_groups(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
 from ..guards.fingerprints import NO_CONTENT, PLAIN, content
-from ..guards.object_graph import ObjectGraph
 from ..guards.slots import ABSENT, Place
 from ..guards.snapshot import KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
@@ -140,7 +139,9 @@ class Recording:
 
     def initial_values(self, state: Snapshot) -> dict[Place, Any]:
         """Returns the new values of places that can be computed before the step, because they depend only on unchanged surroundings."""
-        computed = self._evaluate([self.recorder.node(output) for output in self.outputs], state.surroundings)
+        # Each model that is an argument has a first call of its own.
+        tensors = {path: value for path, value in state.surroundings.tensors.items() if not path.startswith(("args[", "kwargs["))}
+        computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
         for place, template in self.changes.items():
             values = {output: computed.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
@@ -148,8 +149,8 @@ class Recording:
                 initial[place] = build(template, values.__getitem__, state)
         return initial
 
-    def _evaluate(self, outputs: Sequence[Node], surroundings: ObjectGraph) -> dict[Node, torch.Tensor]:
-        """Computes the nodes of `outputs` that depend only on tensors of the surroundings, with the values from before the step."""
+    def _evaluate(self, outputs: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[Node, torch.Tensor]:
+        """Computes the nodes of `outputs` that depend only on these tensors, given by path, with the values from before the step."""
         needed = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in needed:
@@ -158,8 +159,8 @@ class Recording:
         overwritten: set[Node] = set()
         paths = {placeholder: path for path, placeholder in self.recorder.tensor_placeholders.items()}
         for node in self.recorder.graph.nodes:
-            if node.op == "placeholder" and paths.get(node) in surroundings.tensors:
-                values[node] = surroundings.tensors[paths[node]]
+            if node.op == "placeholder" and paths.get(node) in tensors:
+                values[node] = tensors[paths[node]]
             elif node.op == "get_attr":
                 values[node] = self.recorder.constants[node.target]
             elif (
@@ -172,7 +173,7 @@ class Recording:
                 with torch.no_grad():
                     values[node] = node.target(*args, **kwargs)
             overwritten.update(written_nodes(node))
-        used = {storage_id(tensor) for tensor in [*surroundings.tensors.values(), *self.recorder.constants.values()]}
+        used = {storage_id(tensor) for tensor in [*tensors.values(), *self.recorder.constants.values()]}
         results = {node: values[node] for node in outputs if node in values}
         return {node: value.clone() if storage_id(value) in used else value for node, value in results.items()}
 

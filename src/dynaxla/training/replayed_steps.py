@@ -181,9 +181,8 @@ class StepPrograms:
                 try:
                     return self._compile_for(snapshot, args, kwargs)
                 except TracedNumberInspected as error:
-                    is_one_of_many = recordings > _MAX_RECORDINGS // 2
-                    self._guards.compare_numbers(self._changing_numbers(snapshot) if is_one_of_many else ())
-                    self._guards.compare_numbers(error.places)
+                    others = self._changing_numbers(snapshot) if recordings > _MAX_RECORDINGS // 2 else ()
+                    self._guards.compare_numbers({*error.places, *others})
                 except ValuesRead as error:
                     self._guards.compare_values(error.paths)
                 except _NewCode:

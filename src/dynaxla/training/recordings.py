@@ -11,7 +11,7 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,31 +306,29 @@ def _copy_with_items(empty: Any, items: dict[Any, Any]) -> Any:
     return filled
 
 
+def _leaves(template: Any) -> Iterator[Any]:
+    """Yields the templates in nested containers."""
+    if isinstance(template, ContainerTemplate):
+        for pair in template.items:
+            for item in pair:
+                yield from _leaves(item)
+    else:
+        yield template
+
+
 def outputs_of(template: Any) -> list[Output]:
     """Returns the program's outputs in a template."""
-    if isinstance(template, Output):
-        return [template]
-    if isinstance(template, ContainerTemplate):
-        return [output for pair in template.items for item in pair for output in outputs_of(item)]
-    return []
+    return [leaf for leaf in _leaves(template) if isinstance(leaf, Output)]
 
 
 def numbers_of(template: Any) -> list[TracedNumber]:
     """Returns the traced numbers in a template."""
-    if isinstance(template, ComputedNumber):
-        return [template.number]
-    if isinstance(template, ContainerTemplate):
-        return [number for pair in template.items for item in pair for number in numbers_of(item)]
-    return []
+    return [leaf.number for leaf in _leaves(template) if isinstance(leaf, ComputedNumber)]
 
 
 def known_paths_of(template: Any) -> list[str]:
     """Returns the paths of the `KnownObject`s in a template."""
-    if isinstance(template, KnownObject):
-        return [template.path]
-    if isinstance(template, ContainerTemplate):
-        return [path for pair in template.items for item in pair for path in known_paths_of(item)]
-    return []
+    return [leaf.path for leaf in _leaves(template) if isinstance(leaf, KnownObject)]
 
 
 def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot) -> Any:

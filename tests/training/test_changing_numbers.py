@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -496,7 +497,7 @@ def test_more_numbers_than_are_traced() -> None:
 
 
 def test_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those calls run in eager mode, and are not recorded again; the others are programs."""
+    """Calls that print run in eager mode and are not recorded again. All other calls replay a program, after a few."""
 
     def step(x: torch.Tensor, n: int) -> torch.Tensor:
         if n % 5 == 0:
@@ -504,6 +505,67 @@ def test_prints_at_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
         return x * 2
 
     compiled = dynaxla.compile_step(step)
+    before = metrics.snapshot()
     for n in range(31):
         assert_equal(compiled(X, n), X * 2)
+    after = metrics.snapshot()
+    assert after["eager_steps"] - before.get("eager_steps", 0) <= 10
+    assert after["capture"] - before.get("capture", 0) <= 4
     assert capsys.readouterr().out.split() == [word for n in range(0, 31, 5) for word in ("call", str(n))]
+
+
+CONVERSIONS: list[Callable[[torch.Tensor, Any], torch.Tensor]] = [
+    *(lambda x, n: x.clone().fill_(n), lambda x, n: torch.full_like(x, n), lambda x, n: torch.full((2,), n, dtype=x.dtype)),
+    *(lambda x, n: x.masked_fill(x > 1, n), lambda x, n: torch.where(x > 1, n, x), lambda x, n: x**n),
+    *(lambda x, n: torch.add(x, x, alpha=n), lambda x, n: x.clone().sub_(x, alpha=n), lambda x, n: torch.addcmul(x, x, x, value=n)),
+    *(lambda x, n: torch.addcdiv(x, x, x, value=n), lambda x, n: torch.lerp(x, x + 1, n), lambda x, n: torch._foreach_add([x], n)[0]),
+]
+
+
+def assign(x: torch.Tensor, n: Any) -> torch.Tensor:
+    y = x.clone()
+    y[0] = n
+    return y
+
+
+# Complex tensors cannot be compared; their large powers and sums with infinity differ in NaN.
+NOT_COMPLEX = (3, 4, 5, 11)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (op, dtype)
+        for op in range(len(CONVERSIONS) + 1)
+        for dtype in (torch.float32, torch.float16, torch.int32, torch.complex64)
+        if dtype != torch.complex64 or op not in NOT_COMPLEX
+    ],
+)
+def test_ranges_of_dtypes(op: int, dtype: torch.dtype) -> None:
+    """A number that the dtype cannot represent causes the same error as in eager mode; another one gives the same dtype."""
+    function = [*CONVERSIONS, assign][op]
+    x = torch.tensor([1, 2, 3]).to(dtype)
+    compiled = dynaxla.compile_step(function)
+    for number in (0.5, 0.25, 1.5, 2.0, 1e6, 1.0, 1e300, 0.75):
+        try:
+            expected = function(x, number)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0])):
+                compiled(x, number)
+        else:
+            torch.testing.assert_close(compiled(x, number), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_of_rank_0(dtype: torch.dtype) -> None:
+    """Numbers are float32 in arithmetic, and the result is rounded once, as in ATen."""
+
+    def step(x: torch.Tensor, n: float) -> list[torch.Tensor]:
+        return [x * n, x / n, x + n, n - x, n / x]
+
+    compiled = dynaxla.compile_step(step)
+    x = torch.tensor(1.7, dtype=dtype)
+    for number in (0.3, 0.7, 1e6, 70000.0, 1e-5, 0.1):
+        for found, expected in zip(compiled(x, number), step(x, number), strict=True):
+            assert found.dtype == expected.dtype
+            assert found == expected

@@ -289,7 +289,7 @@ def test_models_among_the_arguments_are_searched_once(monkeypatch: pytest.Monkey
             assert walks == [["args", "kwargs"]]
     third, fourth = two(OPTIMIZERS["AdamW"])[2:]
     compiled(third, fourth, x, y)
-    assert ["step", "args[0]", "args[1]"] in walks
+    assert ["step", "argument 0", "argument 1"] in walks
     reference = weakref.ref(other)
     del other, second
     gc.collect()

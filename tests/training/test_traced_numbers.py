@@ -52,7 +52,7 @@ def test_floats_that_stand_for_numbers() -> None:
 
 
 READERS: list[Callable[[Any], Any]] = [
-    *(int, float, round, math.floor, math.ceil, math.sqrt, str, hash, repr, range, abs),
+    *(int, float, round, math.floor, math.ceil, math.sqrt, str, hash, repr, range),
     *(lambda x: [1, 2][:x], lambda x: "a" * x, lambda x: f"{x:.2f}", lambda x: f"{x:f}", lambda x: x & 1, lambda x: divmod(x, 2)),
     *(lambda x: x.real, lambda x: x in {1, 2}, lambda x: (-1) ** x, lambda x: x == np.int64(3), lambda x: np.float32(2) < x),
     *(lambda x: x == 3 + 0j, lambda x: x != decimal.Decimal(3), lambda x: fractions.Fraction(1, 2) < x),
@@ -61,14 +61,10 @@ READERS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("reader", range(len(READERS)))
 def test_readers(reader: int) -> None:
-    """Code that reads the value ends the recording, also if it catches the exception, or goes on to compute."""
+    """Code that reads the value ends the recording."""
     numbers = TracedNumbers(0)
     read = READERS[reader]
     number = numbers.at(LR, 3)
-    if read is abs:
-        assert type(read(number)) is TracedNumber
-        assert not numbers.inspected
-        return
     with pytest.raises(TracedNumberInspected) as caught:
         read(number)
     assert caught.value.places == numbers.inspected == {LR}

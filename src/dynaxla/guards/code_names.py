@@ -104,6 +104,14 @@ def names_of(code: types.CodeType) -> Names:
     return _names_by_identity(_Code(code))
 
 
+def could_tell_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """True if executed untrusted code could tell a traced number (training/traced_numbers.py) from a plain one, by its class."""
+    return any(
+        not all(map(is_trusted_namespace, namespaces)) and ("type" in names_of(code).read or "__class__" in names_of(code).all)
+        for code, namespaces in executed.items()
+    )
+
+
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yields a code object, and the code objects of the functions inside it."""
     yield code

@@ -62,15 +62,6 @@ def could_read_unnoticed(executed: Mapping[types.CodeType, Sequence[dict[str, An
     )
 
 
-def could_tell_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-    """True if executed untrusted code could tell a traced number (training/traced_numbers.py) from a plain one, by its class."""
-    return any(
-        "type" in names.read or "__class__" in names.all
-        for code, namespaces in executed.items()
-        if (names := names_of(code)) and any(True for _ in _untrusted(namespaces))
-    )
-
-
 def _untrusted(namespaces: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (values for values in namespaces if not is_trusted_namespace(values))
 

@@ -18,9 +18,9 @@ from ..errors import CaptureError
 from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
-from .code_names import ExecutedCode
+from .code_names import ExecutedCode, could_tell_classes
 from .fingerprints import NO_CONTENT, content
-from .numpy_arrays import could_read_unnoticed, could_tell_classes, inputs_of
+from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
 from .slots import ABSENT, Attributes, Holder, Namespace, Place
@@ -320,7 +320,7 @@ class FunctionGuards:
 
     def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the roots of the surroundings. Large arguments are among them: a call with the same ones need not walk them again."""
-        given = {f"args[{index}]": value for index, value in enumerate(args)} | {f"kwargs[{name!r}]": kwargs[name] for name in kwargs}
+        given = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)} | {f"{ARGUMENT}{name}": kwargs[name] for name in kwargs}
         return {"step": self._function} | {name: value for name, value in given.items() if isinstance(value, _LARGE_OBJECTS)}
 
     def _surroundings(self, roots: dict[str, Any]) -> _Surroundings:
@@ -353,6 +353,8 @@ class FunctionGuards:
 
 # A number, or a tuple of numbers such as Adam's `betas`.
 Number = float | tuple[float, ...]
+# The paths of large arguments begin with this. No other path does, because expressions have no spaces here.
+ARGUMENT = "argument "
 _LARGE_OBJECTS = (torch.nn.Module, torch.optim.Optimizer)
 # Containers whose entries may be traced numbers during a recording.
 _HOLDERS_OF_NUMBERS = (dict, list, Namespace, Attributes, types.CellType)

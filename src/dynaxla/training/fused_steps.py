@@ -19,7 +19,7 @@ class FusedStep:
     Attributes:
         op: torch's op, which writes in place.
         written_lists: the number of argument lists that the op writes: parameters, gradients, and states.
-        takes_halves: True if torch's op is also correct for half types.
+        supports_half: True if torch's op is also correct for half types.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 from .. import user_frames
 from ..buffers.addresses import elements_behind, lies_within
@@ -396,13 +396,15 @@ class Recorder:
 
         Raises: TracedNumberInspected if there is no rule for the op.
         """
+        numbers = self._traced_numbers_in((args, kwargs))
         function = traced_numbers.op_with_traced_numbers(op)
         if function is None:
-            numbers = self._traced_numbers_in((args, kwargs))
-            raise TracedNumberInspected(frozenset().union(*(number.dynaxla_places for number in numbers)))
+            traced_numbers.inspect(numbers)
         replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
         with self._dispatch:
             result = function(*replaced_args, **replaced_kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        traced_numbers.check_conversions(op, numbers, tensors)
         return result if op._schema.returns else None
 
     def _as_tensor(self, value: Any) -> Any:

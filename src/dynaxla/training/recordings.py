@@ -24,7 +24,7 @@ from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
 from ..guards.fingerprints import NO_CONTENT, PLAIN, content
 from ..guards.slots import ABSENT, Place
-from ..guards.snapshot import KnownObject, Snapshot
+from ..guards.snapshot import ARGUMENT, KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .recorder import Recorder
@@ -140,7 +140,7 @@ class Recording:
     def initial_values(self, state: Snapshot) -> dict[Place, Any]:
         """Returns the new values of places that can be computed before the step, because they depend only on unchanged surroundings."""
         # Each model that is an argument has a first call of its own.
-        tensors = {path: value for path, value in state.surroundings.tensors.items() if not path.startswith(("args[", "kwargs["))}
+        tensors = {path: value for path, value in state.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
         for place, template in self.changes.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
@@ -463,6 +464,7 @@ class _RecordedProgram:
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
         self._numbers = [*recorder.number_placeholders.values(), *(number for item in templates for number in numbers_of(item))]
+        self._limits = [recorder.table.limits.get(number.dynaxla_key, math.inf) for number in self._numbers]
         self._used_paths = {
             *(item for position in self._graph.used_positions if isinstance(item := self._inputs[position], str)),
             *(path for template in templates for path in known_paths_of(template)),
@@ -481,9 +483,14 @@ class _RecordedProgram:
         return self._graph.reuse_executable(other._graph)
 
     def compute_numbers(self, snapshot: Snapshot) -> None:
-        """Computes all numbers of a call, before it has any effect. Raises: ArithmeticError, as the step's Python code does."""
-        for number in self._numbers:
-            number.dynaxla_compute(snapshot.number_at)
+        """Computes all numbers of a call, before it has any effect.
+
+        Raises: ArithmeticError, as the step's Python code does, or for a number beyond its limit (`TracedNumbers.limits`).
+        """
+        for number, limit in zip(self._numbers, self._limits, strict=True):
+            value = number.dynaxla_compute(snapshot.number_at)
+            if limit < math.inf and not abs(value) <= limit:
+                raise OverflowError(f"{value} lies outside the range of the dtypes that the step converts it to")
 
     def _values(self, snapshot: Snapshot) -> list[Any]:
         values: list[Any] = [None] * len(self._inputs)

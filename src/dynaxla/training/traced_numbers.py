@@ -12,7 +12,7 @@ import operator
 import random
 import threading
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from ..errors import CaptureError
 from ..guards.slots import Place
 from .value_reads import in_optimizer
 
@@ -96,8 +97,7 @@ class TracedNumber:
 
     def dynaxla_inspect(self, *_: Any) -> NoReturn:
         """Ends the recording, because Python code reads the value."""
-        self.dynaxla_table.inspected |= self.dynaxla_places
-        raise TracedNumberInspected(self.dynaxla_places)
+        inspect([self])
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(self.dynaxla_value, name) and self.dynaxla_table.is_recording():  # a method of numbers
@@ -131,6 +131,13 @@ class TracedNumber:
         return call_with_stand_ins(function, args, kwargs or {}) if takes_stand_ins(function) else NotImplemented
 
 
+def inspect(numbers: Sequence[TracedNumber]) -> NoReturn:
+    """Ends the recording, because the values of these numbers are needed."""
+    places = frozenset().union(*(number.dynaxla_places for number in numbers))
+    numbers[0].dynaxla_table.inspected |= places
+    raise TracedNumberInspected(places)
+
+
 def takes_stand_ins(function: Any) -> bool:
     """True for a function of torch that is written in C++, and for an operator of tensors.
 
@@ -154,19 +161,44 @@ def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
     if integers:
         is_index = function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
         if is_index or not tensors or not all(tensor.is_floating_point() for tensor in tensors) or not all(map(is_exact, integers)):
-            integers[0].dynaxla_inspect()
+            inspect(integers)
+    if function is torch.Tensor.__setitem__ and not tensors[0].is_floating_point():  # it may convert to an integer
+        inspect(traced_numbers_in(leaves))
     args, kwargs = tree_unflatten([leaf.dynaxla_table.stand_in(leaf) if type(leaf) is TracedNumber else leaf for leaf in leaves], spec)
     try:
         return function(*args, **kwargs)
-    except TypeError:  # an integer was needed
-        if integers:
-            integers[0].dynaxla_inspect()
+    except (CaptureError, TracedNumberInspected):
         raise
+    except Exception:  # the true values may be accepted, for example where integers are needed
+        inspect(traced_numbers_in(leaves))
 
 
 def is_exact(number: TracedNumber) -> bool:
     """True if float64, the dtype of a number as an input of a program, has its value. This becomes a condition."""
     return bool(abs(number) <= 2**53)
+
+
+# Ops that convert a number to their result's dtype, and raise an error if it lies outside the dtype's range.
+_CONVERTING_OPS = frozenset(("fill", "full", "full_like", "masked_fill", "scalar_tensor", "pow", "addcmul", "addcdiv", "lerp"))
+
+
+def check_conversions(op: torch._ops.OpOverload, numbers: Sequence[TracedNumber], tensors: Sequence[torch.Tensor]) -> None:
+    """Sets the limits of the numbers that an op converts to a dtype.
+
+    Args:
+        op: an op of ATen.
+        numbers: the traced numbers among its arguments.
+        tensors: its results, and the other tensors among its arguments.
+
+    Raises: TracedNumberInspected if `_TRACED_OPS` computes another result than ATen, or if a number lies outside the range of a dtype.
+    """
+    name = op._schema.name.partition("::")[2].removeprefix("_foreach_").removesuffix("_")
+    if name in _CONVERTING_OPS or "alpha" in (argument.name for argument in op._schema.arguments):
+        for dtype in {tensor.dtype for tensor in tensors} - {torch.bool}:
+            if not dtype.is_floating_point and not (dtype.is_complex and name != "pow"):
+                inspect(numbers)
+            for number in numbers:
+                number.dynaxla_table.set_limit(number, torch.finfo(dtype).max)
 
 
 def _key(operand: Any) -> Any:
@@ -240,6 +272,7 @@ class TracedNumbers:
         places: the places of all numbers.
         inspected: the places of numbers whose values Python has read.
         conditions: for each comparison that Python has made, by its key: a function that gives the answer, and the answer.
+        limits: the largest magnitudes with which the program may run, by the numbers' keys.
     """
 
     def __init__(self, seed: int) -> None:
@@ -247,6 +280,7 @@ class TracedNumbers:
         self.places: set[Place] = set()
         self.inspected: set[Place] = set()
         self.conditions: dict[Any, tuple[Callable[[Read], bool], bool]] = {}
+        self.limits: dict[Any, float] = {}
         self._random = random.Random(seed)
         self._by_stand_in: dict[float, TracedNumber] = {}
         self._stand_ins: dict[Any, float] = {}
@@ -273,6 +307,12 @@ class TracedNumbers:
         if key not in self._by_key:
             self._by_key[key] = TracedNumber(key, compute, value, places, self)
         return self._by_key[key]
+
+    def set_limit(self, number: TracedNumber, limit: float) -> None:
+        """Allows only values with a magnitude of at most `limit`. Raises: TracedNumberInspected if the recorded value is larger."""
+        self.limits[number.dynaxla_key] = min(limit, self.limits.get(number.dynaxla_key, limit))
+        if not abs(number.dynaxla_value) <= limit:
+            number.dynaxla_inspect()
 
     def stand_in(self, number: TracedNumber) -> float:
         """Returns the float that stands for a traced number in C++ code: a random value that no other float has."""
@@ -314,9 +354,26 @@ def _multiply(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 def _in_dtype_of(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Returns a scalar that does not change x's dtype in arithmetic, and is at least as precise as the op's accumulation dtype."""
-    if x.dtype in (torch.float16, torch.bfloat16) and x.dim():
+    if x.dtype in _HALF_TYPES and x.dim():
         return number.to(torch.float32)
     return number.to(x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
+
+
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def _rounded_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns the function for which a half-type tensor of rank 0 is float32, as a number is; the result has the half type.
+
+    Between tensors of rank 0, a float32 number would make the result float32.
+    """
+
+    def run(x: torch.Tensor, other: Any, *alpha: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype not in _HALF_TYPES or x.dim() or (isinstance(other, torch.Tensor) and other.dtype not in (x.dtype, torch.float64)):
+            return function(x, other, *alpha, **kwargs)
+        return function(x.to(torch.float32), other, *alpha, **kwargs).to(x.dtype)
+
+    return run
 
 
 def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
@@ -359,11 +416,11 @@ def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tenso
 # A function with the op's arguments, by the op's name or by the name of an overload. Traced numbers among the arguments are float64 tensors
 # of rank 0.
 _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
-    "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
-    "rsub": lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha),
-    "mul": lambda x, other: x * _operand(x, other),
-    "div": lambda x, other: x / _operand(x, other),
+    "add": _rounded_once(lambda x, other, alpha=1: x + _operand(x, other, alpha)),
+    "sub": _rounded_once(lambda x, other, alpha=1: x - _operand(x, other, alpha)),
+    "rsub": _rounded_once(lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha)),
+    "mul": _rounded_once(lambda x, other: x * _operand(x, other)),
+    "div": _rounded_once(lambda x, other: x / _operand(x, other)),
     "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
     "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
     "lerp": _lerp,

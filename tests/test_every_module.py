@@ -21,6 +21,7 @@ ELSEWHERE = {
     "engine/test_records.py": "engine/stored",
     # What torch runs, what is found, and what waits.
     "engine/test_eager_executable.py": "engine/build",
+    "training/test_traced_numbers.py": "runtime/number_tracer",
     # What they find and serve shows in the contests that they are parts of.
     "autoselect/test_contest.py": "autoselect/verification autoselect/competing_engines",
     "lowering/test_implementations.py": "lowering/ops/weight_gradients",

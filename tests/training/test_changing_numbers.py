@@ -58,6 +58,7 @@ def refused_above_8(x: torch.Tensor, n: int) -> torch.Tensor:
 # Python does nothing with the number but arithmetic and comparisons: programs serve nearly all calls.
 INPUTS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "product": lambda x, n: x * n,
+    "signs of zero": lambda x, n: torch.stack([1 / (x[:2] * 0 + n * 0.0), 1 / (x[:2] * 0 + n * -0.0)]),
     "tensor": lambda x, n: torch.tensor(n) + x.int(),
     "results": lambda x, n: {"a": n, "b": n + 1, "c": n / 3, "d": n * 2.5, "t": x},
     "tuple": lambda x, n: x * 2 if n in (3, 5) else x,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dynaxla.errors import CaptureError
+from dynaxla.runtime.number_tracer import Input
 from dynaxla.training.recorder import Recorder
 from dynaxla.training.traced_numbers import is_number
 
@@ -65,10 +67,10 @@ def test_numbers_are_inputs() -> None:
     made = recorder(x=x)
     lr = made.table.at(("group", "lr"), 0.1)
     made.run(lambda: (x * -lr, x + torch.tensor(lr)), (), {})
-    keys = [made.key_of(node) for node in made.number_placeholders]
-    assert keys == [("neg", ("group", "lr")), ("group", "lr")]
+    formulas = [made.formula_of(node) for node in made.number_placeholders]
+    assert formulas == [(operator.neg, Input(("group", "lr"))), Input(("group", "lr"))]
     assert all(map(is_number, made.number_placeholders))
-    assert made.key_of(made.tensor_placeholders["x"]) is None
+    assert made.formula_of(made.tensor_placeholders["x"]) is None
 
 
 X = torch.ones(3)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dynaxla.runtime.number_tracer import evaluate
 from dynaxla.training.traced_numbers import TracedNumber, TracedNumberInspected, TracedNumbers, op_with_traced_numbers
 
 aten = torch.ops.aten
@@ -33,18 +34,20 @@ def test_formulas(name: str) -> None:
     made = FORMULAS[name](numbers.at(LR, 0.1), numbers.at(DECAY, 0.1))
     assert type(made) is TracedNumber
     for values in ({LR: 0.25, DECAY: 0.5}, {LR: 3.0, DECAY: 2.0}):
-        assert made.dynaxla_compute(values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
+        assert evaluate(made.dynaxla_formula, values.__getitem__) == FORMULAS[name](values[LR], values[DECAY])
 
 
 def test_floats_that_stand_for_numbers() -> None:
     """C++ code gets a float with a random value; the same formula is the same number."""
     numbers = TracedNumbers(0)
     lr = numbers.at(LR, 0.1)
-    assert numbers.at(LR, 0.2) is lr
-    assert ((lr * 2) is (lr * 2), (lr * 2) is (lr * 3)) == (True, False)
+    assert numbers.stand_in(numbers.at(LR, 0.2)) == numbers.stand_in(lr)
     plain = numbers.stand_in(lr * 2)
     assert type(plain) is float
-    assert numbers.find(plain) is lr * 2
+    assert (plain == numbers.stand_in(lr * 2), plain == numbers.stand_in(lr * 3)) == (True, False)
+    number = numbers.find(plain)
+    assert number is not None
+    assert number.dynaxla_formula == (lr * 2).dynaxla_formula
     assert numbers.find(0.5) is None
     assert numbers.find(1) is None
     others = TracedNumbers(1)
@@ -83,8 +86,14 @@ def test_comparisons_are_conditions() -> None:
         ({COUNT: 7, LR: 8.0}, False),
         ({COUNT: 3, LR: 0.5}, False),
     ):
-        assert all(ask(values.__getitem__) == answer for ask, answer in numbers.conditions.values()) == holds
+        assert all(evaluate(comparison, values.__getitem__) == outcome for comparison, outcome in numbers.conditions.items()) == holds
     assert not numbers.inspected
+
+
+def test_constants_of_formulas() -> None:
+    """Constants that are equal in Python, but not in arithmetic, make different formulas."""
+    lr = TracedNumbers(0).at(LR, 0.5)
+    assert len({(lr * factor).dynaxla_formula for factor in (0.0, -0.0, 0, False, 1, 1.0, True, 0.0)}) == 7
 
 
 def test_other_objects() -> None:
@@ -101,7 +110,7 @@ def test_other_objects() -> None:
 def test_tuples() -> None:
     betas = TracedNumbers(0).at(("group", "betas"), (0.9, 0.99))
     assert isinstance(betas, tuple)
-    assert [(1 - beta).dynaxla_compute({("group", "betas"): (0.5, 0.75)}.__getitem__) for beta in betas] == [0.5, 0.25]
+    assert [evaluate((1 - beta).dynaxla_formula, {("group", "betas"): (0.5, 0.75)}.__getitem__) for beta in betas] == [0.5, 0.25]
 
 
 def number(value: float) -> torch.Tensor:

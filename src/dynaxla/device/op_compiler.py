@@ -29,7 +29,7 @@ from ..engine.options import options_for
 from ..errors import UnsupportedOp
 from ..lowering import dtypes, kernel_refusals
 from ..lowering.checks import Check
-from ..lowering.dynamic_scalars import GuardedInputs, NumberTrace
+from ..lowering.dynamic_scalars import GuardedInputs, ScalarTrace
 from ..lowering.function import Function
 from ..lowering.implementations import choose_generic, choose_without_refusable
 from ..lowering.interpreter import Interpreter
@@ -535,7 +535,7 @@ def _trace_graph(
     except UnsupportedOp as error:
         raise NotLowered(error.message) from error
     settings = Settings.current(platform)
-    number_trace = NumberTrace(specialization.numbers)
+    number_trace = ScalarTrace(specialization.numbers)
     operands = _operands((specialization.args, specialization.functional_kwargs))
     open_numbers = {index: number_trace.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
     tensors = [item for item in operands if isinstance(item, TensorOperand)]
@@ -596,8 +596,8 @@ def _trace_graph(
                 pipeline.PARTITIONABLE(program, free_results), avals, device, [slots[slot].sharding for slot in written_slots]
             )
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - count:
-        raise number_trace.inspected()
-    variant = GuardedInputs(tuple(dict.fromkeys(number_trace.guards)), tuple(number_trace.scalar_inputs))
+        number_trace.inspect()
+    variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
     return TracedProgram(traced, input_slots, interpreter.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
 
 

@@ -7,6 +7,7 @@ optimizer state) become inputs. Ops that write are recorded as they are; AOTAuto
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from ..guards.shared_memory import is_foreign
 from ..guards.torch_state import without_cached_casts
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
+from ..runtime.number_tracer import Formula, formula_of
 from ..runtime.private import storage_id
 from ..torch_ops import aten
 from . import inplace_collectives, parallel_modules, traced_numbers, tracked_arrays
@@ -45,9 +47,6 @@ from .recording_settings import InKernelFakeMode, without_torch_compile
 from .traced_numbers import TracedNumber, TracedNumberInspected, TracedNumbers
 from .updates import written_nodes
 from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, in_optimizer
-
-# First part of the key of a traced number that is a tensor's value. The second part is the tensor's id.
-_VALUE = "value"
 
 
 class Recorder:
@@ -131,10 +130,10 @@ class Recorder:
         """Returns the node of a tensor."""
         return self._nodes[id(self._fake(tensor))]
 
-    def key_of(self, placeholder: Node) -> Any:
-        """Returns the key of the traced number of a placeholder; None for a tensor."""
+    def formula_of(self, placeholder: Node) -> Formula | None:
+        """Returns the formula of the traced number of a placeholder; None for a tensor."""
         number = self.number_placeholders.get(placeholder)
-        return None if number is None else number.dynaxla_key
+        return None if number is None else number.dynaxla_formula
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns the real tensor of a fake tensor; None if the fake tensor was computed."""
@@ -236,7 +235,7 @@ class Recorder:
         for key, value in kwargs.items():
             number = self.table.find(value)
             if number is not None and key != "lr":
-                if number.dynaxla_key[0] == _VALUE:
+                if number.dynaxla_formula[0] is _value_of_tensor:
                     hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
                     message = "an optimizer's setting is a tensor, and the step needs its value in Python"
                     raise CaptureError(message, op=str(step.op), hint=hint)
@@ -387,8 +386,8 @@ class Recorder:
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
-        number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"), float("nan"))
-        self._number_fakes[number.dynaxla_key] = fake
+        number = TracedNumber(self.table, (_value_of_tensor, formula_of(id(fake))), math.nan)
+        self._number_fakes[number.dynaxla_formula] = fake
         return self.table.stand_in(number)
 
     def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -415,15 +414,20 @@ class Recorder:
 
     def number(self, number: TracedNumber) -> FakeTensor:
         """Returns a traced number as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
-        if number.dynaxla_key not in self._number_fakes:
+        if number.dynaxla_formula not in self._number_fakes:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
             node = self._placeholder(f"number_{len(self.number_placeholders)}", fake)
             traced_numbers.mark_number(node)
             self.number_placeholders[node] = number
             self._nodes[id(fake)] = node
-            self._number_fakes[number.dynaxla_key] = fake
-        return self._number_fakes[number.dynaxla_key]
+            self._number_fakes[number.dynaxla_formula] = fake
+        return self._number_fakes[number.dynaxla_formula]
+
+
+def _value_of_tensor(_: int) -> float:
+    """Stands for the value of a tensor, which is not known before the program runs."""
+    return math.nan
 
 
 def _getitem(values: Any, index: int) -> Any:

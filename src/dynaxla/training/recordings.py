@@ -26,6 +26,7 @@ from ..guards.fingerprints import NO_CONTENT, PLAIN, content
 from ..guards.slots import ABSENT, Place
 from ..guards.snapshot import ARGUMENT, KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
+from ..runtime.number_tracer import evaluate
 from ..runtime.private import storage_id
 from .recorder import Recorder
 from .traced_numbers import TracedNumber
@@ -222,7 +223,7 @@ class Recording:
                     return two in other_paths
                 if one.op == two.op == "placeholder":
                     pairs[one] = two
-                    return paths.get(one) == other_paths.get(two) and self.recorder.key_of(one) == other.recorder.key_of(two)
+                    return paths.get(one) == other_paths.get(two) and self.recorder.formula_of(one) == other.recorder.formula_of(two)
                 return False
             if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
                 return len(one) == len(two) and all(map(same, one, two))
@@ -267,7 +268,7 @@ class Recording:
         if isinstance(template, Output):
             return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[other_template.index])
         if isinstance(template, ComputedNumber):
-            return template.number.dynaxla_key == other_template.number.dynaxla_key
+            return template.number.dynaxla_formula == other_template.number.dynaxla_formula
         if isinstance(template, ContainerTemplate):
             one, two = ([item for pair in built.items for item in pair] for built in (template, other_template))
             return len(one) == len(two) and all(
@@ -344,7 +345,7 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Sna
     if isinstance(template, KnownObject):
         return snapshot.object_at(template.path)
     if isinstance(template, ComputedNumber):
-        return template.number.dynaxla_compute(snapshot.number_at)
+        return evaluate(template.number.dynaxla_formula, snapshot.number_at)
     if isinstance(template, ContainerTemplate):
         return template.make([(build(key, output, snapshot), build(item, output, snapshot)) for key, item in template.items])
     return template

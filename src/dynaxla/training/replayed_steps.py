@@ -28,6 +28,7 @@ from ..observe import metrics
 from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
+from ..runtime.number_tracer import Formula, evaluate
 from . import parallel_modules
 from .eager_collectives import IGNORED_CODE as collectives_code
 from .eager_collectives import program_collectives
@@ -36,7 +37,7 @@ from .recorded_graph import RecordedGraph
 from .recorder import Recorder, ignored_code
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
 from .recordings import Recording, build, known_paths_of, numbers_of, outputs_of
-from .traced_numbers import Read, TracedNumber, TracedNumberInspected
+from .traced_numbers import TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .value_reads import IGNORED_CODE as value_reads_code
@@ -47,8 +48,8 @@ _MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
 _REFUSED = "refused"
 T = TypeVar("T")
-# See `TracedNumbers.conditions`.
-Conditions = Mapping[Any, tuple[Callable[[Read], bool], bool]]
+# See `NumberTrace.conditions`.
+Conditions = Mapping[Formula, bool]
 
 
 class StepPrograms:
@@ -153,7 +154,7 @@ class StepPrograms:
     def _find(self, snapshot: Snapshot) -> _RecordedProgram | str | None:
         for conditions, program in self._programs.get(snapshot.key) or ():
             with contextlib.suppress(ArithmeticError):  # such as a division by zero, which an eager call raises, too
-                if all(ask(snapshot.number_at) == answer for ask, answer in conditions.values()):
+                if all(evaluate(comparison, snapshot.number_at) == outcome for comparison, outcome in conditions.items()):
                     if isinstance(program, _RecordedProgram):
                         program.compute_numbers(snapshot)
                     return program
@@ -464,7 +465,7 @@ class _RecordedProgram:
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
         self._numbers = [*recorder.number_placeholders.values(), *(number for item in templates for number in numbers_of(item))]
-        self._limits = [recorder.table.limits.get(number.dynaxla_key, math.inf) for number in self._numbers]
+        self._limits = [recorder.table.limits.get(number.dynaxla_formula, math.inf) for number in self._numbers]
         self._used_paths = {
             *(item for position in self._graph.used_positions if isinstance(item := self._inputs[position], str)),
             *(path for template in templates for path in known_paths_of(template)),
@@ -488,7 +489,7 @@ class _RecordedProgram:
         Raises: ArithmeticError, as the step's Python code does, or for a number beyond its limit (`TracedNumbers.limits`).
         """
         for number, limit in zip(self._numbers, self._limits, strict=True):
-            value = number.dynaxla_compute(snapshot.number_at)
+            value = evaluate(number.dynaxla_formula, snapshot.number_at)
             if limit < math.inf and not abs(value) <= limit:
                 raise OverflowError(f"{value} lies outside the range of the dtypes that the step converts it to")
 
@@ -496,7 +497,9 @@ class _RecordedProgram:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._graph.used_positions:
             item = self._inputs[position]
-            values[position] = snapshot.input_at(item) if isinstance(item, str) else float(item.dynaxla_compute(snapshot.number_at))
+            values[position] = (
+                snapshot.input_at(item) if isinstance(item, str) else float(evaluate(item.dynaxla_formula, snapshot.number_at))
+            )
         return values
 
     def dry_run(self, snapshot: Snapshot) -> DryRun | None:

@@ -7,7 +7,6 @@ An ATen op with such a float among its arguments gets an input of the program in
 
 from __future__ import annotations
 
-import numbers
 import operator
 import random
 import threading
@@ -15,13 +14,13 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import CaptureError
 from ..guards.slots import Place
+from ..runtime.number_tracer import Formula, Input, NumberTrace, NumberTracer, formula_of, inputs_of, value_of
 from .value_reads import in_optimizer
 
 
@@ -37,105 +36,31 @@ class TracedNumberInspected(Exception):
         self.places = places
 
 
-# Returns the number, or the tuple of numbers, at a place.
-Read = Callable[[Place], Any]
 # A loop whose end depends on a number would make a condition in each iteration.
 _MAX_CONDITIONS = 100
 
 
-class TracedNumber:
-    """A number that Python code computes with while a step is recorded. Its class reads as `int` or `float`.
+class TracedNumber(NumberTracer):
+    """A number that Python code computes with while a step is recorded. The inputs of its formula are places in the step's state.
 
-    It is no subclass of these, because code written in C, such as a list's slice, would read the value without asking. In other threads,
-    and after the recording, it does what the plain number does.
-
-    Attributes (no other object has an attribute of such a name):
-        dynaxla_key: the number's origin: a place (a path in the step's state), or an operation and its operands' keys.
-        dynaxla_compute: computes the value, given a function that reads the number at a place.
-        dynaxla_value: the value in the state that is recorded.
-        dynaxla_places: the places of the numbers that it is computed from.
-        dynaxla_table: all traced numbers of the recording.
+    In other threads, and after the recording, it does what the plain number does.
     """
 
-    __array_ufunc__ = None  # makes NumPy leave arithmetic with this class to the methods below
-    __slots__ = ("dynaxla_compute", "dynaxla_key", "dynaxla_places", "dynaxla_table", "dynaxla_value")
-
-    def __init__(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place], table: TracedNumbers) -> None:
-        self.dynaxla_key, self.dynaxla_compute, self.dynaxla_value = key, compute, value
-        self.dynaxla_places, self.dynaxla_table = places, table
-
-    __class__ = property(lambda self: type(self.dynaxla_value))
-
-    def dynaxla_apply(self, name: str, function: Callable[..., Any], *operands: Any) -> Any:
-        key = name, *map(_key, operands)
-        values = [_true_value(operand) for operand in operands]
-        if not self.dynaxla_table.is_recording():
-            return function(*values)
-        if name == "pow" and not self.dynaxla_has_fixed_type(*operands):
-            self.dynaxla_inspect()
-        places = frozenset().union(*(operand.dynaxla_places for operand in operands if type(operand) is TracedNumber))
-
-        def compute(read: Read) -> Any:
-            return function(*(_value(operand, read) for operand in operands))
-
-        return self.dynaxla_table.add(key, compute, function(*values), places)
-
-    def dynaxla_has_fixed_type(self, base: Any, exponent: Any) -> bool:
-        """True if base ** exponent has the same type for all numbers for which the conditions hold."""
-        is_real = self.dynaxla_ask("gt", operator.gt, base, 0)
-        return is_real and (isinstance(base, float) or isinstance(exponent, float) or self.dynaxla_ask("ge", operator.ge, exponent, 0))
-
-    def dynaxla_ask(self, name: str, function: Callable[..., bool], *operands: Any) -> bool:
-        """Returns the answer of a comparison, which becomes a condition for replaying the program."""
-        answer = function(*map(_true_value, operands))
-        if any(type(operand) is TracedNumber for operand in operands) and self.dynaxla_table.is_recording():
-            conditions = self.dynaxla_table.conditions
-            conditions[name, *map(_key, operands)] = lambda read: function(*(_value(operand, read) for operand in operands)), answer
-            if len(conditions) > _MAX_CONDITIONS:
-                self.dynaxla_inspect()
-        return answer
-
-    def dynaxla_inspect(self, *_: Any) -> NoReturn:
-        """Ends the recording, because Python code reads the value."""
-        inspect([self])
-
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(self.dynaxla_value, name) and self.dynaxla_table.is_recording():  # a method of numbers
-            self.dynaxla_inspect()
-        return getattr(self.dynaxla_value, name)
-
-    def __bool__(self) -> bool:
-        return self.dynaxla_ask("bool", bool, self)
-
-    def __neg__(self) -> Any:
-        return self.dynaxla_apply("neg", operator.neg, self)
-
-    def __pos__(self) -> Any:
-        return self
-
-    def __abs__(self) -> Any:
-        return self.dynaxla_apply("abs", abs, self)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
+    __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls a function of torch with floats that stand for the traced numbers."""
-        if not all(number.dynaxla_table.is_recording() for number in traced_numbers_in((args, kwargs))):
-            args, kwargs = tree_map(_true_value, (args, kwargs or {}))
+        if not all(number.dynaxla_trace.is_recording() for number in traced_numbers_in((args, kwargs))):
+            args, kwargs = tree_map(value_of, (args, kwargs or {}))
             return function(*args, **kwargs)
         return call_with_stand_ins(function, args, kwargs or {}) if takes_stand_ins(function) else NotImplemented
 
 
 def inspect(numbers: Sequence[TracedNumber]) -> NoReturn:
-    """Ends the recording, because the values of these numbers are needed."""
-    places = frozenset().union(*(number.dynaxla_places for number in numbers))
-    numbers[0].dynaxla_table.inspected |= places
-    raise TracedNumberInspected(places)
+    """Ends the recording, because the values of these numbers are needed. Raises: TracedNumberInspected."""
+    numbers[0].dynaxla_trace.inspect(*(number.dynaxla_formula for number in numbers))
+    raise AssertionError
 
 
 def takes_stand_ins(function: Any) -> bool:
@@ -164,7 +89,7 @@ def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
             inspect(integers)
     if function is torch.Tensor.__setitem__ and not tensors[0].is_floating_point():  # it may convert to an integer
         inspect(traced_numbers_in(leaves))
-    args, kwargs = tree_unflatten([leaf.dynaxla_table.stand_in(leaf) if type(leaf) is TracedNumber else leaf for leaf in leaves], spec)
+    args, kwargs = tree_unflatten([leaf.dynaxla_trace.stand_in(leaf) if type(leaf) is TracedNumber else leaf for leaf in leaves], spec)
     try:
         return function(*args, **kwargs)
     except (CaptureError, TracedNumberInspected):
@@ -198,93 +123,27 @@ def check_conversions(op: torch._ops.OpOverload, numbers: Sequence[TracedNumber]
             if not dtype.is_floating_point and not (dtype.is_complex and name != "pow"):
                 inspect(numbers)
             for number in numbers:
-                number.dynaxla_table.set_limit(number, torch.finfo(dtype).max)
+                number.dynaxla_trace.set_limit(number, torch.finfo(dtype).max)
 
 
-def _key(operand: Any) -> Any:
-    return operand.dynaxla_key if type(operand) is TracedNumber else (type(operand), operand)
-
-
-def _true_value(operand: Any) -> Any:
-    return operand.dynaxla_value if type(operand) is TracedNumber else operand
-
-
-def _value(operand: Any, read: Read) -> Any:
-    return operand.dynaxla_compute(read) if type(operand) is TracedNumber else operand
-
-
-def _is_operand(value: Any) -> bool:
-    return type(value) in (TracedNumber, int, float, bool)
-
-
-def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool) -> Callable[[TracedNumber, Any], Any]:
-    def method(self: TracedNumber, other: Any) -> Any:
-        if not _is_operand(other):
-            return NotImplemented
-        return self.dynaxla_apply(name, function, *((other, self) if reflected else (self, other)))
-
-    return method
-
-
-def _comparison_method(name: str, function: Callable[[Any, Any], bool]) -> Callable[[TracedNumber, Any], Any]:
-    def method(self: TracedNumber, other: Any) -> Any:
-        if _is_operand(other):
-            return self.dynaxla_ask(name, function, self, other)
-        if isinstance(other, (numbers.Number, np.generic)):  # complex numbers, NumPy's, decimals and fractions
-            if self.dynaxla_table.is_recording():
-                self.dynaxla_inspect()
-            return function(self.dynaxla_value, other)
-        return NotImplemented
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
-    _function = getattr(operator, _name)
-    setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, _function, False))
-    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, _function, True))
-
-
-def _reader(name: str) -> Callable[..., Any]:
-    """Returns a special method that reads the number's value."""
-
-    def method(self: TracedNumber, *args: Any) -> Any:
-        if self.dynaxla_table.is_recording():
-            self.dynaxla_inspect()
-        return getattr(self.dynaxla_value, name)(*args)
-
-    return method
-
-
-for _name in (
-    *("hash", "int", "float", "index", "complex", "array", "round", "trunc", "floor", "ceil", "repr", "str", "format", "reduce_ex"),
-    *("invert", "divmod", "rdivmod", "and", "or", "xor", "lshift", "rshift", "rand", "ror", "rxor", "rlshift", "rrshift"),
-):
-    setattr(TracedNumber, f"__{_name}__", _reader(f"__{_name}__"))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(TracedNumber, f"__{_name}__", _comparison_method(_name, getattr(operator, _name)))
-
-
-class TracedNumbers:
+class TracedNumbers(NumberTrace):
     """The traced numbers of one recording.
 
     Attributes:
         places: the places of all numbers.
         inspected: the places of numbers whose values Python has read.
-        conditions: for each comparison that Python has made, by its key: a function that gives the answer, and the answer.
-        limits: the largest magnitudes with which the program may run, by the numbers' keys.
+        limits: the largest magnitudes with which the program may run, by the numbers' formulas.
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._thread: int | None = threading.get_ident()
         self.places: set[Place] = set()
         self.inspected: set[Place] = set()
-        self.conditions: dict[Any, tuple[Callable[[Read], bool], bool]] = {}
-        self.limits: dict[Any, float] = {}
+        self.limits: dict[Formula, float] = {}
         self._random = random.Random(seed)
         self._by_stand_in: dict[float, TracedNumber] = {}
-        self._stand_ins: dict[Any, float] = {}
-        self._by_key: dict[Any, TracedNumber] = {}
+        self._stand_ins: dict[Formula, float] = {}
 
     def is_recording(self) -> bool:
         """True in the thread that records, until `finish`."""
@@ -298,36 +157,41 @@ class TracedNumbers:
         """Returns a traced number for the number `value` at a place, or one for each number of a tuple."""
         self.places.add(place)
         if isinstance(value, tuple):
-            items = enumerate(value)
-            return tuple(self.add((*place, index), _item_reader(place, index), item, frozenset({place})) for index, item in items)
-        return self.add(place, lambda read: read(place), value, frozenset({place}))
+            return tuple(TracedNumber(self, (operator.getitem, Input(place), formula_of(index)), item) for index, item in enumerate(value))
+        return TracedNumber(self, Input(place), value)
 
-    def add(self, key: Any, compute: Callable[[Read], Any], value: Any, places: frozenset[Place] = frozenset()) -> TracedNumber:
-        """Returns the traced number with this key. The first call creates it, with the other arguments as its attributes."""
-        if key not in self._by_key:
-            self._by_key[key] = TracedNumber(key, compute, value, places, self)
-        return self._by_key[key]
+    def inspect(self, *formulas: Formula) -> NoReturn:
+        """Ends the recording, because Python code reads the values of formulas. Raises: TracedNumberInspected."""
+        places = frozenset(place for formula in formulas for place in inputs_of(formula))
+        self.inspected |= places
+        raise TracedNumberInspected(places)
+
+    def compare(self, function: Callable[..., Any], *operands: Any) -> bool:
+        """Compares numbers, and records the outcome as a condition. Raises: TracedNumberInspected for too many conditions."""
+        outcome = super().compare(function, *operands)
+        if len(self.conditions) > _MAX_CONDITIONS and self.is_recording():
+            self.inspect(*map(formula_of, operands))
+        return outcome
 
     def set_limit(self, number: TracedNumber, limit: float) -> None:
         """Allows only values with a magnitude of at most `limit`. Raises: TracedNumberInspected if the recorded value is larger."""
-        self.limits[number.dynaxla_key] = min(limit, self.limits.get(number.dynaxla_key, limit))
+        formula = number.dynaxla_formula
+        if not any(True for _ in inputs_of(formula)):  # the value of a tensor
+            return
+        self.limits[formula] = min(limit, self.limits.get(formula, limit))
         if not abs(number.dynaxla_value) <= limit:
-            number.dynaxla_inspect()
+            self.inspect(formula)
 
     def stand_in(self, number: TracedNumber) -> float:
         """Returns the float that stands for a traced number in C++ code: a random value that no other float has."""
-        if number.dynaxla_key not in self._stand_ins:
-            value = self._stand_ins[number.dynaxla_key] = self._random.uniform(0.1, 0.9)
+        if number.dynaxla_formula not in self._stand_ins:
+            value = self._stand_ins[number.dynaxla_formula] = self._random.uniform(0.1, 0.9)
             self._by_stand_in[value] = number
-        return self._stand_ins[number.dynaxla_key]
+        return self._stand_ins[number.dynaxla_formula]
 
     def find(self, value: Any) -> TracedNumber | None:
         """Returns the traced number that a float stands for; None for another value."""
         return self._by_stand_in.get(value) if type(value) is float else None
-
-
-def _item_reader(place: Place, index: int) -> Callable[[Read], Any]:
-    return lambda read: read(place)[index]
 
 
 def traced_numbers_in(values: Any) -> list[TracedNumber]:

@@ -195,7 +195,6 @@ def plan_outputs(
     """
     positions = {node: position for position, node in enumerate(placeholders)}
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
-    plan: list[Output] = []
     buffers: list[Buffer] = []
     buffer_of: dict[Node, int] = {}
 
@@ -208,14 +207,12 @@ def plan_outputs(
             buffers.append(Buffer(node, spec, layout, not layout.dense or offset > 0, value.is_conj(), value.is_neg(), offset))
         return buffer_of[node]
 
-    for node in outputs:
+    def memory_of(node: Any) -> Output:
         if not isinstance(node, Node):
-            plan.append(Constant(None, node))
-            continue
+            return Constant(None, node)
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
-            plan.append(Constant(node))
-            continue
+            return Constant(node)
         spec = symbols.spec(value)
         flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
         storage = storages.of[node]
@@ -223,30 +220,27 @@ def plan_outputs(
         if shared is not None:
             source = placeholders[shared].meta["val"]
             if node in positions:
-                plan.append(FromInput(positions[node], spec.shape, spec.stride, 0, spec.dtype, True))
-                continue
+                return FromInput(positions[node], spec.shape, spec.stride, 0, spec.dtype, True)
             start = symbols.spec(source).offset * source.element_size()
             if start % value.element_size() == 0:
                 offset = spec.offset - start // value.element_size()
                 apart = is_undeclared_view(node)
-                plan.append(FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, apart=apart, **flags))
-                continue
+                return FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, apart=apart, **flags)
         if 0 in spec.shape:
-            plan.append(Empty(spec, **flags))
-            continue
+            return Empty(spec, **flags)
         maker = storages.makers.get(storage, node)
         layout = Layout.of(spec.shape, spec.stride)
         alone = len(storages.sharing[storage]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
         lost = _lost_offset(maker, symbols) if is_dynamic else 0
         if shared is not None or (maker is node and not made.offset + lost) or (alone and not any(flags.values())) or 0 in made.shape:
-            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
-        else:
-            # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be right.
-            offset = made.offset + lost if len(storages.sharing[storage]) > 1 else 0
-            start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
-            plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
-    return plan, buffers
+            return FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags)
+        # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be right.
+        offset = made.offset + lost if len(storages.sharing[storage]) > 1 else 0
+        start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
+        return FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags)
+
+    return [memory_of(node) for node in outputs], buffers
 
 
 # The descriptors of tensors saved for the backward graph. torch 2.13 has a second class, for tensors whose version counter is not checked.

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ..bench import choices, from_source_tree
+from ..bench.argument_checks import check_device, check_device_name, check_dtype, check_names, check_writable, split, with_more
 from ..bench.benchmark_error import BenchmarkError
 from .terminal import console_for
+
+if TYPE_CHECKING:
+    from ..bench.report import BenchReport
 
 QUICK_SECONDS = 2.0
 SOURCE_TREE = "git clone dynaxla, and run the command there (pip install -e '.[bench]')"
@@ -24,6 +28,7 @@ def _optional(text: str, *names: str) -> Any:
 
 _MODELS = _optional("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
 _ENGINES = _optional(f"By comma or repeated: {', '.join(choices.ENGINES)}. Default: most that work here. The source tree has more.")
+_OPTIMIZER = typer.Option(help=f"With --training: {', '.join(choices.OPTIMIZERS)} (the forward and backward pass alone).")
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
 Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(choices.DTYPES)}.")]
@@ -54,9 +59,7 @@ def bench(
     suite: Annotated[str, typer.Option(help="Which models: models; in the source tree also others.")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
     training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
-    optimizer: Annotated[
-        str, typer.Option(help=f"With --training: {', '.join(choices.OPTIMIZERS)} (the forward and backward pass alone).")
-    ] = "sgd",
+    optimizer: Annotated[str, _OPTIMIZER] = "sgd",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
     dtype: Dtype = "float32",
     device: Annotated[str, _DEVICE] = "cpu",
@@ -78,42 +81,22 @@ def bench(
 
     The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
     """
-    from ..bench.argument_checks import check_device_name, check_names, check_writable, split, with_more
-
-    table: Any = from_source_tree("choices") or choices
     with exit_on_errors():  # before torch and JAX are imported
-        check_names("suite", [suite], table.SUITES)
-        check_names("engine", [*split(engines), baseline], table.ENGINES)
-        check_names("model", sorted(split(models)) if suite == "models" else [], choices.MODELS, " in the suite 'models'")
-        check_names("optimizer", [optimizer], choices.OPTIMIZERS)
-        check_names("dtype", [dtype], choices.DTYPES)
-        check_device_name(device, with_jax=True)
-        if memory and table is choices:
-            raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
-        if memory and device.startswith("jax"):
-            raise BenchmarkError("--memory supports only the devices cpu and cuda")
-        if output is not None:
-            check_writable(output)
+        _check_arguments(suite, split(models), [*split(engines), baseline], optimizer, dtype, device, memory, output)
 
     from ..bench import engines as standard_engines
-    from ..bench import report
     from ..bench import suites as standard_models
-    from ..bench.argument_checks import check_device, check_dtype
     from ..bench.measure import BenchSettings
     from ..bench.runner import ModelSetup
     from ..bench.session import run
-    from ..tuning import tried
-    from ..tuning.table import show
 
-    console = console_for(200)
     engine_table, suites = from_source_tree("engines") or standard_engines, from_source_tree("suites") or standard_models
     processes = from_source_tree("processes") if memory else None
     with exit_on_errors():
         batch = batch or (4 if training else 1)
         placement = ModelSetup(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
         kind = placement.device.type
-        names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
-        cases = suites.choose(suite, names)
+        cases = suites.choose(suite, split(models) or (suites.QUICK.get(suite, []) if quick else []))
         engine_table.choose([baseline], [], kind)
         default_names = engine_table.default_engines(suite, kind, training=training, quick=quick)
         extra_names = [baseline, "dynaxla_tuned"] if tune else [baseline]
@@ -125,14 +108,42 @@ def bench(
             placement, iterations_per_run, randomize_input, baseline, rounds, seconds_per_engine, measure_memory, traceback, amortized_calls
         )
         result = run(cases, chosen, settings, suite, notes)
-        report.show(result, console)
-        if tune:
-            show(tried(), console)
-        if output is not None:
-            for file in report.write(result, output):
-                console.print(f"wrote {file}", highlight=False)
+        _report(result, tune, output)
     if result.bad_rows or not result.rows:
         raise typer.Exit(1)
+
+
+def _check_arguments(
+    suite: str, models: list[str], engines: list[str], optimizer: str, dtype: str, device: str, memory: bool, output: Path | None
+) -> None:
+    """Checks arguments of `bench`, without importing torch and JAX. Raises: BenchmarkError."""
+    table: Any = from_source_tree("choices") or choices
+    check_names("suite", [suite], table.SUITES)
+    check_names("engine", engines, table.ENGINES)
+    check_names("model", sorted(models) if suite == "models" else [], choices.MODELS, " in the suite 'models'")
+    check_names("optimizer", [optimizer], choices.OPTIMIZERS)
+    check_names("dtype", [dtype], choices.DTYPES)
+    check_device_name(device, with_jax=True)
+    if memory and table is choices:
+        raise BenchmarkError(f"--memory is part of the source tree alone: {SOURCE_TREE}")
+    if memory and device.startswith("jax"):
+        raise BenchmarkError("--memory supports only the devices cpu and cuda")
+    if output is not None:
+        check_writable(output)
+
+
+def _report(result: BenchReport, tune: bool, output: Path | None) -> None:
+    """Prints a result, with --tune also the measured implementations, and writes it to the directory `output`."""
+    from ..bench import report
+    from ..tuning import tried
+    from ..tuning.table import show
+
+    console = console_for(200)
+    report.show(result, console)
+    if tune:
+        show(tried(), console)
+    for file in report.write(result, output) if output is not None else ():
+        console.print(f"wrote {file}", highlight=False)
 
 
 def table_command(name: str, part: str) -> Callable[[typer.Context], None]:

@@ -65,16 +65,17 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
         if target.shape != value.shape:
             storages.resize(target, tuple(value.shape), tuple(value.stride()))
         copies.write(target, value)
+    return _to_device(result, op, originals, target_device)
 
-    def to_device(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) in originals:
-                return originals[id(value)]
-            if value.layout != torch.strided:
-                raise NotImplementedError(f"{op} returns a tensor of layout {value.layout}, which the device {target_device} does not have")
-            return copies.from_cpu(value, target_device)
-        if isinstance(value, (list, tuple)):
-            return type(value)([to_device(item) for item in value])
-        return value
 
-    return to_device(result)
+def _to_device(value: Any, op: OpOverload, originals: Mapping[int, torch.Tensor], device: torch.device) -> Any:
+    """Copies the tensors in an op's result to the device. The CPU copy of an argument becomes the argument (`originals`, by id)."""
+    if isinstance(value, torch.Tensor):
+        if id(value) in originals:
+            return originals[id(value)]
+        if value.layout != torch.strided:
+            raise NotImplementedError(f"{op} returns a tensor of layout {value.layout}, which the device {device} does not have")
+        return copies.from_cpu(value, device)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_to_device(item, op, originals, device) for item in value])
+    return value

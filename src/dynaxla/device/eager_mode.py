@@ -251,18 +251,14 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     if _recorder is not None and not is_traced:
         return _recorder(functional_op, args, kwargs, targets)
     call = _OpCall(functional_op.op)
-    operands: Any
-    if functional_op.number_arguments:
-        numbers = functional_op.number_arguments
-        operands = tuple([(call.to_operand_or_number if index in numbers else call.to_operand)(value) for index, value in enumerate(args)])
-        named_operands = {
-            name: (call.to_operand_or_number if name in numbers else call.to_operand)(value) for name, value in kwargs.items()
-        }
+    to_operand = call.to_operand
+    if numbers := functional_op.number_arguments:
+        operands = tuple([(call.to_operand_or_number if index in numbers else to_operand)(value) for index, value in enumerate(args)])
+        named_operands = {name: (call.to_operand_or_number if name in numbers else to_operand)(value) for name, value in kwargs.items()}
     else:
-        operands, named_operands = call.to_operand(args), {name: call.to_operand(value) for name, value in kwargs.items()}
-    target_operands = tuple([call.to_operand(target) for target in targets])
-    if call.device is None:
-        call.device = pjrt_devices.with_index(torch.device(storages.NAME))
+        operands, named_operands = to_operand(args), {name: to_operand(value) for name, value in kwargs.items()}
+    target_operands = tuple([to_operand(target) for target in targets])
+    call.device = call.device or pjrt_devices.with_index(torch.device(storages.NAME))
     device, where = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))
     settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
     slots = tuple(call.slots)

@@ -529,59 +529,31 @@ def _trace_graph(
     Raises: NotLowered; the errors of the lowering.
     """
     targets, slots, device = specialization.targets, specialization.slots, specialization.device
-    platform = _platform(device)
-    try:
-        interpreter = Interpreter(module, platform, kernels=False)
-    except UnsupportedOp as error:
-        raise NotLowered(error.message) from error
-    settings = Settings.current(platform)
     number_trace = ScalarTrace(specialization.numbers)
-    operands = _operands((specialization.args, specialization.functional_kwargs))
-    open_numbers = {index: number_trace.number(item.position) for index, item in enumerate(operands) if isinstance(item, NumberOperand)}
-    tensors = [item for item in operands if isinstance(item, TensorOperand)]
-    # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. On a mesh, XLA cannot partition
-    # calls.
-    choose = choose_generic if platform == "cpu" or specialization.where is not None else choose_without_refusable
-    outputs = [node for node in nodes if node is not None]
-    function = Function(interpreter, numbers=open_numbers, outputs=outputs, settings=settings, choose=choose)
+    function = _lowered_function(specialization, module, nodes, number_trace)
+    tensors = [item for item in _operands((specialization.args, specialization.functional_kwargs)) if isinstance(item, TensorOperand)]
     input_slots = tuple(index for index, metadata in enumerate(slots) if metadata.shape is not None)
-    views = {item.slot: item.view.dtype for item in reversed([*tensors, *targets])}  # by storage, the dtype of the first tensor on it
     written_slots = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
         number_trace.begin(arrays[count:])
-        slot_arrays = dict(zip(input_slots, arrays, strict=False))
-        for index, slot in enumerate(slots):
-            if index not in slot_arrays:
-                zeros = strided_memory.unwritten_aval(slot.nbytes, views.get(index, torch.uint8))
-                slot_arrays[index] = jax.numpy.zeros(zeros.shape, zeros.dtype)
-        key = jax.random.wrap_key_data(arrays[count - 1], impl="threefry2x32") if interpreter.draws_random else None
+        slot_arrays = _slot_arrays(specialization, tensors, iter(arrays))
+        key = jax.random.wrap_key_data(arrays[count - 1], impl="threefry2x32") if function.draws_random else None
         results = function([strided_memory.read(slot_arrays[operand.slot], operand.view) for operand in tensors], key)
         result_values = iter(results.outputs)
         outputs = [None if node is None else next(result_values) for node in nodes]
-        for operand, value in zip(targets, outputs, strict=False):
-            value = _cast_and_expand(value, operand.view)
-            slot = slots[operand.slot]
-            slot_arrays[operand.slot] = strided_memory.write(slot_arrays[operand.slot], operand.view, value)
-            if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of this shape
-                slot_arrays[operand.slot] = strided_memory.bitcast(slot_arrays[operand.slot], slot.shape, slot.dtype)
-        new_arrays = (
-            [_storage_array(value, item) for value, item in zip(outputs, new_outputs, strict=True) if isinstance(item, NewTensor)]
-            if new_outputs
-            else []
-        )
+        _write_targets(specialization, slot_arrays, outputs)
+        new_values = zip(outputs, new_outputs, strict=True) if new_outputs else ()
+        new_arrays = [_storage_array(value, item) for value, item in new_values if isinstance(item, NewTensor)]
         checks[:] = [(check.error, check.message) for check in results.checks]
         code = [Check.first_failed(results.checks)] if results.checks else []
         return [*(slot_arrays[slot] for slot in written_slots), *new_arrays, *code]
 
     program.__name__ = specialization.functional_op.op._schema.name.replace("::", "_")
     sharding = meshes.as_sharding(specialization.where or device)
-    avals = [
-        jax.ShapeDtypeStruct(slots[index].shape, slots[index].dtype, sharding=slots[index].sharding or sharding) for index in input_slots
-    ]
-    if interpreter.draws_random:
-        avals.append(jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding))
+    avals = [jax.ShapeDtypeStruct(slot.shape, slot.dtype, sharding=slot.sharding or sharding) for slot in slots if slot.shape is not None]
+    avals += [jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding)] if function.draws_random else []
     count = len(avals)
     if specialization.numbers:
         with _trace_context(device):
@@ -592,13 +564,50 @@ def _trace_graph(
             traced = _trace_program(program, avals, device)
         else:
             free_results = range(len(written_slots), len(written_slots) + sum(isinstance(item, NewTensor) for item in new_outputs))
-            traced = _trace_program(
-                pipeline.PARTITIONABLE(program, free_results), avals, device, [slots[slot].sharding for slot in written_slots]
-            )
+            shardings = [slots[slot].sharding for slot in written_slots]
+            traced = _trace_program(pipeline.PARTITIONABLE(program, free_results), avals, device, shardings)
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - count:
         number_trace.inspect()
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
-    return TracedProgram(traced, input_slots, interpreter.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
+    return TracedProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
+
+
+def _lowered_function(
+    specialization: OpSpecialization, module: GraphModule, nodes: Sequence[Node | None], number_trace: ScalarTrace
+) -> Function:
+    """Returns an op as a function of its tensors. Numbers are inputs of `number_trace`. Raises: NotLowered."""
+    platform = _platform(specialization.device)
+    try:
+        interpreter = Interpreter(module, platform, kernels=False)
+    except UnsupportedOp as error:
+        raise NotLowered(error.message) from error
+    operands = enumerate(_operands((specialization.args, specialization.functional_kwargs)))
+    numbers = {index: number_trace.number(item.position) for index, item in operands if isinstance(item, NumberOperand)}
+    # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. On a mesh, XLA cannot partition
+    # calls.
+    choose = choose_generic if platform == "cpu" or specialization.where is not None else choose_without_refusable
+    outputs = [node for node in nodes if node is not None]
+    return Function(interpreter, numbers=numbers, outputs=outputs, settings=Settings.current(platform), choose=choose)
+
+
+def _slot_arrays(specialization: OpSpecialization, tensors: Sequence[TensorOperand], inputs: Iterator[jax.Array]) -> list[jax.Array]:
+    """Returns the array of each slot: an input of the program, or zeros for a storage that nobody has written to."""
+    first_dtypes = {item.slot: item.view.dtype for item in reversed([*tensors, *specialization.targets])}  # of the tensors on a slot
+    unwritten = [
+        strided_memory.unwritten_aval(slot.nbytes, first_dtypes.get(index, torch.uint8)) if slot.shape is None else None
+        for index, slot in enumerate(specialization.slots)
+    ]
+    return [next(inputs) if aval is None else jax.numpy.zeros(aval.shape, aval.dtype) for aval in unwritten]
+
+
+def _write_targets(specialization: OpSpecialization, slot_arrays: list[jax.Array], results: Sequence[Any]) -> None:
+    """Replaces the arrays of the targets' slots by arrays with the op's results."""
+    for target, value in zip(specialization.targets, results, strict=False):
+        slot = specialization.slots[target.slot]
+        array = strided_memory.write(slot_arrays[target.slot], target.view, _cast_and_expand(value, target.view))
+        if slot.sharding is not None and slot.shape is not None:  # the sharding is for an array of this shape
+            array = strided_memory.bitcast(array, slot.shape, slot.dtype)
+        slot_arrays[target.slot] = array
 
 
 @contextlib.contextmanager

@@ -186,14 +186,7 @@ class StorageBuffers(Buffers):
             if self._is_written(self._output_nodes[index], position, placeholders)
         }
         self._written: list[tuple[Node, int]] = [(self._output_nodes[index], position) for index, position in targets.items()]
-        input_of_output = dict(targets)
-        # An output that aliases a written input: AOTAutograd derives it from the input after the call. Of the tensor that the program
-        # returns for it, AOTAutograd uses only the sizes and strides.
-        storage_of = request.storages.of
-        for index, node in enumerate(self._output_nodes):
-            for source, position in self._written if index in request.rederived_outputs - targets.keys() and node in storage_of else ():
-                if storage_of[node] == storage_of[source] and node.meta["val"].dtype == source.meta["val"].dtype:
-                    input_of_output[index] = position
+        input_of_output = {**targets, **self._aliased_inputs(request.rederived_outputs - targets.keys(), request.storages.of)}
         computed = [None if index in input_of_output else node for index, node in enumerate(self._output_nodes)]
         planned, self._buffers = plan_outputs(placeholders, computed, request.storages, symbols)
         self._outputs: list[Output] = [
@@ -242,6 +235,20 @@ class StorageBuffers(Buffers):
             return False
         value = node.meta["val"]
         return tuple(value.shape) == tuple(placeholders[position].meta["val"].shape) and value.dtype == spec.dtype
+
+    def _aliased_inputs(self, indices: frozenset[int], storage_of: Mapping[Node, int]) -> dict[int, int]:
+        """Returns for each of these outputs that aliases a written input: the input's position.
+
+        AOTAutograd derives such an output from the input after the call. Of the tensor that the program returns for it, AOTAutograd uses
+        only the sizes and strides.
+        """
+        return {
+            index: position
+            for index, node in enumerate(self._output_nodes)
+            if index in indices and node in storage_of
+            for source, position in self._written
+            if storage_of[node] == storage_of[source] and node.meta["val"].dtype == source.meta["val"].dtype
+        }
 
     def _from_input(self, position: int, spec: TensorSpec, is_target: bool, symbols: SymbolValues) -> Output:
         """Describes an output that is a tensor on the storage of a written input.

@@ -142,50 +142,41 @@ class TorchCall(WideCall):
         differentiable_results: list[int] = []
         with capture_lock.capturing():
             joint = self._graph(mask, differentiable_results)
-            if differentiable_results:
-                inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
-                graphs = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
-                forward, backward = map(Function.portable, graphs)
-        num_results, num_wanted = len(self._results), sum(mask)
-        if not differentiable_results:
-            return self._no_derivative(mask)
-        forward_graph, backward_graph = graphs
+            if not differentiable_results:
+                return self._no_derivative(mask)
+            inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
+            forward_graph, backward_graph = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
+            forward, backward = Function.portable(forward_graph), Function.portable(backward_graph)
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
         results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
         operand_sources = [None if name.startswith("tangents") else results.index(name) for name in names]
-        residual_indices = [source_index for source_index in operand_sources if source_index is not None]
+        residual_indices = [index for index in operand_sources if index is not None]
         gradients = backward_graph.graph.output_node().args[0]
         wide_dtypes = [dtypes.to_jax(self._results[index]) for index in differentiable_results]
 
         def run(*operands: Array) -> list[Array]:
             outputs = self._outputs(forward, operands)
-            residuals = [
-                _split_64_bit(outputs[source_index]) if self._narrow else outputs[source_index] for source_index in residual_indices
-            ]
-            return [*map(self._narrow_array, outputs[:num_results]), *residuals]
+            residuals = [outputs[index] for index in residual_indices]
+            residuals = [*map(_split_64_bit, residuals)] if self._narrow else residuals
+            return [*map(self._narrow_array, outputs[: len(self._results)]), *residuals]
 
         def pull_back(*operands: Array) -> list[Array]:
             residuals = iter(operands[: len(residual_indices)])
             cotangents = (
                 lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], wide_dtypes, strict=True)
             )
-            values = [next(cotangents) if source_index is None else next(residuals) for source_index in operand_sources]
-            values = [
-                _conjugate(value) if source_index is None else value for value, source_index in zip(values, operand_sources, strict=True)
-            ]
+            values = [_conjugate(next(cotangents)) if index is None else next(residuals) for index in operand_sources]
             values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
             outputs = iter(backward(values).outputs)
             all_gradients = [None if gradient is None else next(outputs) for gradient in gradients[: len(mask)]]
             wanted_gradients = [(grad, item) for grad, item, want in zip(all_gradients, self._operands, mask, strict=True) if want]
-            return [
-                lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) if grad is None else _conjugate(grad) for grad, item in wanted_gradients
-            ]
+            return [_zeros(item) if grad is None else _conjugate(grad) for grad, item in wanted_gradients]
 
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 
         def push_forward(*operands: Array) -> list[Array]:
             residuals, tangents = operands[: len(residual_indices)], operands[len(residual_indices) :]
-            assert len(tangents) == num_wanted
+            assert len(tangents) == sum(mask)
             zeros = [
                 lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype)
                 for shape, dtype in zip(shapes, wide_dtypes, strict=True)
@@ -210,7 +201,7 @@ class TorchCall(WideCall):
             return []
 
         def zeros(*_: Array) -> list[Array]:
-            return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
+            return [_zeros(item) for item, want in zip(self._operands, mask, strict=True) if want]
 
         return Derivative(WideCall(self.run), WideCall(nothing, zeros), ())
 
@@ -273,6 +264,10 @@ def _copy_source(node: Node) -> Node:
     while node.target in _COPY_OPS:
         node = node.args[0]
     return node
+
+
+def _zeros(operand: GraphOperand) -> Array:
+    return lax.full(operand.shape, 0, dtypes.to_jax(operand.dtype))
 
 
 def _split_64_bit(array: Array) -> Array:

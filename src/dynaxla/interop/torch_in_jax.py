@@ -85,11 +85,7 @@ def to_jax(
             name = getattr(function, "__name__", "method")
             text = f"dynaxla.to_jax(module.{name}) is now dynaxla.to_jax(module, method={name!r}); dynaxla 0.2 removes the old name"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
-            bound = function
-        else:
-            bound = None if method is None else private.uncompiled(getattr(owner, method, None))
-            if method is not None and not callable(bound):
-                raise ArgumentError(f"{type(owner).__name__} has no method {method!r}", hint="give the name of a method of the module")
+        bound = _method(owner, method) if owner is function else function
         module = JaxModule(owner, bound, _dtype(dtype), share)
         return module, dict(module.initial)
     if not callable(function):
@@ -98,6 +94,14 @@ def to_jax(
     if method is not None or dtype is not None or share:
         raise OptionError("the options method, dtype and share are for modules: a function has no parameters", hint="leave them out")
     return as_jax_function(original) if device == "jax" else JaxFunction(function)
+
+
+def _method(module: nn.Module, name: str | None) -> Any:
+    """Returns a method of a module; None for None, which stands for a call of the module."""
+    method = None if name is None else private.uncompiled(getattr(module, name, None))
+    if name is not None and not callable(method):
+        raise ArgumentError(f"{type(module).__name__} has no method {name!r}", hint="give the name of a method of the module")
+    return method
 
 
 class _CapturedFunction:
@@ -131,24 +135,13 @@ class _CapturedFunction:
         if torch.is_autocast_enabled(self._device.type):
             raise ArgumentError(f"{self.__name__} is called inside torch.autocast", hint="use torch.autocast inside the torch function")
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        is_array = [isinstance(leaf, (Array, np.ndarray, np.generic)) for leaf in leaves]
-        for leaf, array in zip(leaves, is_array, strict=True):
-            if isinstance(leaf, torch.Tensor):
-                raise ArgumentError(
-                    f"{self.__name__} is a JAX function, and was called with a torch tensor",
-                    hint="pass a JAX array: jnp.asarray(tensor.numpy())",
-                )
-            if not array and type(leaf).__hash__ is None:
-                raise ArgumentError(f"an argument of {self.__name__} is a {type(leaf).__name__}, which is not hashable")
-        leaves = [jnp.asarray(leaf) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        arrays = [value for value, _ in state.values()] + [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+        is_array = [self._is_array(leaf) for leaf in leaves]
+        array_leaves = [jnp.asarray(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array]
         fixed = [leaf for leaf, array in zip(leaves, is_array, strict=True) if not array]
         # The repr is part of the key because 0.0 and -0.0 are equal.
         statics = tuple((type(leaf), leaf, repr(leaf) if isinstance(leaf, (float, complex)) else "") for leaf in fixed)
         narrow = not jax.config.jax_enable_x64
-        operands = [operand for _, operand in state.values()] + [
-            _argument(leaf, narrow) for leaf, array in zip(leaves, is_array, strict=True) if array
-        ]
+        operands = [operand for _, operand in state.values()] + [_argument(leaf, narrow) for leaf in array_leaves]
         stamp = self._readings.stamp()
         key = tree, tuple(is_array), statics, tuple(operands), narrow, stamp, global_state()
         cached: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
@@ -169,9 +162,20 @@ class _CapturedFunction:
             self._readings.captured.put(key, cached)
         call, structure_of_result = cached
         keys = [_key_data(rng, self.__name__, call.drawing_line)] if call.draws_random else []
-        results = call([*keys, *map(jnp.asarray, arrays)])
-        outputs = iter(results)
+        outputs = iter(call([*keys, *(jnp.asarray(value) for value, _ in state.values()), *array_leaves]))
         return _unflatten_result(structure_of_result, outputs), list(outputs), call
+
+    def _is_array(self, argument: Any) -> bool:
+        """True if an argument of a call is an array. Raises ArgumentError if it is a tensor, or neither an array nor hashable."""
+        if isinstance(argument, torch.Tensor):
+            raise ArgumentError(
+                f"{self.__name__} is a JAX function, and was called with a torch tensor",
+                hint="pass a JAX array: jnp.asarray(tensor.numpy())",
+            )
+        is_array = isinstance(argument, (Array, np.ndarray, np.generic))
+        if not is_array and type(argument).__hash__ is None:
+            raise ArgumentError(f"an argument of {self.__name__} is a {type(argument).__name__}, which is not hashable")
+        return is_array
 
 
 class JaxFunction(_CapturedFunction):

@@ -77,16 +77,8 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
     # The callback lives as long as the program. It must not hold tracers, which would keep the whole trace alive.
     leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
-    arrays, views = [], []
-    for index in positions:
-        spec = specs[index]
-        layout = Layout.of(spec.shape, spec.stride)
-        if layout.dense and not layout.is_row_major:
-            arrays.append(layout.pack(given[index]))
-            views.append((spec.shape, spec.stride))
-        else:
-            arrays.append(given[index])
-            views.append((spec.shape, torch.empty(spec.shape, device="meta").stride()))
+    operands = [_in_memory_order(given[index], specs[index]) for index in positions]
+    arrays, views = [array for array, _ in operands], [view for _, view in operands]
     outputs, output_tree = pytree.tree_flatten(_as_list(ctx.output))
     tensor_outputs = [spec for spec in outputs if isinstance(spec, TensorSpec)]
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
@@ -110,16 +102,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
         with contextlib.nullcontext() if is_checked else private.check_of_aliases():
             is_checked = True
             results = pytree.tree_leaves(function(*real_args, **real_kwargs))
-        found = [result for result in results if isinstance(result, torch.Tensor)]
-        if len(found) != len(tensor_outputs):
-            raise RuntimeError(f"{function} returned {len(found)} tensors, its fake (meta) implementation promised {len(tensor_outputs)}")
-        for buffer, result, spec in zip(buffers, found, tensor_outputs, strict=True):
-            if result.shape != spec.shape or result.dtype != spec.dtype:
-                raise RuntimeError(
-                    f"{function} returned {result.dtype} of shape {list(result.shape)}, "
-                    f"its fake (meta) implementation promised {spec.dtype} of shape {list(spec.shape)}"
-                )
-            buffer.copy_(result)
+        _copy_results(function, results, buffers, tensor_outputs)
 
     plain = tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)
     has_effect = must_run or draws or not tensor_outputs
@@ -128,6 +111,28 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     )
     values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
+
+
+def _in_memory_order(array: jax.Array, spec: TensorSpec) -> tuple[jax.Array, Strided]:
+    """Returns an operand as the array that the program passes to the kernel, and the shape and strides of the kernel's tensor."""
+    layout = Layout.of(spec.shape, spec.stride)
+    if layout.dense and not layout.is_row_major:
+        return layout.pack(array), (spec.shape, spec.stride)
+    return array, (spec.shape, torch.empty(spec.shape, device="meta").stride())
+
+
+def _copy_results(op: Any, results: Sequence[Any], buffers: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
+    """Copies the tensors among a kernel's results to the program's buffers. Raises RuntimeError if they differ from the fake tensors."""
+    found = [result for result in results if isinstance(result, torch.Tensor)]
+    if len(found) != len(specs):
+        raise RuntimeError(f"{op} returned {len(found)} tensors, its fake (meta) implementation promised {len(specs)}")
+    for buffer, result, spec in zip(buffers, found, specs, strict=True):
+        if result.shape != spec.shape or result.dtype != spec.dtype:
+            raise RuntimeError(
+                f"{op} returned {result.dtype} of shape {list(result.shape)}, "
+                f"its fake (meta) implementation promised {spec.dtype} of shape {list(spec.shape)}"
+            )
+        buffer.copy_(result)
 
 
 @dataclass(frozen=True)

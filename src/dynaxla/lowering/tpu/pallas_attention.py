@@ -343,6 +343,11 @@ def _call(
     return found
 
 
+def _rows_first(tiling: _Tiling, group: int) -> _BlockIndices:
+    """Returns the block indices in the grid (batch, head, block of rows, block of columns). `group` heads share a key head."""
+    return lambda b, head, i, j: (b, head, lax.div(head, np.int32(group)), i, tiling.last_column_block(i, j))
+
+
 def _like(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
@@ -358,13 +363,8 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
     from jax.experimental import pallas as pl
 
     batch, heads, rows, size = query.shape
-    tiling = _Tiling.of(rows, key.shape[2], settings)
-    group, value_size = heads // key.shape[1], value.shape[3]
-
-    def block_indices(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, h, lax.div(h, np.int32(group)), i, tiling.last_column_block(i, j)
-
-    specs = _BlockSpecs(pl, tiling, block_indices)
+    value_size, tiling = value.shape[3], _Tiling.of(rows, key.shape[2], settings)
+    specs = _BlockSpecs(pl, tiling, _rows_first(tiling, heads // key.shape[1]))
     query = _padded(query, tiling.padded_rows, size)
     key, value = (_padded(x, tiling.padded_columns, x.shape[3]) for x in (key, value))
     bias = _bias_of(mask, query.dtype, tiling)
@@ -431,11 +431,7 @@ def backward(
         [(tiling.block_columns, size), (tiling.block_columns, value_size)],
         bias is not None,
     )
-
-    def rows_first(b: Any, head: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, head, lax.div(head, np.int32(group)), i, tiling.last_column_block(i, j)
-
-    specs = _BlockSpecs(pl, tiling, rows_first)
+    specs = _BlockSpecs(pl, tiling, _rows_first(tiling, group))
     (grad_query,) = _call(
         _rows_kernel,
         specs,

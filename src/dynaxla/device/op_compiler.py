@@ -479,16 +479,7 @@ def _check_partial_overlap(operands: Sequence[TensorOperand | NumberOperand], ta
     Source: ATen/MemoryOverlap.cpp, get_overlap_status
     """
     for target in targets:
-        for operand in operands:
-            if (
-                isinstance(operand, TensorOperand)
-                and operand.slot == target.slot
-                and strided_memory.overlaps_partly(operand.view, target.view)
-            ):
-                raise RuntimeError(
-                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
-                    "Please clone() the tensor before performing the operation."
-                )
+        _refuse_overlap(operands, target, strided_memory.overlaps_partly)
 
 
 # Ops for whose `out` argument ATen checks that it shares no memory with an operand.
@@ -502,12 +493,18 @@ def _check_no_overlap(name: str, operands: Sequence[TensorOperand | NumberOperan
     """
     for target in targets if name in _NO_OVERLAP_OUT else ():
         strided_memory.check_no_internal_overlap(target.view)
-        for operand in operands:
-            if isinstance(operand, TensorOperand) and operand.slot == target.slot and strided_memory.overlaps(operand.view, target.view):
-                raise RuntimeError(
-                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
-                    "Please clone() the tensor before performing the operation."
-                )
+        _refuse_overlap(operands, target, strided_memory.overlaps)
+
+
+def _refuse_overlap(
+    operands: Sequence[TensorOperand | NumberOperand], target: TensorOperand, overlap: Callable[[StridedView, StridedView], bool]
+) -> None:
+    for operand in operands:
+        if isinstance(operand, TensorOperand) and operand.slot == target.slot and overlap(operand.view, target.view):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                "Please clone() the tensor before performing the operation."
+            )
 
 
 def _trace_graph(

@@ -81,12 +81,7 @@ def to_jax(
         if device != "cpu":
             hint = "leave device out; a function that calls the module, lambda x: module(x), has its parameters as constants"
             raise OptionError("option device of to_jax for a module, whose parameters have a device", hint=hint)
-        if owner is not function:
-            name = getattr(function, "__name__", "method")
-            text = f"dynaxla.to_jax(module.{name}) is now dynaxla.to_jax(module, method={name!r}); dynaxla 0.2 removes the old name"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-        bound = _method(owner, method) if owner is function else function
-        module = JaxModule(owner, bound, _dtype(dtype), share)
+        module = JaxModule(owner, _method(owner, function, method), _dtype(dtype), share)
         return module, dict(module.initial)
     if not callable(function):
         hint = "dynaxla.as_jax takes a tensor" if isinstance(function, torch.Tensor) else "pass an object that can be called"
@@ -96,8 +91,15 @@ def to_jax(
     return as_jax_function(original) if device == "jax" else JaxFunction(function)
 
 
-def _method(module: nn.Module, name: str | None) -> Any:
-    """Returns a method of a module; None for None, which stands for a call of the module."""
+def _method(module: nn.Module, function: Any, name: str | None) -> Any:
+    """Returns the method that `to_jax` converts: `function`, if it is not the module itself, or the one with the name; None for a call."""
+    if function is not module:
+        given = getattr(function, "__name__", "method")
+        if name is not None:
+            raise OptionError(f"to_jax got the method {given} and the option method={name!r}", hint="pass the module")
+        text = f"dynaxla.to_jax(module.{given}) is now dynaxla.to_jax(module, method={given!r}); dynaxla 0.2 removes the old form"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+        return function
     method = None if name is None else private.uncompiled(getattr(module, name, None))
     if name is not None and not callable(method):
         raise ArgumentError(f"{type(module).__name__} has no method {name!r}", hint="give the name of a method of the module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -535,6 +536,29 @@ def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert [record.levelname for record in caplog.records if "runs in eager mode: the step can reach more" in record.message] == ["WARNING"]
     with pytest.raises(dynaxla.errors.CaptureError, match=r"can reach more than 1000 values.*data"):
         dynaxla.compile_step(step, fullgraph=True)(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda state, count: state["history"].append(count), r"state\['history'\]\[\d+\]"),
+        (lambda state, count: state.update(name="x" * count), r"state\['name'\]"),
+    ],
+)
+def test_the_log_names_an_object_that_differs_at_each_call(
+    change: Callable[[dict[str, Any], int], None], path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state: dict[str, Any] = {"history": [], "name": ""}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * len(state["history"]) * len(state["name"])
+
+    compiled = dynaxla.compile_step(step)
+    for count in range(20):
+        change(state, count)
+        assert torch.equal(compiled(torch.ones(1)), step(torch.ones(1)))
+    [message] = [record.message for record in caplog.records if "runs in eager mode" in record.message]
+    assert re.search(f"{path}, which the step can reach, differs at each call", message)
 
 
 def test_calls_of_many_sizes() -> None:

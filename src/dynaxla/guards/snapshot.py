@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -213,6 +213,12 @@ class FunctionGuards:
             return "", True
         return _first_difference(self._facts(snapshot.surroundings), self._facts(now)), False
 
+    def difference(self, before: Any, after: Any) -> str:
+        """Returns the path of the first difference between two snapshots, which are given by their keys; "" if it is not known."""
+        surroundings = {number: facts for facts, number in self._keys.items()}
+        facts: Any = [surroundings.get(key[0]) for key in (before, after)] if before[0] != after[0] else [before[1], after[1]]
+        return "" if None in facts else _first_difference(*map(dict, facts))
+
     def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Getter]) -> bool:
         """Adds executed code and questions. Returns True if any is new, so that earlier snapshots may have missed state.
 
@@ -391,12 +397,17 @@ def _as_tuples(facts: Mapping[str, Any]) -> Any:
     return tuple((path, tuple(value) if isinstance(value, list) else value) for path, value in facts.items())
 
 
+def _are_entries(fact: Any) -> TypeGuard[Iterable[tuple[Any, Any]]]:
+    """True for the entries of a container: pairs of keys and values."""
+    return isinstance(fact, (list, tuple)) and all(isinstance(item, tuple) and len(item) == 2 for item in fact)
+
+
 def _first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns the path of the first difference between two mappings of facts; "" if there is none."""
     for path in [*before, *after]:
         old, new = before.get(path), after.get(path)
         if old != new:
-            if isinstance(old, list) and isinstance(new, list):
+            if _are_entries(old) and _are_entries(new):
                 old_values = dict(old)
                 keys = [key for key, value in new if old_values.get(key, ABSENT) != value]
                 return f"{path}[{keys[0]!r}]" if keys else path

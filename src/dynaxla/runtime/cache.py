@@ -46,6 +46,11 @@ class LeastRecentlyUsed(Generic[V]):
         if dropped:
             metrics.add("evictions", len(dropped))
 
+    def items(self) -> list[tuple[Hashable, V]]:
+        """Returns the keys and values, least recently used first."""
+        with self._lock:
+            return list(self._entries.items())
+
     def values(self) -> list[V]:
         """Returns the values, least recently used first."""
         with self._lock:

@@ -81,6 +81,10 @@ class StepPrograms:
         self._modules.refuse()
         return self._guards.take(args, kwargs)
 
+    def difference(self, before: Any, snapshot: Snapshot) -> str:
+        """Returns the path of the first difference between an earlier snapshot, given by its key, and this one; "" if it is not known."""
+        return self._guards.difference(before, snapshot.key)
+
     @property
     def has_run(self) -> bool:
         """True if the function has run, so that the state that it can read is known."""

@@ -47,17 +47,6 @@ def _product_and_sum(masks: Masks, node: Node) -> Extents:
     return broadcast([masks.of(node.args[0]), _multiply(masks, node, 1, 2)])
 
 
-@rule(aten._cdist_forward.default)
-def _distances(masks: Masks, node: Node) -> Extents:
-    first, second, *rest = node.args
-    masks.exact(*rest)
-    a, b = masks.of(first), masks.of(second)
-    for tensor, extents in ((first, a), (second, b)):
-        masks.unpadded(tensor, [len(extents) - 1])
-    batch = broadcast([a[:-2], b[:-2]]) if max(len(a), len(b)) > 2 else ()
-    return (*batch, a[-2], b[-2])
-
-
 # Attention
 
 _ROWS, _COLUMNS, _WIDTH = 2, 2, 3
@@ -273,42 +262,6 @@ def _gather(masks: Masks, node: Node) -> Extents:
             raise NoPaddingRule("operands are padded along different sizes")
     node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=False))
     return tuple(extent.resolved for extent in found)
-
-
-@rule(aten.take.default)
-def _take(masks: Masks, node: Node) -> Extents:
-    """Converts positions in the flattened table of true sizes to positions in each dimension."""
-    table, index = node.args
-    assert isinstance(table, Node)
-    extents, found = masks.of(table), tuple(extent.resolved for extent in masks.of(index))
-    index = masks.masked(index, range(len(found)), 0)
-    if any(map(masks.is_padded, extents)):
-        node.target, node.args = aten.index.Tensor, (table, places_in(masks, table, index))
-    else:
-        node.update_arg(1, index)
-    return found
-
-
-def places_in(masks: Masks, table: Node, index: Node) -> list[Node]:
-    """Returns positions in the flattened table of true sizes as positions in each of its dimensions. All of them are checked."""
-    for dim in range(value(table).dim()):
-        one_dimension(masks, table, [dim])
-    sizes, extents = list(map(size_of, value(table).shape)), masks.of(index)
-    if not sizes or 0 in sizes:
-        raise NoPaddingRule("it indexes a tensor of rank 0, or one without elements")
-
-    def add(op: Any, *args: Node) -> Node:
-        found = masks.add(op, args, value(index).shape, value(index))
-        masks.extents[found] = extents
-        return found
-
-    rest = masks.within(index, math.prod(sizes), 0, from_end=True, is_index=True)
-    places: list[Node] = []
-    for size in reversed(sizes[1:]):
-        divisor = masks.product([size], value(index))
-        places.insert(0, add(aten.remainder.Tensor, rest, divisor))
-        rest = add(aten.floor_divide.default, rest, divisor)
-    return [rest, *places]
 
 
 @rule(aten.one_hot.default)

@@ -22,13 +22,11 @@ from .padded_rules import (
     lowest,
     one_dimension,
     others,
-    reduced_dims,
     rule,
-    static,
     value,
     without,
 )
-from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, grows, quotient, replaced, size_of, sizes_of
+from .valid_sizes import Extent, Extents, NoPaddingRule, grows, quotient, replaced, size_of, sizes_of
 
 
 @rule(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.topk.default, aten.kthvalue.default)
@@ -55,22 +53,6 @@ def _sorted(masks: Masks, node: Node) -> Any:
             size = (result[0] if isinstance(result, (tuple, list)) else result).shape[dim]
             extents = replaced(extents, dim, Extent.of(size_of(size)))
     return [extents, extents] if isinstance(node.meta["val"], (tuple, list)) else extents
-
-
-@rule(aten.aminmax.default)
-def _extremes(masks: Masks, node: Node) -> list[Extents]:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    masks.exact(*others(node, "self"))
-    extents = masks.of(source)
-    dims = reduced_dims(node, len(extents))
-    result = without(extents, dims, node)
-    found = []
-    for op, fill, own in ((aten.amin.default, highest, 0), (aten.amax.default, lowest, 1)):
-        masked = masks.masked(source, dims, fill(value(source).dtype))
-        found.append(masks.add(op, (masked, dims, argument(node, "keepdim")), node.meta["val"][own].shape, value(source)))
-    become_several(node, found)
-    return [result, result]
 
 
 @rule(aten.flip.default, aten.roll.default)
@@ -238,164 +220,3 @@ def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
 
 def _number(item: Any) -> Any:
     return item.meta["val"] if isinstance(item, Node) else item
-
-
-@rule(aten.bucketize.Tensor)
-def _bucketize(masks: Masks, node: Node) -> Extents:
-    static(masks, [node.args[1]])
-    return masks.of(node.args[0])
-
-
-@rule(aten.searchsorted.Tensor)
-def _searchsorted(masks: Masks, node: Node) -> Extents:
-    static(masks, [node.args[0], argument(node, "sorter")])
-    if value(node.args[0]).dim() != 1:
-        raise NoPaddingRule("searchsorted has more than one sorted sequence")
-    return masks.of(node.args[1])
-
-
-@rule(aten.diagonal.default, aten.diagonal_copy.default)
-def _diagonal(masks: Masks, node: Node) -> Extents:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    extents, offset = masks.of(source), argument(node, "offset")
-    masks.exact(offset)
-    dims = [wrap(argument(node, name), len(extents)) for name in ("dim1", "dim2")]
-    for dim in dims:
-        one_dimension(masks, source, [dim])
-    return (*(extent for dim, extent in enumerate(extents) if dim not in dims), Extent.of(size_of(value(node).shape[-1])))
-
-
-# For ops that write a diagonal: padding of the diagonal lands at positions whose row and column are padding, so no mask is needed.
-
-
-@rule(aten.diag_embed.default)
-def _on_diagonal(masks: Masks, node: Node) -> Extents:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    masks.exact(*others(node, "self"))
-    extents = masks.of(source)
-    one_dimension(masks, source, [len(extents) - 1])
-    dims = sorted(wrap(argument(node, name), len(extents) + 1) for name in ("dim1", "dim2"))
-    found = list(extents[:-1])
-    for dim in dims:
-        found.insert(dim, Extent.of(size_of(value(node).shape[dim])))
-    return tuple(found)
-
-
-@rule(aten.diagonal_backward.default)
-def _diagonal_backward(masks: Masks, node: Node) -> Extents:
-    grad = node.args[0]
-    assert isinstance(grad, Node)
-    masks.exact(*others(node, "grad_output", "input_sizes"))
-    extents, result = masks.of(grad), masks.prefixes(value(node))
-    one_dimension(masks, grad, [len(extents) - 1])
-    dims = [wrap(argument(node, name), len(result)) for name in ("dim1", "dim2")]
-    rest = iter(extents[:-1])
-    return tuple(own if dim in dims else next(rest) for dim, own in enumerate(result))
-
-
-@rule(aten.diagonal_scatter.default)
-def _put_on_diagonal(masks: Masks, node: Node) -> Extents:
-    table, added = node.args[:2]
-    assert isinstance(table, Node)
-    assert isinstance(added, Node)
-    masks.exact(*others(node, "self", "src"))
-    extents, own = masks.of(table), masks.of(added)
-    dims = [wrap(argument(node, name), len(extents)) for name in ("dim1", "dim2")]
-    for dim in dims:
-        one_dimension(masks, table, [dim])
-    one_dimension(masks, added, [len(own) - 1])
-    around = iter(broadcast([tuple(extent for dim, extent in enumerate(extents) if dim not in dims), own[:-1]]))
-    return tuple(extent.resolved if dim in dims else next(around) for dim, extent in enumerate(extents))
-
-
-@rule(aten.trace.default)
-def _trace(masks: Masks, node: Node) -> Extents:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    for dim in (0, 1):
-        one_dimension(masks, source, [dim])
-    size = torch.sym_min(*value(source).shape)
-    diagonal = masks.add(aten.diagonal.default, (source,), (size,), value(source))
-    masked = masks.masked(diagonal, [0], 0, (Extent.of(size_of(size)),))
-    become(node, masks.add(aten.sum.default, (masked,), (), value(source), dtype=value(node).dtype, gives=value(node).dtype))
-    return ()
-
-
-@rule(aten.rot90.default)
-def _quarter_turns(masks: Masks, node: Node) -> Extents:
-    """Rewrites quarter turns as reversed dimensions and a transpose."""
-    source = node.args[0]
-    assert isinstance(source, Node)
-    turns, given = argument(node, "k"), argument(node, "dims")
-    masks.exact(turns, given)
-    extents = list(masks.of(source))
-    dims = [wrap(dim, len(extents)) for dim in given]
-    for dim in [[], dims[1:], dims, dims[:1]][turns % 4]:
-        one_dimension(masks, source, [dim])
-        extents[dim] = extents[dim].resolved
-        if masks.is_padded(extents[dim]):
-            source = masks.turned(source, dim, 0, backwards=True)
-        else:
-            source = masks.add(aten.flip.default, (source, [dim]), value(source).shape, value(source))
-        masks.extents[source] = tuple(extents)
-    if turns % 2:
-        first, second = dims
-        extents[first], extents[second] = extents[second], extents[first]
-        source = masks.add(aten.transpose.int, (source, first, second), value(node).shape, value(source))
-    become(node, source)
-    return tuple(extents)
-
-
-@rule(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
-def _median(masks: Masks, node: Node) -> Any:
-    """Sorts the valid elements to the front, and takes the element at the middle of the true size."""
-    source, several = node.args[0], node.meta["val"]
-    assert isinstance(source, Node)
-    x, extents = value(source), masks.of(source)
-    dims = reduced_dims(node, len(extents))
-    masks.exact(*others(node, "self"))
-    result = without(extents, dims, node)
-    is_one = isinstance(several, (tuple, list))
-    if not any(masks.is_padded(extents[dim]) for dim in dims):
-        return [result, result] if is_one else result
-    if is_one:
-        one_dimension(masks, source, dims)
-    if 0 in [size_of(x.shape[dim]) for dim in dims]:
-        raise NoPaddingRule("it takes the median of a tensor without elements")
-    shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
-
-    def add(op: Any, *args: Any, shape: Any = shape, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Node:
-        return masks.add(op, args, shape, x, gives=dtype, **kwargs)
-
-    numbers = masks.masked(source, dims, 0)
-    nans = add(aten.sum.dim_IntList, add(aten.ne.Tensor, numbers, numbers, shape=x.shape, dtype=torch.bool), dims, True)
-    count = masks.product([factor for dim in dims for factor in extents[dim].factors], x)
-    if node.target in (aten.median.dim, aten.median.default):
-        middle = add(aten.floor_divide.Scalar, add(aten.sub.Tensor, count, 1, shape=()), 2, shape=())
-        has_nan = add(aten.gt.Scalar, nans, 0, dtype=torch.bool)
-        rank = add(aten.where.self, has_nan, add(aten.sub.Tensor, count, nans), middle)
-    else:
-        left = add(aten.sub.Tensor, add(aten.sub.Tensor, count, nans), 1)
-        rank = add(aten.clamp_min.default, add(aten.floor_divide.Scalar, left, 2), 0)
-    ordered = masks.masked(source, dims, math.nan if x.dtype.is_floating_point else highest(x.dtype))
-    dim = dims[0]
-    if not is_one:
-        # The padding sorts behind all valid elements, so all dimensions can be sorted as one.
-        ordered = add(aten.view.default, ordered, [-1], shape=[x.numel()], dtype=x.dtype)
-        rank = add(aten.view.default, rank, [1], shape=[1])
-        dim = 0
-    places = add(aten.argsort.stable, ordered, shape=value(ordered).shape, stable=True, dim=dim)
-    shape = [1] if not is_one else shape
-    place = add(aten.gather.default, places, dim, rank, shape=shape)
-    chosen = add(aten.gather.default, ordered, dim, place, shape=shape, dtype=x.dtype)
-    found = [chosen, place]
-    if not is_one or not argument(node, "keepdim"):
-        after = several[0].shape if is_one else ()
-        found = [add(aten.squeeze.dims, item, [dim], shape=after, dtype=value(item).dtype) for item in found]
-    if is_one:
-        become_several(node, found)
-        return [result, result]
-    become(node, found[0])
-    return result

@@ -15,9 +15,9 @@ from ...lowering.dimensions import wrap
 from ...lowering.ops.masking import write_into
 from ...torch_ops import aten, prims
 from .masks import Masks
-from .padded_layers import index_of, places_in
+from .padded_layers import index_of
 from .padded_rules import END, argument, become, one_dimension, rule, value
-from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, joined, replaced, size_of, sizes_of
+from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, joined, replaced, size_of
 
 
 def _is_tensor(item: Any) -> bool:
@@ -157,21 +157,6 @@ def _put(masks: Masks, node: Node) -> Extents:
         changed[dim] = index_of(masks, held, table, dim, from_end=True, held=not accumulate)
     node.update_arg(1, changed)
     return extents
-
-
-@rule(aten.put.default)
-def _put_flat(masks: Masks, node: Node) -> Extents:
-    """Converts positions in the flattened table of true sizes to positions in each dimension."""
-    table, index, source, accumulate = node.args[0], node.args[1], node.args[2], argument(node, "accumulate")
-    assert isinstance(table, Node)
-    assert isinstance(index, Node)
-    assert isinstance(source, Node)
-    if sizes_of(value(index)) != sizes_of(value(source)):
-        raise NoPaddingRule("its values have another shape than its indices")
-    index = masks.masked(index, range(value(index).dim()), 0)
-    masks.extents[index] = _resolved(masks.of(index))
-    node.target, node.args = aten.index_put.default, (table, places_in(masks, table, index), source, accumulate)
-    return _put(masks, node)
 
 
 def _is_one(size: Any) -> bool:

@@ -167,7 +167,7 @@ def _put_flat(masks: Masks, node: Node) -> Extents:
     assert isinstance(index, Node)
     assert isinstance(source, Node)
     if sizes_of(value(index)) != sizes_of(value(source)):
-        raise NoPaddingRule("its values have another shape than its indices")
+        raise NoPaddingRule(f"its indices have the sizes {sizes_of(value(index))}, and its values have the sizes {sizes_of(value(source))}")
     index = masks.masked(index, range(value(index).dim()), 0)
     masks.extents[index] = _resolved(masks.of(index))
     node.target, node.args = aten.index_put.default, (table, places_in(masks, table, index), source, accumulate)

@@ -197,10 +197,12 @@ def is_good(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> bool:
 def table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
-        "Functions of `dynaxla.to_jax` and the same mathematics written in JAX by hand (`bench/beside_jax.py`), both under `jax.jit`, in",
-        f"turn. Milliseconds; at most {LIMIT} is wanted of the ratio. *Distance*: between the results, of their largest number.",
+        "Milliseconds of functions made by `dynaxla.to_jax`, and of the same mathematics written in JAX by hand",
+        "(`benchmarks/beside_jax.py`). Both run under `jax.jit`, and take turns in one process. *to_jax / by hand*: the median of the",
+        f"ratios of all rounds; the goal is at most {LIMIT}. *Distance*: the largest difference between the two results, divided by the",
+        "largest number in them.",
         "",
-        *tables.heading(["model", "", "by hand", "to_jax", "ratio", "distance"]),
+        *tables.heading(["model", "", "by hand", "to_jax", "to_jax / by hand", "distance"]),
     ]
     for name, kinds in found.items():
         for kind, item in kinds.items():

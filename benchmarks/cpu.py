@@ -38,6 +38,20 @@ FUNCTIONS = ("eager", "inductor", "xla_vectors_256", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 READING = "reading"
 STEPS = ("layer", "decoder")
+# Explanations of engines for the tables that have them.
+LEGENDS = {
+    "inductor_frozen": "Inductor with its setting `freezing`",
+    "dynaxla_frozen": "dynaxla with its option `freeze`",
+    "dynaxla_separate": "the forward pass, the backward pass and the optimizer are one program each",
+    "dynaxla_step": "the whole training step is one program, by `dynaxla.compile_step`",
+    "xla_vectors_128": "XLA uses vectors of 128 bits (dynaxla: 512 bits if the processor has them)",
+    "xla_vectors_256": "XLA uses vectors of 256 bits (dynaxla: 512 bits if the processor has them)",
+    "xla_old_emitters": "without XLA's fusion emitters",
+    "xla_concurrent": "with the XLA scheduler that prefers concurrency to low memory",
+    "xla_no_library": "XLA calls its library YNN for no op",
+    "xla_reassociated": "XLA may reassociate floating-point arithmetic (its fast math, without ignoring NaNs and infinities)",
+    READING: "the time for reading all weights and buffers once",
+}
 
 
 @dataclass(frozen=True)
@@ -270,15 +284,17 @@ def measure_memory(models: Sequence[str]) -> dict[str, Any]:
 
 def as_markdown(found: dict[str, Any]) -> str:
     lines = [
-        "# dynaxla beside Inductor on the CPU",
+        "# dynaxla compared with Inductor on the CPU",
         "",
-        "Made by `python -m benchmarks cpu`. Ratios are the other engine's time over dynaxla's:",
+        "Made by `python -m benchmarks cpu`. *A / B* in a heading is A's number divided by B's. In the tables of models and functions",
+        "with times in milliseconds, engines take turns in one process, times are medians, and a ratio of more than 1 means that B is",
+        "faster. Each other table has a description of its own.",
+        "",
     ]
-    lines += ["more than 1 means that dynaxla is faster. Engines take turns in one process; times are medians.", ""]
     for name, part in PARTS.items():
         if name in found:
             lines += [f"## {part.title}", "", tables.circumstances(found[name]["environment"]), ""]
-            lines += [*_table(part, found[name]["models"]), ""]
+            lines += [*_legend(part), *_table(part, found[name]["models"]), ""]
     if FIRST_CALL in found:
         lines += [
             "## First calls",
@@ -307,20 +323,31 @@ def as_markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _legend(part: Part) -> list[str]:
+    """Returns a list of the engines of a table that need an explanation."""
+    items = [f"- *{name}*: {LEGENDS[name]}" for name in part.columns if name in LEGENDS]
+    if part.training:
+        names = ", ".join(f"*{name}*" for name in part.columns if name in PLAIN)
+        items.insert(0, f"- {names}: the model runs in eager mode or is compiled by this backend; the optimizer is torch's fused one")
+    return [*items, ""] if items else []
+
+
 def _table(part: Part, models: dict[str, Any]) -> list[str]:
     return tables.times(part.columns, part.ratios, models)
 
 
 def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Returns the table of first calls. Inductor's time after capture is its whole first call less that of capture alone."""
+    """Returns the table of first calls. Inductor's time after capture is that of its whole first call minus that of capture alone."""
     lines = [
-        "CPU seconds, children included, caches empty. *Compile*: what comes after TorchDynamo's and AOTAutograd's capture (lowering and",
-        "XLA); for Inductor, its first call less that of the engine `dynamo_aot`. *Again*: in a second process, with the first one's cache",
-        "directory.",
+        "CPU seconds of a first call, child processes included, with empty caches. *Compile*: the part of the call after the capture by",
+        "TorchDynamo and AOTAutograd, that is lowering and compilation by XLA. For Inductor it is the time of the first call minus that",
+        "of the engine `dynamo_aot`, which runs the captured graph in eager mode. *Again*: in a second process, with the cache directory",
+        "that the first one has filled.",
         "",
     ]
-    heading = ["model", "inductor", "dynaxla", "ratio", "inductor compile", "dynaxla compile", "ratio", "dynaxla compile again", "ratio"]
-    lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
+    heading = ["model", "inductor", "dynaxla", "dynaxla / inductor", "inductor compile", "dynaxla compile"]
+    heading += ["dynaxla compile / inductor compile", "dynaxla compile again", "dynaxla compile again / first"]
+    lines += tables.heading(heading)
     totals = [0.0] * 5
     for model in seconds["dynaxla"]:
         whole = [seconds[engine][model]["cpu"] for engine in ("inductor", "dynaxla")]
@@ -335,14 +362,16 @@ def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[s
 
 def _starts_table(starts: dict[str, dict[str, list[float]]]) -> list[str]:
     lines = [
-        "CPU seconds, children included, of the whole first call in a fresh process that has imported torch and made the model: all else",
-        "that torch.compile and the engine import is counted. First with empty caches, *again* in further processes with the first one's",
-        f"caches (the median of {SECOND_STARTS}). *eager*: TorchDynamo alone, again. All find the bytecode of Python's modules, as those",
-        "of installed packages have it.",
+        "CPU seconds of the whole first call in a fresh process, child processes included. Before the call, the process has imported",
+        "torch, made the model, and called it in eager mode. Imports by torch.compile and by the engine are counted. *inductor*,",
+        "*dynaxla*: with empty caches. *Again*: in further processes, with the caches that the first one has filled (the median of",
+        f"{SECOND_STARTS}). *eager*: the backend `eager`, which is TorchDynamo alone. Bytecode of all Python modules exists before, as",
+        "for installed packages.",
         "",
     ]
-    heading = ["model", "inductor", "again", "dynaxla", "again", "eager", "dynaxla again / inductor again", "dynaxla again / dynaxla"]
-    lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
+    heading = ["model", "inductor", "inductor again", "dynaxla", "dynaxla again", "eager again"]
+    heading += ["dynaxla again / inductor again", "dynaxla again / dynaxla"]
+    lines += tables.heading(heading)
     totals = [0.0] * 5
     for model, found in starts.items():
         first_and_again = [(first, statistics.median(again)) for first, *again in (found[engine] for engine in ENGINES)]
@@ -365,9 +394,10 @@ def _first_call_cells(values: Sequence[float]) -> list[str]:
 
 def _memory_table(models: dict[str, dict[str, dict[str, int]]]) -> list[str]:
     lines = [
-        "MB, the peak of a warm step above what the process held before the model, without the code of libraries: each engine in a process",
-        "of its own. *State*: parameters and the optimizer's state. The last column is how far dynaxla_step stays below eager mode with",
-        "one more copy of that.",
+        "MB: the peak memory of a process during a warm step, minus its memory before the model was made. The code of libraries is not",
+        "counted. Each engine runs in a process of its own. *State*: the size of the parameters and the optimizer's state. The last",
+        "column is the sum of eager mode's peak and the state, minus the peak of *dynaxla_step* (`dynaxla.compile_step`). *dynaxla*: the",
+        "model is compiled with dynaxla, and the optimizer is torch's fused one.",
         "",
     ]
     heading = ["model", "state", *MEMORY_ENGINES, "below eager + state"]

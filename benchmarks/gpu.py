@@ -18,7 +18,7 @@ from .gpu_model import INTERVAL, Turn, measure_memory, measure_times
 from .gpu_parts import FIRST, PARTS, Part
 
 INTRODUCTION = """\
-# dynaxla beside Inductor on a GPU
+# dynaxla compared with Inductor on a GPU
 
 Made by `python -m benchmarks gpu`. Ratios are the other engine's time over dynaxla's: more than 1 means that dynaxla is faster. Engines
 take turns in one process; times are medians of ten calls after one another and one wait for the GPU. First calls are seconds of the clock,

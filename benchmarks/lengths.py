@@ -53,6 +53,17 @@ ENGINES: dict[str, dict[str, Any] | None] = {
 }
 
 
+_LEGENDS = {
+    "inductor": "Inductor with `dynamic=True`",
+    "dynaxla": "dynaxla's defaults, with `dynamic=True`",
+    "dynaxla_from_static": "dynaxla's defaults, with `dynamic=None`, so that the first graph has static sizes",
+    "dynaxla_now": "`compile='now'`, with `dynamic=True`",
+    "dynaxla_exact": "`sizes='exact'` and `compile='now'`, with `dynamic=True`",
+    "dynaxla_buckets": "`sizes='buckets'` and `compile='now'`, with `dynamic=True`",
+    "dynaxla_both": "`sizes='buckets'` and `compile='background'`, with `dynamic=True`",
+}
+
+
 class Gpt(nn.Module):
     """One GPT-2 block, with its embeddings."""
 
@@ -211,14 +222,22 @@ def measure(engine: str, case: str) -> Run:
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Returns lines of Markdown. `found` is a result of `runs`."""
+    counts = ", ".join(f"*{case}*: {CASES[case].count}" for case in found)
+    shown = {engine: None for runs in found.values() for engine in runs}
     lines = [
-        f"100 different lengths up to {LONGEST} (*encoder_training*: 60), one call with each, in a random order; caches are empty.",
-        "*Total*: seconds of all calls. *CPU*: of the whole process and its children, with what is compiled after the last. *Median*:",
-        f"milliseconds of a call behind the first {FIRST}; *wall / eager* and *CPU / eager*: medians of the ratios of these calls to eager",
-        "mode's with the same lengths, in wall time and in the calling thread's CPU time. *Slow*: the number of these calls that take more",
-        f"than {SLOW} times eager mode's wall time, and seconds of the slowest. *Again*: the same lengths once more, in turn with eager",
-        "mode, CPU time. Engines compile with `dynamic=True`, except *from_static* (`dynamic=None`). *dynaxla*: its defaults; *now*: with",
-        "`compile='now'`; *both*: buckets, compiled in the background.",
+        f"One call with each of several lengths up to {LONGEST}, in a random order, with empty caches. Each engine runs in a process of",
+        f"its own. The number of lengths: {counts}.",
+        "",
+        "- *total*: seconds of all calls.",
+        "- *CPU*: CPU seconds of the process and its children, until all background compilations have ended.",
+        f"- *median*: milliseconds of a call. This column and the next three do not count the first {FIRST} calls.",
+        "- *wall / eager*, *CPU / eager*: the time of a call divided by eager mode's time with the same length, as wall time and as CPU",
+        "  time of the calling thread: the median over the calls.",
+        f"- *slow*: the number of calls that take more than {SLOW} times eager mode's wall time, and the seconds of the slowest of them.",
+        "- *again / eager*: the same as *CPU / eager*, for a second round with the same lengths, in which the engine and eager mode take",
+        "  turns.",
+        "- *executables*: the number of programs that XLA has compiled.",
+        *(f"- *{engine}*: {_LEGENDS[engine]}." for engine in shown if engine in _LEGENDS),
         "",
         *tables.heading(["model", "engine", *_COLUMNS, "executables", "results"]),
     ]

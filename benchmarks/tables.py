@@ -50,7 +50,7 @@ def times(engines: Sequence[str], ratios: Sequence[tuple[str, str]], models: Map
         lines.append(line([model, *cells]))
     blanks = [""] * len(engines)
     lines.append(line(["**geometric mean**", *blanks, *[f"**{mean(values):.2f}**" if values else "-" for values in collected]]))
-    lines.append(line(["**least**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
+    lines.append(line(["**minimum**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
     return lines
 
 

@@ -130,13 +130,14 @@ def combined(way: str, found: list[Found]) -> Found:
 def table(found: Mapping[str, Found]) -> list[str]:
     """Returns lines of Markdown. `found` is a result of `runs`."""
     lines = [
-        f"Milliseconds of a training step of {LAYERS} layers of width {WIDTH}, {BATCH} sequences of {LENGTH}, with SGD, over gloo.",
-        "*First*: CPU seconds of a process's first step, the compilers' included, caches empty.",
+        f"Milliseconds of a training step of {LAYERS} layers of width {WIDTH}, with {BATCH} sequences of length {LENGTH}, with SGD, over",
+        "gloo. Engines take turns. The time is that of the slower process. *dynaxla_step*: `dynaxla.compile_step`. *First*: CPU seconds",
+        "of the slower process's first step, child processes included, with empty caches.",
         "",
         *tables.heading(
             ["", *[f"{engine} ms" for engine in ENGINES], "inductor / dynaxla", "inductor / dynaxla_step"]
             + [f"first, {engine}" for engine in ENGINES[1:]]
-            + ["dynaxla / inductor"]
+            + ["first, dynaxla / inductor"]
         ),
     ]  # fmt: skip
     for way, row in found.items():

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from .autoselect.competing_engines import GraphFacts
 from .buffers.lost_writes import LostWrite, LostWrites, unwatched
-from .buffers.overlaps import Overlaps, folded
+from .buffers.overlaps import AliasGuard, internally_overlapping
 from .capture.decompositions import decompositions
 from .capture.graph import AtenGraph, Phase
 from .capture.graph_cache import KeptGraph, key_of
@@ -148,11 +148,11 @@ class AotCapture:
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:
         """Finds the inputs that the graph writes to, and inputs that may overlap in later calls. Raises: LostWrite."""
         written, parameters = _written_inputs(metadata, self.example_inputs)
-        self.facts.written = written
-        if written and written & {*self.overlapping, *folded(self.example_inputs)}:
+        self.facts.written_inputs = written
+        if written and written & {*self.overlapping, *internally_overlapping(self.example_inputs)}:
             raise LostWrite(OVERLAP)
-        overlaps = Overlaps(self.example_inputs, written, parameters, Sizes(module.graph.find_nodes(op="placeholder")).is_static)
-        if overlaps.may_change and not self.is_pickled:  # a pickled runner checks its inputs itself
+        overlaps = AliasGuard(self.example_inputs, written, parameters, Sizes(module.graph.find_nodes(op="placeholder")).is_static)
+        if overlaps.is_needed and not self.is_pickled:  # a pickled runner checks its inputs itself
             self.facts.overlaps = overlaps
 
 
@@ -189,11 +189,11 @@ def load_from_cache(
     with capture_lock.capturing():
         graph = cached.graph(f"dynaxla_{number}_inference")
         facts.check_aten(graph.module)
-        facts.written = cached.written
+        facts.written_inputs = cached.written
         runner = build(graph)
     metrics.add("kept_graphs")
-    overlaps = Overlaps(example_inputs, cached.written, cached.static, static=True)
-    if overlaps.may_change:
+    overlaps = AliasGuard(example_inputs, cached.written, cached.static, static=True)
+    if overlaps.is_needed:
         facts.overlaps = overlaps
     return cached.around(runner)
 

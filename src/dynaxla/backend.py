@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .aot import OVERLAP, AotCapture, cache_location, load_from_cache
-from .autoselect.competing_engines import GraphFacts, compete
+from .autoselect.competing_engines import GraphFacts, compile_with_contest
 from .buffers.lost_writes import LostWrite
-from .buffers.overlaps import guarded, overlooked
+from .buffers.overlaps import guarded, undetected_overlaps
 from .capture.inputs import check_tensor
 from .config import Options
 from .engine import artifact
@@ -56,8 +56,8 @@ def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], pa
         hint = "use the backend dynaxla: aot_compile saves one program, and does not measure engines"
         raise OptionError("several engines do not compete with aot_compile or force_autograd_cache", hint=hint)
     facts = GraphFacts()
-    capture = functools.partial(_compile_unguarded, facts=facts, has_competitors=True)
-    return _guarded(compete(module, example_inputs, parsed, capture, facts), module, parsed, facts)
+    compile_with_dynaxla = functools.partial(_compile_unguarded, facts=facts, has_competitors=True)
+    return _guarded(compile_with_contest(module, example_inputs, parsed, compile_with_dynaxla, facts), module, parsed, facts)
 
 
 def dynaxla_auto(
@@ -163,12 +163,12 @@ def _compile_unguarded(
         pipeline.NESTED_REGIONS(module)
     device = facts.device = _accepted_device(module, example_inputs, options, is_pickled)
     if devices.is_in_xla(device):
-        facts.obstacle = "its tensors are on the device jax"
+        facts.run_once_reason = "its tensors are on the device jax"
     if (partitioned := _partitioned(module, example_inputs, options, number, facts, is_pickled)) is not None:
         return partitioned
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     platform = devices.platform_of(device)
-    location, overlapping = None, overlooked(example_inputs)
+    location, overlapping = None, undetected_overlaps(example_inputs)
     if device.type == "cpu" and not is_pickled and not overlapping:
         location = cache_location(module, example_inputs, options, (options.facts, platform, retrace, collectives))
         with metrics.timed("capture", facts.name):
@@ -183,7 +183,7 @@ def _compile_unguarded(
         if is_pickled:
             message = f"aot_compile does not support this graph: {lost.what}"
             raise UnsupportedTensor(message, hint="write to a clone of that tensor") from None
-        facts.overlaps, facts.obstacle = None, f"torch runs it, since {lost.what}"
+        facts.overlaps, facts.run_once_reason = None, f"torch runs it, since {lost.what}"
         return functools.partial(_run_with_torch, module, options, lost.what)
 
 
@@ -213,7 +213,7 @@ def _partitioned(
     try:
         if is_pickled:
             raise NotPartitioned("aot_compile saves a program of local tensors")
-        facts.obstacle = "XLA partitions it over processes"
+        facts.run_once_reason = "XLA partitions it over processes"
         with metrics.timed("capture", facts.name):
             return compile_partitioned(module, example_inputs, options, number)
     except NotPartitioned as reason:

@@ -133,8 +133,10 @@ def _check_wrapper(metadata: Any, count: int, placeholders: int) -> None:
     """
     if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
         raise NotPartitioned("it writes to an input")
-    if any(info.output_type is not OutputType.non_alias for info in metadata.output_info) or metadata.num_intermediate_bases:
-        raise NotPartitioned("an output shares memory with an input or another output")
+    aliases = [number for number, info in enumerate(metadata.output_info) if info.output_type is not OutputType.non_alias]
+    if aliases or metadata.num_intermediate_bases:
+        output = f"output {aliases[0]}" if aliases else "an output"
+        raise NotPartitioned(f"{output} shares memory with an input or another output", hint="return output.clone() instead")
     if metadata.tokens or metadata.is_rng_op_functionalized or count != placeholders:
         raise NotPartitioned("it has other effects than its results")
 

@@ -43,10 +43,10 @@ def test_the_order_of_what_a_program_takes_and_gives() -> None:
     ("changes", "message"),
     [
         ({"weights": None}, "incomplete"),
-        ({"updates": ["other"]}, r"updates \['other'\], which are not weights"),
-        ({"results": sequence("list", [])}, "differ from the numbers of inputs and outputs"),
-        ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "is not a valid array"),
-        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "is not a valid array"),
+        ({"updates": ["other"]}, r"updates of \['other'\], which are not weights"),
+        ({"results": sequence("list", [])}, "its results have 0 arrays, and it lists 1 outputs"),
+        ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "an unknown dtype or an invalid size"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "an unknown dtype or an invalid size"),
     ],
 )
 def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[str, Any], message: str) -> None:

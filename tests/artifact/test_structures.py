@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaxla.artifact.structures import ARRAY, StructureMismatch, constant, count, flatten, mapping, sequence, unflatten
+from dynaxla.artifact.structures import ARRAY, StructureMismatch, constant, count_arrays, flatten, mapping, sequence, unflatten
 
 DESCRIBED = sequence("tuple", [ARRAY, mapping({"a": sequence("list", [ARRAY, constant(3)]), 1: constant(None)})])
 
@@ -16,7 +16,7 @@ def test_there_and_back() -> None:
     found = list(flatten(DESCRIBED, value, "args"))
     assert found == [("args[0]", 10), ("args[1]['a'][0]", 20)]
     assert unflatten(DESCRIBED, iter([10, 20])) == value
-    assert count(DESCRIBED) == 2
+    assert count_arrays(DESCRIBED) == 2
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_mismatch_says_where(value: Any, message: str) -> None:
 )
 def test_what_is_no_description_is_refused(wrong: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        count(wrong)
+        count_arrays(wrong)

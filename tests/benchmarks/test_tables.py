@@ -19,7 +19,7 @@ def test_times_and_ratios() -> None:
         "| slow | 1 | 1 | 1.00 |",
         "| older | not measured | not measured | - |",
         "| **geometric mean** |  |  | **2.00** |",
-        "| **least** |  |  | **1.00** |",
+        "| **minimum** |  |  | **1.00** |",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dynaxla.buffers.overlaps import Overlaps, folded, overlooked
+from dynaxla.buffers.overlaps import AliasGuard, internally_overlapping, undetected_overlaps
 from dynaxla.errors import UnsupportedTensor
 
 
@@ -39,10 +39,10 @@ APART = {"separate", "neighbours", "one storage, two memories"}
 
 @pytest.mark.parametrize("first", PAIRS)
 def test_another_relation_is_seen(first: str) -> None:
-    overlaps = Overlaps(PAIRS[first](), {0}, (), static=True)
-    assert overlaps.may_change
+    overlaps = AliasGuard(PAIRS[first](), {0}, (), static=True)
+    assert overlaps.is_needed
     for _, name in itertools.product(range(2), PAIRS):
-        assert overlaps.are_as_before(PAIRS[name]()) == (name == first or {name, first} <= APART), name
+        assert overlaps.check(PAIRS[name]()) == (name == first or {name, first} <= APART), name
 
 
 @pytest.mark.parametrize("first", ["separate", "five behind"])
@@ -87,36 +87,36 @@ def test_without_the_fallback_it_is_refused() -> None:
 
 def test_parameters_lie_apart_and_one_input_overlaps_nothing() -> None:
     whole = torch.zeros(20)
-    assert not Overlaps([whole], {0}, (), static=True).may_change
-    assert not Overlaps([whole, torch.zeros(3)], (), (), static=True).may_change
-    assert not Overlaps([whole, torch.zeros(3)], {0}, {1}, static=True).may_change
-    assert Overlaps([whole, torch.zeros(3)], {0}, {0}, static=True).may_change
+    assert not AliasGuard([whole], {0}, (), static=True).is_needed
+    assert not AliasGuard([whole, torch.zeros(3)], (), (), static=True).is_needed
+    assert not AliasGuard([whole, torch.zeros(3)], {0}, {1}, static=True).is_needed
+    assert AliasGuard([whole, torch.zeros(3)], {0}, {0}, static=True).is_needed
 
 
 def test_elements_between_one_anothers_are_apart() -> None:
     whole = torch.zeros(4, 6)
-    overlaps = Overlaps([torch.zeros(4, 3), torch.zeros(4, 3)], {1}, (), static=True)
-    assert overlaps.are_as_before([whole[:, :3], whole[:, 3:]])
-    assert not overlaps.are_as_before([whole[:, :3], whole[:, 2:5]])
-    assert overlaps.are_as_before([torch.zeros(0), torch.zeros(0)])
+    overlaps = AliasGuard([torch.zeros(4, 3), torch.zeros(4, 3)], {1}, (), static=True)
+    assert overlaps.check([whole[:, :3], whole[:, 3:]])
+    assert not overlaps.check([whole[:, :3], whole[:, 2:5]])
+    assert overlaps.check([torch.zeros(0), torch.zeros(0)])
 
 
 def test_a_few_of_many_move() -> None:
     whole = torch.zeros(100)
     tensors = [whole[10 * index : 10 * index + 10] for index in range(10)]
-    overlaps = Overlaps(tensors, {0}, (), static=True)
-    assert overlaps.are_as_before(tensors)
-    assert overlaps.are_as_before([torch.zeros(10), *tensors[1:]])
-    assert not overlaps.are_as_before([whole[15:25], *tensors[1:]])
-    assert not overlaps.are_as_before([*tensors[:9], whole[9:19]])
-    assert overlaps.are_as_before([*tensors[:9], whole[11:21]])  # nothing is written there
-    assert overlaps.are_as_before([torch.zeros(10) for _ in range(10)])
+    overlaps = AliasGuard(tensors, {0}, (), static=True)
+    assert overlaps.check(tensors)
+    assert overlaps.check([torch.zeros(10), *tensors[1:]])
+    assert not overlaps.check([whole[15:25], *tensors[1:]])
+    assert not overlaps.check([*tensors[:9], whole[9:19]])
+    assert overlaps.check([*tensors[:9], whole[11:21]])  # nothing is written there
+    assert overlaps.check([torch.zeros(10) for _ in range(10)])
 
 
 def test_fake_tensors_overlap_as_before() -> None:
-    overlaps = Overlaps(PAIRS["five behind"](), {0}, (), static=True)
+    overlaps = AliasGuard(PAIRS["five behind"](), {0}, (), static=True)
     with FakeTensorMode() as mode:
-        assert overlaps.are_as_before([mode.from_tensor(torch.zeros(10)), mode.from_tensor(torch.zeros(10))])
+        assert overlaps.check([mode.from_tensor(torch.zeros(10)), mode.from_tensor(torch.zeros(10))])
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -147,14 +147,14 @@ def test_what_torch_overlooks_is_seen(name: str, dynamic: bool) -> None:
 
 def test_neighbours_do_not_overlap() -> None:
     whole = torch.zeros(5, 4)
-    assert not overlooked([whole[:, :2], whole[:, 2:], whole[0, 0].clone(), 3])
-    assert not overlooked([whole[:2], whole[2:]])
+    assert not undetected_overlaps([whole[:, :2], whole[:, 2:], whole[0, 0].clone(), 3])
+    assert not undetected_overlaps([whole[:2], whole[2:]])
 
 
 def test_two_storages_on_one_memory_overlap() -> None:
     memory = np.zeros(20)
-    assert overlooked([3, torch.from_numpy(memory)[:10], torch.zeros(3), torch.from_numpy(memory)[9:]]) == {1, 3}
-    assert not overlooked([torch.from_numpy(memory)[:10], torch.from_numpy(memory)[10:]])
+    assert undetected_overlaps([3, torch.from_numpy(memory)[:10], torch.zeros(3), torch.from_numpy(memory)[9:]]) == {1, 3}
+    assert not undetected_overlaps([torch.from_numpy(memory)[:10], torch.from_numpy(memory)[10:]])
 
 
 FOLDED: dict[str, Callable[[], torch.Tensor]] = {
@@ -183,11 +183,11 @@ def test_which_have() -> None:
     crossed = torch.zeros(30).as_strided((2, 3), (3, 2))
     apart = [torch.zeros(2, 3).t(), torch.zeros(1, 3).expand(1, 3), torch.zeros(0, 3).expand(0, 3), crossed]
     together = [torch.zeros(3).expand(2, 3), torch.zeros(9).unfold(0, 3, 2), torch.zeros(30).as_strided((2, 3), (4, 2))]
-    assert folded([3, *apart, *together]) == {5, 6, 7}
+    assert internally_overlapping([3, *apart, *together]) == {5, 6, 7}
 
 
 def test_strides_that_come_later() -> None:
-    overlaps = Overlaps([torch.zeros(3, 5)], {0}, (), static=False)
-    assert overlaps.may_change
-    assert overlaps.are_as_before([torch.zeros(5, 3).t()])
-    assert not overlaps.are_as_before([FOLDED["windows"]()])
+    overlaps = AliasGuard([torch.zeros(3, 5)], {0}, (), static=False)
+    assert overlaps.is_needed
+    assert overlaps.check([torch.zeros(5, 3).t()])
+    assert not overlaps.check([FOLDED["windows"]()])

@@ -13,7 +13,7 @@ from compare import assert_equal
 from rounded_sizes import SIZES, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-from dynaxla.passes.padding.round_up import rounded
+from dynaxla.passes.padding.round_up import round_up_size
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 
@@ -81,7 +81,7 @@ def test_a_training_loop_with_many_lengths_compiles_a_program_for_each_bucket() 
             optimizer.step()
             losses.append(loss.detach())
         torch.testing.assert_close(*losses)
-    assert counts() == (before[0] + 2 * len({*map(rounded, lengths)}), before[1])
+    assert counts() == (before[0] + 2 * len({*map(round_up_size, lengths)}), before[1])
 
 
 @pytest.mark.quick

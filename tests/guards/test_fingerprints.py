@@ -21,17 +21,17 @@ import pytest
 import torch
 
 from dynaxla.guards.fingerprints import (
-    LARGE,
-    NO_CONTENT,
-    content,
+    MAX_COMPARED_BYTES,
+    NO_FINGERPRINT,
+    buffer_contents,
+    builtin_value,
+    fingerprint,
     hides_state,
+    identity_of,
     is_known_by_identity,
     parts_of,
-    plain_part,
-    restore_values,
-    same,
+    restore_contents,
     size_of,
-    values_of,
 )
 
 pytestmark = pytest.mark.quick
@@ -47,8 +47,8 @@ DIFFERENT: list[Any] = [
 
 
 def test_different_things() -> None:
-    found = [content(value) for value in DIFFERENT]
-    assert NO_CONTENT not in found
+    found = [fingerprint(value) for value in DIFFERENT]
+    assert NO_FINGERPRINT not in found
     for one, other in itertools.combinations(range(len(found)), 2):
         assert found[one] != found[other], (DIFFERENT[one], DIFFERENT[other])
     assert len(set(found)) == len(found)
@@ -60,7 +60,7 @@ def test_the_same_thing_again() -> None:
         *((float("nan"), float("nan")), (np.float64("nan"), np.float64("nan")), (decimal.Decimal("1.5"), decimal.Decimal("1.5"))),
         *((re.compile("a+"), re.compile("a+")), (operator.methodcaller("a", 1), operator.methodcaller("a", 1))),
     ]
-    assert [content(one) == content(other) != NO_CONTENT for one, other in pairs] == [True] * len(pairs)
+    assert [fingerprint(one) == fingerprint(other) != NO_FINGERPRINT for one, other in pairs] == [True] * len(pairs)
 
 
 class Odd(int):
@@ -73,14 +73,14 @@ class Odd(int):
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_none(value: Any) -> None:
-    assert content(value) is NO_CONTENT
+    assert fingerprint(value) is NO_FINGERPRINT
 
 
 def test_a_fact_holds_what_it_is_of() -> None:
     thing, other = [1], [1]
-    assert same(thing) is same(thing)
-    assert same(thing) != same(other)
-    assert len({same(thing), same(thing), same(other)}) == 2
+    assert identity_of(thing) is identity_of(thing)
+    assert identity_of(thing) != identity_of(other)
+    assert len({identity_of(thing), identity_of(thing), identity_of(other)}) == 2
 
 
 def test_known_by_identity() -> None:
@@ -114,40 +114,40 @@ ARRAYS: list[Any] = [
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: type(value).__name__)
 def test_values_that_change_inside(value: Any) -> None:
-    before = values_of(value)
+    before = buffer_contents(value)
     assert before is not None
-    assert values_of(value) == before
-    assert not restore_values(value, before)
+    assert buffer_contents(value) == before
+    assert not restore_contents(value, before)
     value[() if getattr(value, "shape", None) == () else 0] = 7
-    assert values_of(value) != before
-    assert restore_values(value, before)
-    assert values_of(value) == before
+    assert buffer_contents(value) != before
+    assert restore_contents(value, before)
+    assert buffer_contents(value) == before
 
 
 def test_values_of_other_kinds() -> None:
     """How an array lies is part of what it is; what its memory's size is says no more."""
     x = np.arange(6.0).reshape(2, 3)
     forms = [x, x.T, x.reshape(3, 2), x.astype(np.float32), x.view(np.int64), x[::-1]]
-    assert len({(values.kind, values.data) for values in map(values_of, forms) if values is not None}) == len(forms)
-    assert values_of(np.array([object()])) is None
+    assert len({(values.metadata, values.data) for values in map(buffer_contents, forms) if values is not None}) == len(forms)
+    assert buffer_contents(np.array([object()])) is None
     closed = memoryview(b"abc")
     closed.release()
-    assert values_of(closed) is None
-    large = np.broadcast_to(np.float64(1), (LARGE // 8 + 1,))
-    found = values_of(large)
+    assert buffer_contents(closed) is None
+    large = np.broadcast_to(np.float64(1), (MAX_COMPARED_BYTES // 8 + 1,))
+    found = buffer_contents(large)
     assert found is not None
     assert found.data is None
-    assert size_of(large) > LARGE
-    assert not restore_values(large, found)
+    assert size_of(large) > MAX_COMPARED_BYTES
+    assert not restore_contents(large, found)
 
 
 def test_what_a_step_has_locked_is_unlocked() -> None:
     x = np.arange(6.0)
-    before = values_of(x)
+    before = buffer_contents(x)
     assert before is not None
     x[0] = 5
     x.flags.writeable = False
-    assert restore_values(x, before)
+    assert restore_contents(x, before)
     assert (x[0], x.flags.writeable) == (0, True)
 
 
@@ -162,4 +162,4 @@ def test_parts() -> None:
     assert found is not None
     assert found["mapping"] is mapping
     assert parts_of(things) is None
-    assert plain_part(Odd(7)) == {"int": 7}
+    assert builtin_value(Odd(7)) == {"int": 7}

@@ -43,6 +43,6 @@ def everywhere() -> Iterator[list[str]]:
         stack.enter_context(mock.patch.object(pipeline, "PADDING", noticed))
         stack.enter_context(mock.patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}))
         stack.enter_context(mock.patch.object(backend, "engine_for", engine))
-        stack.enter_context(mock.patch.object(round_up, "rounded", lambda size: size + 2 if size > 1 else size))
+        stack.enter_context(mock.patch.object(round_up, "round_up_size", lambda size: size + 2 if size > 1 else size))
         stack.enter_context(rounded_sizes.poisoned())
         yield seen

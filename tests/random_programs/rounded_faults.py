@@ -225,7 +225,7 @@ def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
 
 @fault
 def assumptions_are_forgotten() -> AbstractContextManager[Any]:
-    return patch.object(round_up.Rounding, "_assumed", lambda self: [])
+    return patch.object(round_up.Rounding, "_guards", lambda self: [])
 
 
 def trials() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -33,7 +33,7 @@ def runs(tmp_path: Path) -> int:
 
 def test_results_are_kept_by_facts(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    path = script(tmp_path, "print('one right', flush=True)\nprint('two matmul', flush=True)")
+    path = script(tmp_path, "print('one passed', flush=True)\nprint('two matmul', flush=True)")
     for _ in range(2):
         assert self_tests.results(path, SUBJECTS, ["1.0"], store) == {"one": "", "two": "matmul"}
     assert runs(tmp_path) == 1
@@ -46,7 +46,7 @@ def test_results_are_kept_by_facts(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_leaves_what_it_has_found(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    path = script(tmp_path, "print('one right', flush=True)\nos.abort()")
+    path = script(tmp_path, "print('one passed', flush=True)\nos.abort()")
     found = self_tests.results(path, SUBJECTS, [], store)
     assert found == {"one": "", "two": "the self-test's process ended"}
     assert self_tests.results(path, SUBJECTS, [], store) == found
@@ -55,7 +55,7 @@ def test_a_process_that_ends_leaves_what_it_has_found(tmp_path: Path) -> None:
 
 def test_results_that_cannot_be_known_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "store")
-    path = script(tmp_path, "print('one right', flush=True)")
+    path = script(tmp_path, "print('one passed', flush=True)")
     assert self_tests.results(path, SUBJECTS, [], None) is None, "each process would run it"
     assert self_tests.results(tmp_path / "gone.py", SUBJECTS, [], store) is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "server"))

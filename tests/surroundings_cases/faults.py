@@ -56,12 +56,12 @@ _contents("strings_are_alike", _named("str", "bytes"))
 
 @fault
 def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
-    right = fingerprints.content
+    right = fingerprints.fingerprint
 
-    def content(value: Any) -> Any:
+    def fingerprint(value: Any) -> Any:
         return (None, value) if type(value) in (int, bool, float) else right(value)
 
-    return patch.object(object_graph, "content", content)
+    return patch.object(object_graph, "fingerprint", fingerprint)
 
 
 def _parts(name: str, kind: type | tuple[type, ...], kept: Sequence[str]) -> None:
@@ -172,18 +172,21 @@ def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _values(change: Callable[[Any], Any]) -> Iterator[None]:
-    right = fingerprints.values_of
+    right = fingerprints.buffer_contents
 
-    def values_of(value: Any, with_data: bool = True) -> Any:
+    def buffer_contents(value: Any, with_data: bool = True) -> Any:
         return change(right(value, with_data))
 
-    with patch.object(object_walker, "values_of", values_of), patch.object(reference_checks, "values_of", values_of):
+    with (
+        patch.object(object_walker, "buffer_contents", buffer_contents),
+        patch.object(reference_checks, "buffer_contents", buffer_contents),
+    ):
         yield
 
 
 @fault
 def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
-    return _values(lambda found: fingerprints.Values(found.kind, b""))
+    return _values(lambda found: fingerprints.BufferContents(found.metadata, b""))
 
 
 @fault

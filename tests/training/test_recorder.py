@@ -82,7 +82,7 @@ X = torch.ones(3)
         (lambda: X.sum().item(), r"value of a tensor in Python \(item\)"),
         (lambda: bool(X.sum() > 0), "__bool__"),
         (lambda: X.nonzero(), "depends on a tensor's values"),
-        (lambda: torch.zeros(3) + torch.rand(3, generator=torch.Generator()), "from its own torch.Generator"),
+        (lambda: torch.zeros(3) + torch.rand(3, generator=torch.Generator()), "passes a torch.Generator to aten.rand"),
         (lambda: torch.ops._c10d_functional.wait_tensor(X), "in the background"),
         (lambda: X + torch.ones(3).data_ptr(), "value of a tensor in Python .data_ptr"),
     ],

@@ -1,4 +1,4 @@
-"""The manifest of an exported model, `manifest.json`: all facts besides its program and its weights."""
+"""The manifest of an exported model, `manifest.json`: its arguments and results, its arrays, and the files that belong to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .structures import Structure, count
+from .structures import Structure, count_arrays
 
 FORMAT = "dynaxla.exported"
 VERSION = 1
@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype] = {
 
 
 class DamagedModelError(Exception):
-    """Raised for a manifest, program or weights with other content than `ExportedModel.save` wrote. The message is the reason."""
+    """Raised if a manifest, a program or weights are damaged, or come from another version. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ArraySpec:
 
     Attributes:
         name: the array's name.
-        shape: numbers, and expressions of dynamic dimensions as text, such as "batch" or "2*length".
+        shape: the size of each dimension: a number, or text for a size that depends on dynamic dimensions, such as "batch" or "2*length".
         dtype: NumPy's name of the dtype.
     """
 
@@ -50,7 +50,12 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class CheckSpec:
-    """A check that a program makes at run time. If it fails, the call raises Python's exception named `error` with the message."""
+    """A check that a program makes at run time.
+
+    Attributes:
+        error: the name of the built-in exception that the call raises if the check fails, such as "IndexError".
+        message: the exception's message.
+    """
 
     error: str
     message: str
@@ -58,10 +63,10 @@ class CheckSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All facts of an exported model.
+    """The content of `manifest.json`, except for its own format, version and hashes. The names of the attributes are keys of the file.
 
     The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It returns the outputs, then the
-    new values of `updates`, then, if there are checks, the index of the first check that failed (int32[], -1 if none failed).
+    new values of the weights in `updates`, then, if there are checks, the index of the first failed check (int32[], -1 if none failed).
 
     Attributes:
         name: the model's name.
@@ -76,7 +81,7 @@ class Manifest:
         checks: the checks at run time.
         draws_random: True if the program draws random numbers.
         calling_convention: the version of JAX's calling convention.
-        is_polymorphic: True if sizes or the platform are known only at a call, for which XLA then compiles.
+        is_polymorphic: True if sizes or the platform are known only when the program is called (`uses_global_constants` of jax.export).
         made_with: versions of the packages that exported the model, for information only.
     """
 
@@ -108,65 +113,73 @@ class Manifest:
 
 
 def encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
-    """Encodes a manifest as JSON, with the hashes of the files that belong to it, and with its own hash."""
-    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
-    facts["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-    return json.dumps({**facts, "sha256": _sha256(facts)}, indent=1).encode()
+    """Encodes a manifest as JSON, with the size and hash of each file that belongs to it, and with its own hash."""
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    content["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return json.dumps({**content, "sha256": _sha256(content)}, indent=1).encode()
 
 
 def decode(data: bytes, files: Mapping[str, bytes]) -> Manifest:
-    """Decodes the output of `encode`, and checks the files next to it.
+    """Decodes the output of `encode`, and checks the files that belong to the manifest.
 
-    Raises: DamagedModelError for another format or version, and for a manifest or files that have changed.
+    Args:
+        data: the encoded manifest.
+        files: the content of the program and of the weights, by file name.
+
+    Raises: DamagedModelError for another format or version, for a changed or incomplete manifest, and for files that are changed, missing
+        or not in the manifest.
     """
     try:
-        facts = json.loads(data)
+        content = json.loads(data)
     except ValueError as error:
         raise DamagedModelError(f"the manifest is not JSON: {error}") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedModelError(f"the manifest does not have the format {FORMAT!r}")
-    if facts.get("version") != VERSION:
-        raise DamagedModelError(f"the format's version is {facts.get('version')!r}, and this dynaxla reads version {VERSION}")
-    stored_digest = facts.pop("sha256", None)
-    if stored_digest != _sha256(facts):
+    if content.get("version") != VERSION:
+        raise DamagedModelError(f"the format's version is {content.get('version')!r}, and this dynaxla reads version {VERSION}")
+    stored_digest = content.pop("sha256", None)
+    if stored_digest != _sha256(content):
         raise DamagedModelError("the manifest was changed: its hash does not match its content")
-    expected_files = facts["files"]
+    expected_files = content["files"]
     for name in expected_files.keys() | files.keys():
         if name not in files or name not in expected_files:
             raise DamagedModelError(f"the file {name} is {'missing' if name not in files else 'not in the manifest'}")
-        size, content = expected_files[name]["size"], files[name]
-        if len(content) != size:
-            raise DamagedModelError(f"the file {name} has {len(content)} bytes, and the manifest says {size}")
-        if hashlib.sha256(content).hexdigest() != expected_files[name]["sha256"]:
+        size, file = expected_files[name]["size"], files[name]
+        if len(file) != size:
+            raise DamagedModelError(f"the file {name} has {len(file)} bytes, and the manifest says {size}")
+        if hashlib.sha256(file).hexdigest() != expected_files[name]["sha256"]:
             raise DamagedModelError(f"the file {name} was changed: its hash differs from the hash in the manifest")
     try:
-        return _manifest(facts)
+        return _decoded_manifest(content)
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedModelError(f"the manifest is incomplete: {type(error).__name__}: {error}") from None
+        raise DamagedModelError(f"the manifest is incomplete or has invalid values: {type(error).__name__}: {error}") from None
 
 
-def _sha256(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _manifest(facts: Mapping[str, Any]) -> Manifest:
-    """Builds a manifest from decoded JSON. Raises: KeyError, TypeError or ValueError if facts are missing or wrong."""
-    fields = {field.name: facts[field.name] for field in dataclasses.fields(Manifest)}
+def _decoded_manifest(content: Mapping[str, Any]) -> Manifest:
+    """Builds a manifest from decoded JSON. Raises: KeyError, TypeError or ValueError if fields are missing or invalid."""
+    fields = {field.name: content[field.name] for field in dataclasses.fields(Manifest)}
     for name in ("weights", "inputs", "outputs"):
-        fields[name] = tuple(_array_spec(spec) for spec in fields[name])
+        fields[name] = tuple(_decoded_array_spec(spec) for spec in fields[name])
     fields["checks"] = tuple(CheckSpec(**check) for check in fields["checks"])
     fields["dimensions"] = {name: (int(low), None if high is None else int(high)) for name, (low, high) in fields["dimensions"].items()}
     fields["platforms"], fields["updates"] = tuple(fields["platforms"]), tuple(fields["updates"])
     manifest = Manifest(**fields)
-    if count(manifest.arguments) != len(manifest.inputs) or count(manifest.results) != len(manifest.outputs):
-        raise ValueError("the numbers of arrays in its structures differ from the numbers of inputs and outputs")
+    in_arguments, in_results = count_arrays(manifest.arguments), count_arrays(manifest.results)
+    if in_arguments != len(manifest.inputs):
+        raise ValueError(f"its arguments have {in_arguments} arrays, and it lists {len(manifest.inputs)} inputs")
+    if in_results != len(manifest.outputs):
+        raise ValueError(f"its results have {in_results} arrays, and it lists {len(manifest.outputs)} outputs")
     if unknown := set(manifest.updates) - {spec.name for spec in manifest.weights}:
-        raise ValueError(f"it updates {sorted(unknown)}, which are not weights")
+        raise ValueError(f"it lists updates of {sorted(unknown)}, which are not weights")
     return manifest
 
 
-def _array_spec(facts: Mapping[str, Any]) -> ArraySpec:
-    spec = ArraySpec(facts["name"], tuple(facts["shape"]), facts["dtype"])
+def _decoded_array_spec(fields: Mapping[str, Any]) -> ArraySpec:
+    spec = ArraySpec(fields["name"], tuple(fields["shape"]), fields["dtype"])
     if spec.dtype not in DTYPES or not all(isinstance(size, (int, str)) for size in spec.shape):
-        raise ValueError(f"{spec} is not a valid array")
+        raise ValueError(f"the array {spec} has an unknown dtype or an invalid size")
     return spec

@@ -128,8 +128,11 @@ class ExportedModel:
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
+            unsupported = [f"{name} ({array.dtype})" for name, array in self.weights.items() if array.dtype not in _SAVED_DTYPES]
+            reason = f"the format has no dtype for {', '.join(unsupported)}" if unsupported else str(error)
             raise _artifact_error(
-                f"the weights cannot be written as safetensors: {error}", "cast them to a dtype that safetensors supports"
+                f"the weights cannot be written as safetensors: {reason}",
+                "convert these weights to another dtype, such as complex64 for complex128, and export the model again",
             ) from None
         return {PROGRAM: self._program, WEIGHTS: weights}
 
@@ -292,9 +295,12 @@ def _split(data: bytes) -> dict[str, bytes]:
     if not data.startswith(_MAGIC) or len(data) < start:
         raise _artifact_error("these bytes are not an exported model", "pass the bytes that serialize returned")
     sizes = [int.from_bytes(data[place : place + 8], "little") for place in range(len(_MAGIC), start, 8)]
-    if len(data) != start + sum(sizes):
+    expected = start + sum(sizes)
+    if len(data) != expected:
+        state = "incomplete" if len(data) < expected else "followed by other bytes"
         raise _artifact_error(
-            f"the exported model has {start + sum(sizes)} bytes, and {len(data)} were passed", "pass all bytes that serialize returned"
+            f"the exported model is {state}: it has {expected} bytes, and {len(data)} were passed",
+            "pass exactly the bytes that serialize returned",
         )
     found = {}
     for name, size in zip((MANIFEST, PROGRAM, WEIGHTS), sizes, strict=True):
@@ -309,6 +315,8 @@ _SAFETENSORS_DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
+
+_SAVED_DTYPES = frozenset(DTYPES[name] for name in _SAFETENSORS_DTYPES.values())
 
 
 def _array(facts: Mapping[str, Any]) -> np.ndarray:

@@ -82,7 +82,7 @@ def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def count(structure: Structure) -> int:
+def count_arrays(structure: Structure) -> int:
     """Returns the number of arrays. Raises: KeyError, TypeError or ValueError for an invalid description."""
     kind = structure["kind"]
     if kind == "array":
@@ -95,4 +95,4 @@ def count(structure: Structure) -> int:
         raise ValueError(f"{kind!r} is not a kind of structure")
     if kind == "dict" and len(structure["keys"]) != len(structure["items"]):
         raise ValueError("a dict needs as many keys as items")
-    return sum(map(count, structure["items"]))
+    return sum(map(count_arrays, structure["items"]))

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..buffers.overlaps import Overlaps
+from ..buffers.overlaps import AliasGuard
 from ..capture.inputs import Sizes
 from ..config import Options
 from ..observe.engine_decisions import Verdict, record_verdict, register_graph
@@ -32,57 +32,59 @@ class GraphFacts:
     Attributes:
         name: the name of the graph.
         device: the device that does most of its work.
-        obstacle: the reason why the graph must not be run twice, "" if there is none, None if no ATen graph was checked.
-        written: the positions of the inputs that the graph writes to.
-        overlaps: the guards on overlaps of inputs; None if no guard is needed.
+        run_once_reason: the reason why a call of the graph must not be run by several engines; "" if there is none; None if no ATen graph
+            was checked.
+        written_inputs: the positions of the inputs that the graph writes to.
+        overlaps: the guard on inputs that share memory; None if no guard is needed.
     """
 
     name: str = ""
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    obstacle: str | None = None
-    written: Collection[int] = ()
-    overlaps: Overlaps | None = None
+    run_once_reason: str | None = None
+    written_inputs: Collection[int] = ()
+    overlaps: AliasGuard | None = None
 
     def check_aten(self, module: GraphModule) -> None:
-        """Looks for an obstacle in an ATen graph that has the forward and the backward pass."""
-        self.obstacle = self.obstacle or obstacles.reason_in_aten(module)
+        """Looks for a reason to run calls once, in an ATen graph that has the forward and the backward pass."""
+        self.run_once_reason = self.run_once_reason or obstacles.reason_in_aten(module)
 
 
 class CompileFunction(Protocol):
-    """The type of dynaxla's own compile function in backend.py. The caller must guard `facts.overlaps`."""
+    """The type of the function in backend.py that compiles a graph with dynaxla. The caller must guard calls by `GraphFacts.overlaps`."""
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Call: ...
 
 
-def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options, capture: CompileFunction, facts: GraphFacts) -> Call:
-    """Returns the function that serves the calls of a graph.
+def compile_with_contest(
+    module: GraphModule, example_inputs: Sequence[Any], options: Options, compile_with_dynaxla: CompileFunction, facts: GraphFacts
+) -> Call:
+    """Compiles a graph with each engine, and returns the function that runs a call of the graph.
 
-    The first calls run in eager mode and the engines in turn, later calls in the fastest engine whose results agree with eager mode. An
-    engine that raises an exception while it compiles is left out.
+    In the first calls, eager mode and the engines run in turn, and their results are compared. Later calls are run by the fastest engine
+    whose results agree with eager mode. An engine that raises an exception while it compiles does not take part.
 
     Args:
         module: TorchDynamo's graph.
         example_inputs: the inputs of the first call.
         options: the options, with the names of the engines.
-        capture: dynaxla's own compile function.
-        facts: the facts about the graph, which `capture` fills in.
+        compile_with_dynaxla: compiles the graph with dynaxla, and fills in `facts`.
+        facts: the facts about the graph, still empty.
 
-    Raises: OptionError for an engine that does not exist.
+    Raises: OptionError for the name of an engine that does not exist.
     """
     check_names(options.engines)
     training = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)
-    own = compiled_or_reason(lambda: capture(copy_graph(module), example_inputs, dataclasses.replace(options, engines=())))
-    obstacle = _reason_to_run_once(module, example_inputs, facts, training)
+    dynaxla_or_reason = compiled_or_reason(
+        lambda: compile_with_dynaxla(copy_graph(module), example_inputs, dataclasses.replace(options, engines=()))
+    )
+    run_once_reason = _reason_to_run_once(module, example_inputs, facts, training)
     eager = private.forward_of(module)
     phase = "training" if training else "inference"
-    if obstacle:
-        left_out = {DEFAULT_ENGINE: own} if isinstance(own, str) else {}
-        record_verdict(
-            Verdict(
-                facts.name, phase, (), EAGER if left_out else DEFAULT_ENGINE, f"the graph must not run twice: {obstacle}", left_out=left_out
-            )
-        )
-        return eager if isinstance(own, str) else own
+    if run_once_reason:
+        left_out = {DEFAULT_ENGINE: dynaxla_or_reason} if isinstance(dynaxla_or_reason, str) else {}
+        selected, reason = EAGER if left_out else DEFAULT_ENGINE, f"the graph must not run twice: {run_once_reason}"
+        record_verdict(Verdict(facts.name, phase, (), selected, reason, left_out=left_out))
+        return eager if isinstance(dynaxla_or_reason, str) else dynaxla_or_reason
     content = text_of(module, example_inputs)
     register_graph(facts.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
     sizes = Sizes(module.graph.find_nodes(op="placeholder"))
@@ -99,49 +101,52 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
         if name not in names:
             left_out[name] = f"not compiled: {names[0]} was faster in an earlier process"
             continue
-        engine = own if name == DEFAULT_ENGINE else eager if name == EAGER else compile_with(name, module, example_inputs, facts.device)
-        if isinstance(engine, str):
-            left_out[name] = engine
+        if name == DEFAULT_ENGINE:
+            call_or_reason = dynaxla_or_reason
         else:
-            engines[name] = engine
+            call_or_reason = eager if name == EAGER else compile_with(name, module, example_inputs, facts.device)
+        if isinstance(call_or_reason, str):
+            left_out[name] = call_or_reason
+        else:
+            engines[name] = call_or_reason
     ballot = ballot_for(content, options.engines)
-    return _dispatcher(Contest(facts.name, eager, engines, left_out, facts.device, training, facts.written, choices, ballot), sizes)
+    return _dispatcher(Contest(facts.name, eager, engines, left_out, facts.device, training, facts.written_inputs, choices, ballot), sizes)
 
 
 def _reason_to_run_once(module: GraphModule, example_inputs: Sequence[Any], facts: GraphFacts, training: bool) -> str:
-    """Returns the reason why a graph must not be run twice; "" if there is none."""
+    """Returns the reason why a call of the graph must not be run by several engines; "" if there is none."""
     if any(is_traceable_wrapper_subclass(item) for item in example_inputs):
         return "an input is of a subclass of torch.Tensor"
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
         return "the graph has parameters or buffers that are not inputs"
-    written = [example_inputs[position] for position in facts.written]
-    if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written):
+    written_values = [example_inputs[position] for position in facts.written_inputs]
+    if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written_values):
         return "the graph writes to an input that requires gradients; a copy would be a leaf, to which torch allows no writes"
     if reason := obstacles.reason_in_captured(module):
         return reason
-    return "dynaxla has no ATen graph to check for side effects" if facts.obstacle is None else facts.obstacle
+    return "dynaxla has no ATen graph to check for side effects" if facts.run_once_reason is None else facts.run_once_reason
 
 
 def _dispatcher(contest: Contest, sizes: Sizes) -> Callable[..., Any]:
-    """Returns a function that calls the engine selected for the sizes of its arguments, or the contest before there is one."""
+    """Returns a function that calls the engine selected for the sizes of its arguments. If none is selected yet, it calls the contest."""
     engine_by_sizes = contest.serving
     if not sizes.is_static:
         key = sizes.key
 
-        def sized(*args: Any) -> Any:
+        def call_by_sizes(*args: Any) -> Any:
             call_sizes = key(args)
             engine = engine_by_sizes.get(call_sizes)
             return contest.call(call_sizes, args) if engine is None else engine(*args)
 
-        return sized
+        return call_by_sizes
 
-    current: Call = contest.eager
+    current: Call
 
-    def first(*args: Any) -> Any:
+    def call_contest(*args: Any) -> Any:
         nonlocal current
         results = contest.call((), args)
-        current = engine_by_sizes.get((), first)
+        current = engine_by_sizes.get((), call_contest)
         return results
 
-    current = first
+    current = call_contest
     return lambda *args: current(*args)

@@ -137,19 +137,20 @@ class Arguments:
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
         if isinstance(tensor, FakeTensor):
             raise UnsupportedTensor(
-                "a program that was compiled for real tensors was called with a fake tensor", hint="compile it with fake tensors"
+                f"a program compiled for real tensors was called with a fake tensor as input {index}",
+                hint="compile the function under the same FakeTensorMode",
             )
         same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
         if not same or any(tensor.stride(dim) for dim in expanded):
             raise DynaxlaError(
                 f"a program compiled for {parameter.dtype}{list(parameter.shape)} with strides {list(parameter.stride)} "
-                f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())}",
+                f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())} as input {index}",
                 hint="call it through torch.compile, whose guards compile the function again",
             )
         if tensor.device != self._torch_device:
             if not goes_along(tensor):
                 raise DynaxlaError(
-                    f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device}",
+                    f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device} as input {index}",
                     hint="call it through torch.compile, whose guards compile the function again",
                 )
             _note_copy(index, tensor, f"it is on {tensor.device}, and the program on {self._torch_device}")

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..capture.eager_strides import as_in_eager_mode
 from ..runtime import private
 from ..torch_ops import aten
-from .overlaps import shares_with_itself
+from .overlaps import has_internal_overlap
 
 # Returns the reason for which a write to a view would be lost, or None.
 Reason = Callable[[], str | None]
@@ -217,7 +217,7 @@ def _reason_of_expand(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str 
 
 def _reason_of_as_strided(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
     """Returns a reason if elements of the view share memory, or if its sizes or strides depend on data."""
-    if not free_unbacked_symbols((*view.shape, *view.stride())) and not shares_with_itself(view):
+    if not free_unbacked_symbols((*view.shape, *view.stride())) and not has_internal_overlap(view):
         return None
     return f"aten.as_strided made with overlapping elements: shape {tuple(view.shape)}, strides {view.stride()}"
 

@@ -1,11 +1,11 @@
 """Detects inputs that share elements with an input that the graph writes to.
 
-AOTAutograd turns such inputs into views of one tensor, so that a write to one view changes the others, too. The offsets of the views are
-fixed when the graph is traced. Two cases remain:
+AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the others.
+Two cases need more:
 
-- AOTAutograd does not detect each overlap. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses a
-  matrix and a block of its rows and columns (`compute_overlapping_tensors([m[1:, :2], m])` is empty).
-- TorchDynamo's guards do not check the addresses of the tensors of a later call.
+- AOTAutograd misses some overlaps. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses the
+  overlap of a matrix and a block of it: `compute_overlapping_tensors([m[1:, :2], m])` is empty.
+- In a later call, tensors may overlap in another way: TorchDynamo's guards do not check addresses.
 
 In both cases the graph would miss a write to shared elements, or apply the write at the wrong offset.
 
@@ -29,16 +29,17 @@ from .addresses import addresses, bytes_behind, extent
 
 # Elements are compared one by one in tensors of at most this many elements. Larger tensors with overlapping extents count as overlapping.
 _MAX_COMPARED_ELEMENTS = 1 << 20
-# The maximum number of cached answers about pairs of tensors. A ring buffer of rows needs an answer for each distance between two rows.
+# The maximum number of pairs of tensors for which `AliasGuard` remembers whether they share elements. If inputs are rows of a ring buffer,
+# each distance between two rows is a pair of its own.
 _MAX_CACHED_PAIRS = 1024
-# If at most this many tensors have new addresses, only these are compared with the others.
+# If at most this many tensors have new addresses, a check first compares only these with the other tensors, by extents.
 _MAX_MOVED = 4
-# The result of `Overlaps._find_overlaps` if no tensors share elements with a written tensor.
+# The result of `AliasGuard._find_overlaps` if no tensors share elements with a written tensor.
 _NO_OVERLAP: Any = ([], [])
 
 
-def overlooked(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of the inputs that share elements with another input without being detected by AOTAutograd."""
+def undetected_overlaps(inputs: Sequence[Any]) -> set[int]:
+    """Returns the positions of the inputs that share elements with another input, where AOTAutograd does not detect the overlap."""
     positions: set[int] = set()
     for one, other in _overlapping_extents({position: item for position, item in enumerate(inputs) if _is_plain(item)}):
         if not _aot_autograd_detects(inputs[one], inputs[other]) and share_elements(inputs[one], inputs[other]):
@@ -46,9 +47,9 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
     return positions
 
 
-def folded(inputs: Sequence[Any]) -> set[int]:
+def internally_overlapping(inputs: Sequence[Any]) -> set[int]:
     """Returns the positions of the inputs that have two elements at the same address."""
-    return {position for position, item in enumerate(inputs) if _is_plain(item) and shares_with_itself(item)}
+    return {position for position, item in enumerate(inputs) if _is_plain(item) and has_internal_overlap(item)}
 
 
 def _aot_autograd_detects(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -70,15 +71,16 @@ def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[
         open_extents.append((end, key))
 
 
-class Overlaps:
-    """A guard on the pairs of inputs that share elements and of which one is written, and on the storage offsets of both inputs.
+class AliasGuard:
+    """A guard on overlapping inputs: on the pairs of inputs that share elements with a written input, and on their storage offsets.
 
-    Thread-safe. A check takes about 50 ns for each tensor if at most `_MAX_MOVED` addresses have changed since the last call.
+    Thread-safe. A check takes about 50 ns per tensor if at most `_MAX_MOVED` tensors have new addresses since the last call.
 
     Args:
         inputs: The inputs of the call for which the graph was traced.
         written: The positions of the inputs that the graph writes to.
-        parameters: The positions of parameters and buffers. Those that the graph does not write to are assumed to share no elements.
+        parameters: The positions of parameters and buffers. The guard ignores those that the graph does not write to: it assumes that they
+            share no elements with written inputs.
         static: True if all sizes are the same at every call.
     """
 
@@ -96,25 +98,29 @@ class Overlaps:
         self._extent_bytes = [extent(tensor)[1] - extent(tensor)[0] if tensor.numel() else 0 for tensor in tensors]
 
     @property
-    def may_change(self) -> bool:
-        """True if the inputs of a later call may overlap in another way: a second input, or dynamic strides, next to a written input."""
+    def is_needed(self) -> bool:
+        """True if the inputs of a later call may overlap in another way.
+
+        That is possible if the graph writes to an input, and there is another input or the written one has dynamic strides.
+        """
         return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
     @property
-    def are_apart(self) -> bool:
+    def found_no_overlap(self) -> bool:
         """True if no written input shared elements with another input when the graph was traced.
 
-        Unless `static`, a written input that shares elements with itself counts, too.
+        Unless `static`, it is also False if a written input had an internal overlap.
         """
         return self._traced_overlaps == _NO_OVERLAP
 
-    def are_as_before(self, inputs: Sequence[Any]) -> bool:
-        """True if these inputs overlap as the traced inputs did. Fake tensors have no memory and always count as equal."""
+    def check(self, inputs: Sequence[Any]) -> bool:
+        """True if these inputs overlap as the traced inputs did. Fake tensors have no memory, so they always pass the check."""
         tensors = self._select(inputs)
         if FakeTensor in map(type, tensors):
             return True
         current = addresses(tensors)
-        # Without overlaps, equal addresses suffice. With overlaps, the storage or the base of a tensor can differ at the same address.
+        # If no tensors overlap, addresses decide. Otherwise a tensor at the same address can have another storage offset or base, which
+        # `_find_overlaps` compares.
         if (
             self._static
             and self._traced_overlaps == _NO_OVERLAP
@@ -145,9 +151,9 @@ class Overlaps:
         return True
 
     def _find_overlaps(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        """Returns the pairs of tensors that share elements, and the memory position of each tensor in a pair.
+        """Returns the pairs of tensors that share elements, and `_memory_position` of each tensor in a pair.
 
-        A pair counts if one tensor is written. Unless `static`, a written tensor that shares elements with itself is a pair, too.
+        At least one tensor of a pair is written. Unless `static`, a written tensor with an internal overlap is a pair with itself.
         """
         pairs = sorted(
             (one, other)
@@ -155,16 +161,16 @@ class Overlaps:
             if (one in self._written or other in self._written) and self._share(tensors, one, other)
         )
         if not self._static:  # for static sizes, TorchDynamo guards the strides
-            pairs += [(index, index) for index in sorted(self._written) if shares_with_itself(tensors[index])]
+            pairs += [(index, index) for index in sorted(self._written) if has_internal_overlap(tensors[index])]
         return pairs, [(index, *_memory_position(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
 
     def _share(self, tensors: Sequence[torch.Tensor], one: int, other: int) -> bool:
-        mine, theirs = tensors[one], tensors[other]
-        key = one, other, bytes_behind(mine, theirs), mine.shape, mine.stride(), theirs.shape, theirs.stride()
+        first, second = tensors[one], tensors[other]
+        key = one, other, bytes_behind(first, second), first.shape, first.stride(), second.shape, second.stride()
         if key not in self._cached_answers:
             if len(self._cached_answers) == _MAX_CACHED_PAIRS:
                 self._cached_answers = {}
-            self._cached_answers[key] = share_elements(mine, theirs)
+            self._cached_answers[key] = share_elements(first, second)
         return self._cached_answers[key]
 
 
@@ -176,20 +182,20 @@ def _selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[An
 
 
 def _memory_position(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Returns a tensor's storage offset, the size of its storage, and the metadata of its base.
+    """Returns a tensor's storage offset, the size of its storage, and shape, strides and storage offset of its base.
 
-    AOTAutograd derives a view again either from the storage or from the base.
+    AOTAutograd recreates a view from one of the two: its storage or its base.
     """
     base = private.base_of(tensor)
     base_metadata = None if base is None else (base.shape, base.stride(), base.storage_offset())
     return tensor.storage_offset(), tensor.untyped_storage().nbytes(), base_metadata
 
 
-def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:
-    """Returns a function that calls `compiled` if the inputs overlap as the traced inputs did, and else `otherwise`."""
+def guarded(compiled: Callable[..., Any], fallback: Callable[..., Any], guard: AliasGuard) -> Callable[..., Any]:
+    """Returns a function that calls `compiled` if the inputs overlap as the traced inputs did, and otherwise `fallback`."""
 
     def call(*args: Any) -> Any:
-        return compiled(*args) if overlaps.are_as_before(args) else otherwise(*args)
+        return compiled(*args) if guard.check(args) else fallback(*args)
 
     return call
 
@@ -197,7 +203,8 @@ def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlap
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if two tensors with overlapping extents share an element.
 
-    Always True for tensors of different dtypes, and if one tensor has more than `_MAX_COMPARED_ELEMENTS` elements.
+    Also True without a comparison if the dtypes differ, if the distance is not a whole number of elements, or if one tensor has more than
+    `_MAX_COMPARED_ELEMENTS` elements.
     """
     distance = bytes_behind(one, other)
     if one.dtype != other.dtype or distance % one.element_size() or max(one.numel(), other.numel()) > _MAX_COMPARED_ELEMENTS:
@@ -205,10 +212,10 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     return not set(_element_offsets(one, 0)).isdisjoint(_element_offsets(other, distance // one.element_size()))
 
 
-def shares_with_itself(tensor: torch.Tensor) -> bool:
+def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """True if two elements of a tensor have the same address.
 
-    Also True for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose strides do not exclude this.
+    Also True for a tensor of more than `_MAX_COMPARED_ELEMENTS` elements whose sizes and strides do not exclude it.
     """
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):

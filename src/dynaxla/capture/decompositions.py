@@ -93,9 +93,9 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 
 
 def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
-    """Raises eager mode's error for num_samples <= 0. Other calls are not decomposed.
+    """Raises eager mode's error if `num_samples` is not positive. Other calls are not decomposed.
 
-    The lowering cannot raise the error: a graph whose only result has no elements runs no program.
+    The lowering cannot raise this error: the result of such a call has no elements, and a graph with only such results runs no program.
     """
     if guard_or_false(num_samples <= 0):
         raise RuntimeError("cannot sample n_sample <= 0 samples")

@@ -84,8 +84,10 @@ def _encoded_constant(module: GraphModule, name: str, max_constant_bytes: int | 
         raise Unwritable(f"a constant of the class {type(value).__name__}")
     if type(value) is not torch.Tensor or value.device.type != "cpu" or not value.is_contiguous() or not value.nbytes:
         raise Unwritable(f"a constant tensor of the class {type(value).__name__} and shape {list(value.shape)} on {value.device}")
-    if value.is_conj() or value.is_neg() or (max_constant_bytes is not None and value.nbytes > max_constant_bytes):
-        raise Unwritable(f"a constant of {value.nbytes} bytes")
+    if value.is_conj() or value.is_neg():
+        raise Unwritable(f"a constant of shape {list(value.shape)} with the {'conjugate' if value.is_conj() else 'negative'} bit")
+    if max_constant_bytes is not None and value.nbytes > max_constant_bytes:
+        raise Unwritable(f"a constant of {value.nbytes} bytes, which is more than {max_constant_bytes}")
     return [list(value.shape), str(value.dtype), value.detach().reshape(-1).view(torch.uint8).numpy().tobytes().hex()]
 
 

@@ -9,7 +9,7 @@ import typer
 from .. import __version__
 from .bench import bench, table_command
 from .doctor_command import doctor
-from .explain_command import WithScript, explain
+from .explain_command import ScriptCommand, explain
 from .export_command import export
 from .ops import ops
 from .terminal import Command, CommandGroup
@@ -17,18 +17,18 @@ from .tune import tune
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, add_completion=False)
 app.command("doctor", cls=Command)(doctor)
-app.command("explain", cls=WithScript)(explain)
+app.command("explain", cls=ScriptCommand)(explain)
 app.command("export", cls=Command)(export)
 app.command("ops", cls=Command)(ops)
 app.command("tune", cls=Command)(tune)
 app.command("bench", cls=Command)(bench)
-for _name, _part in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
+for _name, _arguments in {"bench-cpu": "cpu", "bench-gpu": "gpu", "bench-device": "device", "overhead": "overhead"}.items():
     app.command(
         _name,
         cls=Command,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        rich_help_panel="Measurements, in the source tree alone",
-    )(table_command(_name, _part))
+        rich_help_panel="Benchmarks (only in a checkout of dynaxla)",
+    )(table_command(_name, _arguments))
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,4 +45,5 @@ def _options(
 
 
 def main() -> None:
-    typer.main.get_command(app)()  # app() would also install Typer's sys.excepthook, which the scripts of `dynaxla explain` would get too
+    # `app()` would also install Typer's sys.excepthook. Exceptions of a script run by `dynaxla explain` must be shown as Python shows them.
+    typer.main.get_command(app)()

@@ -13,7 +13,7 @@ from .terminal import Command
 _ARGUMENTS = "dynaxla.explain.arguments"
 
 
-class WithScript(Command):
+class ScriptCommand(Command):
     """A command whose first argument is a script. All later arguments belong to the script, as with `python SCRIPT ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -107,7 +107,7 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     if array is None or isinstance(array, storages.StorageContent):  # recorded ops must not run for this copy
         return False
     if (
-        meshes.exist()
+        meshes.may_have_sharded_arrays()
         and (sharding := storages.sharding_of_storage(target_storage)) is not None
         and sharding != storages.sharding_of_storage(source_storage)
     ):
@@ -206,7 +206,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.DeviceOrMesh) 
 
 def _placement_key(array: jax.Array, device: jax.Device) -> object:
     """Returns a hashable key for the placement of an array: its sharding on a mesh, or its device."""
-    return meshes.key_of(meshes.sharding_of(array) or device)
+    return meshes.device_key(meshes.sharding_of(array) or device)
 
 
 def _aval(array: jax.Array, device: jax.Device) -> jax.ShapeDtypeStruct:

@@ -157,7 +157,7 @@ class _OpCall:
         if self._other_device is not None:
             raise mixed_devices_error(self.op, self._other_device, self.device)
         device = pjrt_devices.jax_device(self.device.index)
-        where = self._replicate_on_mesh(op_sharding) if meshes.exist() and not is_traced else None
+        where = self._replicate_on_mesh(op_sharding) if meshes.may_have_sharded_arrays() and not is_traced else None
         for slot, tensor in self._cpu_operands:
             self.arrays[slot] = storages.array_from_cpu(tensor, where or device)
             self.slots[slot] = self.slots[slot]._replace(sharding=where)
@@ -263,7 +263,7 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
     slots = tuple(call.slots)
     key = (
-        functional_op.op, meshes.key_of(where or device), _hashable(operands),
+        functional_op.op, meshes.device_key(where or device), _hashable(operands),
         tuple([(name, _hashable(value)) for name, value in named_operands.items()]),
         target_operands, slots, torch.get_default_dtype(), settings,
     )  # fmt: skip
@@ -455,7 +455,7 @@ def _number(value: Any, dtype: np.dtype, where: meshes.DeviceOrMesh) -> jax.Arra
     """Returns a Python number as an array of rank 0."""
     kind = type(value)
     # The sign distinguishes 0.0 from -0.0.
-    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.key_of(where)
+    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.device_key(where)
     array = _numbers.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():

@@ -25,7 +25,7 @@ def register(tensor: torch.Tensor) -> None:
 
 def reshard_all() -> None:
     """Gives the gradients of all registered tensors the tensors' shardings. No value changes. Called after each backward pass."""
-    if not meshes.exist() or _get_current_dispatch_mode_stack():  # with a dispatch mode, a step is being traced
+    if not meshes.may_have_sharded_arrays() or _get_current_dispatch_mode_stack():  # with a dispatch mode, a step is being traced
         return
     for tensor in list(_sharded):
         gradient = tensor.grad
@@ -46,4 +46,4 @@ def _reshard(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
         return
     array = copies.packed_array(gradient)  # a program may have returned it in another shape
     if array.shape == shape and meshes.sharding_of(array) != sharding:
-        storages.compare_and_swap([(storage, array, meshes.copied_to(array, sharding))])
+        storages.compare_and_swap([(storage, array, meshes.copy_to(array, sharding))])

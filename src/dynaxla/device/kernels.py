@@ -78,7 +78,7 @@ def empty_like(
     result = private.call_composite_kernel(
         aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
     )
-    if meshes.exist() and result.device == tensor.device and result.stride() == tensor.stride():
+    if meshes.may_have_sharded_arrays() and result.device == tensor.device and result.stride() == tensor.stride():
         shape, sharding = storages.shape_and_sharding(tensor.untyped_storage())
         if sharding is not None and shape == StridedView.of(result).layout.packed_shape:
             storages.set_content(result.untyped_storage(), copies.zeros(shape, result.dtype, sharding))

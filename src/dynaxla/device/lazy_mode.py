@@ -78,7 +78,7 @@ class DeferredContent(storages.StorageContent):
         self.recording: LazyRecording | None = recording
         self.value_id, self.shape_dtype, self.previous = value_id, shape_dtype, previous
         self.outcome: Any = None
-        self.sharding = storages.sharding_of_content(previous) if meshes.exist() else None
+        self.sharding = storages.sharding_of_content(previous) if meshes.may_have_sharded_arrays() else None
 
     def shape_and_sharding(self, storage: torch.UntypedStorage) -> storages.ShapeAndSharding:
         return self.shape_dtype[0], self.sharding
@@ -333,7 +333,7 @@ class _LazyCall:
             self.value_ids.append(value_id)
             self.shape_dtypes.append(shape_dtype or (None, None))
             key_parts += storage.nbytes(), shape_dtype
-            if meshes.exist():
+            if meshes.may_have_sharded_arrays():
                 key_parts.append(storages.sharding_of_content(content))
             self.storages.append(storage)
             self.contents.append(content)
@@ -449,7 +449,7 @@ class _SpecializationBuilder:
         storage = tensor.untyped_storage()
         slot = self._slot_of_storage.setdefault(private.identity_of(storage), len(self._slots))
         if slot == len(self._slots):
-            sharding = storages.sharding_of_content(self._call.contents[slot]) if meshes.exist() else None
+            sharding = storages.sharding_of_content(self._call.contents[slot]) if meshes.may_have_sharded_arrays() else None
             self._slots.append(StorageMetadata(storage.nbytes(), *self._call.shape_dtypes[slot], sharding))
         return TensorOperand(slot, StridedView.of(tensor))
 

@@ -134,7 +134,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
         # `arrays` may have unused entries: operands of an op that was not recorded in the end.
         where, shardings = None, tuple[NamedSharding | None, ...]()
-        if meshes.exist():
+        if meshes.may_have_sharded_arrays():
             where, arrays = _on_mesh(steps, arrays)
             shardings = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
         shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
@@ -184,7 +184,7 @@ def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[
     where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
     if where is None:
         return None, arrays
-    return where, [meshes.copied_to(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
+    return where, [meshes.copy_to(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
 
 
 def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:

@@ -75,7 +75,11 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
         if not isinstance(tensor, torch.Tensor):
             found.append(None)
             continue
-        sharding = storages.sharding_of_storage(tensor.untyped_storage()) if meshes.exist() and storages.is_jax_tensor(tensor) else None
+        sharding = (
+            storages.sharding_of_storage(tensor.untyped_storage())
+            if meshes.may_have_sharded_arrays() and storages.is_jax_tensor(tensor)
+            else None
+        )
         found.append(
             (tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), sharding, _viewed_storage(tensor, position, first_position))
         )
@@ -208,12 +212,13 @@ class StorageBuffers(Buffers):
             for position in input_positions
         }
         self._inputs = [self._input(position, tensor, viewed[position]) for position, tensor in input_tensors.items()]
-        constraints = shardings_in(interpreter.module.graph) if meshes.exist() else []
+        has_meshes = meshes.may_have_sharded_arrays()
+        constraints = shardings_in(interpreter.module.graph) if has_meshes else []
         self._names_mesh = bool(constraints)
         if request.planned:
             self.where = self._planned(input_tensors, constraints)
         else:
-            self.where = self._on_mesh(input_tensors, constraints) if meshes.exist() and not storages.hold_tracers(args) else None
+            self.where = self._on_mesh(input_tensors, constraints) if has_meshes and not storages.hold_tracers(args) else None
         self._positions = input_positions + sorted(aliased - set(input_positions))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
@@ -479,7 +484,7 @@ class StorageBinding:
             self._convert_arrays(read, call)
         if self._views:
             self._check_views(read, call)
-        if meshes.exist() and not storages.any_tracer(call.arrays):
+        if meshes.may_have_sharded_arrays() and not storages.any_tracer(call.arrays):
             self._move_to_mesh(call)
         args.clear()
         return call
@@ -605,9 +610,9 @@ class StorageBinding:
                     self._repack(call, index, array)
                 else:
                     call.arrays[index] = array
-                if meshes.exist() and meshes.sharding_of(call.arrays[index]) != self._inputs[index].sharding:
+                if meshes.may_have_sharded_arrays() and meshes.sharding_of(call.arrays[index]) != self._inputs[index].sharding:
                     before = cast("jax.Array", storages.array_of(storage))
-                    call.arrays[index] = meshes.copied_to(call.arrays[index], self._inputs[index].sharding or self._device.jax_device)
+                    call.arrays[index] = meshes.copy_to(call.arrays[index], self._inputs[index].sharding or self._device.jax_device)
                     storages.compare_and_swap([(storage, before, call.arrays[index])])
 
     def _repack(self, call: _CallTensors, index: int, array: jax.Array) -> None:
@@ -648,7 +653,7 @@ class StorageBinding:
 
 def _offset_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh) -> jax.Array:
     """Returns the offset of a tensor in its storage, in elements, as an int64[] array on a device or a mesh."""
-    key = int(tensor.storage_offset()), meshes.key_of(where)
+    key = int(tensor.storage_offset()), meshes.device_key(where)
     array = _offset_arrays.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():

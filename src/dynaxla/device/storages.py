@@ -272,12 +272,12 @@ def sharding_of_content(content: object) -> NamedSharding | None:
 
 def sharding_of_storage(storage: torch.UntypedStorage) -> NamedSharding | None:
     """Returns the sharding of a storage's array on a mesh, or None."""
-    return shape_and_sharding(storage)[1] if meshes.exist() else None
+    return shape_and_sharding(storage)[1] if meshes.may_have_sharded_arrays() else None
 
 
 def replicate(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
     """Replicates the array of a storage from one device to a mesh. The storage keeps the replicated array."""
-    replicated = meshes.copied_to(array, where)
+    replicated = meshes.copy_to(array, where)
     # This fails if another thread has written to the storage. The caller then uses the old value.
     compare_and_swap([(storage, array, replicated)])
     return replicated

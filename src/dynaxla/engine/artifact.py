@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._inductor.output_code import OutputCode
 
-from ..buffers.overlaps import Overlaps
+from ..buffers.overlaps import AliasGuard
 from ..capture.graph import AtenGraph, written_inputs
 from ..capture.graph_json import Unwritable, decoded, encoded
 from ..config import Options
@@ -57,7 +57,7 @@ class Artifact(OutputCode):
         super().__init__()
         self._boxed_call = True
         self._graph, self._options, self._bundle = graph, options, bundle
-        self._overlaps: Overlaps | None = None
+        self._overlaps: AliasGuard | None = None
 
     @staticmethod
     def of(graph: AtenGraph, options: Options) -> Artifact:
@@ -114,8 +114,8 @@ class Artifact(OutputCode):
         return self._runner_and_graphs[0](inputs)
 
     def _check_overlaps(self, inputs: list[Any]) -> None:
-        overlaps = self._overlaps or Overlaps(inputs, self._graph["written"], self._graph["static"], static=True)
-        if not (overlaps.are_apart if self._overlaps is None else overlaps.are_as_before(inputs)):
+        overlaps = self._overlaps or AliasGuard(inputs, self._graph["written"], self._graph["static"], static=True)
+        if not (overlaps.found_no_overlap if self._overlaps is None else overlaps.check(inputs)):
             raise UnsupportedTensor(
                 f"{self._graph['name']} writes to an input that shares memory with another input or overlaps itself",
                 hint="pass a clone of that input, or use torch.compile(...) without aot_compile",

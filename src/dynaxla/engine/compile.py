@@ -171,7 +171,7 @@ def compile_lowered(
 
 def xla_options(unit: CompilationUnit, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
     """Returns XLA's options for a program, by name; the user's override dynaxla's."""
-    quick = quick_options() if meshes.is_planning() else {}
+    quick = quick_options() if meshes.is_compile_only() else {}
     return {**options_for(unit.platform, traced.jaxpr, settings, on_mesh), **quick, **unit.options.xla}
 
 

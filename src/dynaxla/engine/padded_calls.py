@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..buffers.overlaps import shares_with_itself
+from ..buffers.overlaps import has_internal_overlap
 from ..lowering import SymbolValues, TensorSpec
 from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput
 from ..passes.padding.valid_sizes import Extents
@@ -423,4 +423,4 @@ def _constant(value: Any) -> _OutputOfInputs:
 def _overlaps(spec: TensorSpec) -> bool:
     """True if elements share memory other than by a dimension of stride 0."""
     sizes = [1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True)]
-    return shares_with_itself(torch.empty_strided(sizes, spec.stride, device="meta"))
+    return has_internal_overlap(torch.empty_strided(sizes, spec.stride, device="meta"))

@@ -205,7 +205,7 @@ class PartitionedProgram:
         specs = [SymbolValues().spec(node.meta["val"]) for node in self._interpreter.placeholders]
         first_line = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
         settings = (programs.fingerprint(lowered).hex()[:16],)
-        return Collective(self._mesh.group, "partitioned_program", settings, tuple(map(str, specs)), where=first_line, by="by XLA")
+        return Collective(self._mesh.group, "partitioned_program", settings, tuple(map(str, specs)), where=first_line, caller="by XLA")
 
 
 class _Binding:

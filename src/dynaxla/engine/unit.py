@@ -91,7 +91,7 @@ class CompilationUnit:
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
         self.static_inputs = frozenset(graph.static)
         self.device_kind = kind_of(self.device.type)
-        if self.device_kind is None and meshes.exist() and shardings_in(graph.module.graph):
+        if self.device_kind is None and meshes.may_have_sharded_arrays() and shardings_in(graph.module.graph):
             raise UnsupportedTensor(
                 f"{self.name} shards a tensor on {self.device}, and only tensors on the device jax can be on a mesh",
                 hint='call dynaxla.device.enable(), and move the model and its inputs: x.to("jax")',

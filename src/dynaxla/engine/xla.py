@@ -109,7 +109,7 @@ class CompiledGraph:
         kind = self.unit.device_kind
         if kind is not None and kind.are_traced(args):
             return self._inlined(kind, args)
-        return self._planned(kind, args) if kind is not None and meshes.is_planning() else None
+        return self._planned(kind, args) if kind is not None and meshes.is_compile_only() else None
 
     def ready(self, args: Sequence[Any]) -> Runnable | None:
         """Returns the executable for inputs like these. If it is still to be compiled in the background, requests that and returns None.

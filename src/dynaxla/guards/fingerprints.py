@@ -1,6 +1,8 @@
-"""Fingerprints of Python objects by their contents: numbers of every kind, slices, code, dates.
+"""Fingerprints of Python objects whose contents never change: numbers of every kind, strings, code objects, dates, dtypes.
 
-An object without such a fingerprint is compared by its entries (slots.py) or by its identity, or it cannot be compared.
+Other objects are compared in other ways: immutable containers such as slices by their parts (`parts_of`), arrays by their bytes
+(`buffer_contents`), mutable containers by their entries (slots.py), and objects that `is_known_by_identity` accepts by identity. An object
+with state in C that Python cannot inspect (`hides_state`) cannot be compared.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from ..runtime import private
 from ..runtime.guards import self_guarding
 from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_of
 
+# Classes of values that a path shows as text, and that recordings keep as they are.
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
-NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
+# The result of `fingerprint` for an object without a fingerprint.
+NO_FINGERPRINT: Any = type("NoFingerprint", (), {"__repr__": lambda _: "no fingerprint"})()
 
 # Classes of objects that are compared by identity alone.
 _BY_IDENTITY = (
@@ -48,8 +52,8 @@ _BY_IDENTITY = (
     types.MemberDescriptorType,
     types.GenericAlias,
     types.UnionType,
-    logging.Logger,  # calls of its methods are observed where they happen
-    torch.Generator,  # the identity, never the state
+    logging.Logger,  # observation.py detects calls of its methods
+    torch.Generator,  # its state is not compared: each random draw changes it
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
     torch._ops.HigherOrderOperator,
@@ -57,7 +61,7 @@ _BY_IDENTITY = (
     type(np.reshape),
     type(inspect.Attribute.name),  # the descriptor of a named tuple's field
 )
-# Classes written in C whose instances have no state that a walk misses.
+# Classes written in C whose instances take more memory than their declared fields. A walk of the object graph misses no state of them.
 _VISIBLE_STATE = (
     object,
     type,
@@ -108,7 +112,10 @@ _DESCRIBED_BY_REDUCE = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Identity:
-    """A fact about one object, equal only for the same object. It keeps the object alive, so that no other object gets its id."""
+    """The identity of an object, as a hashable fingerprint: equal only for the same object.
+
+    It keeps the object alive, so that no later object gets the same id.
+    """
 
     value: Any
 
@@ -125,8 +132,8 @@ class Identity:
 _known: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
 
 
-def same(value: Any) -> Identity:
-    """Returns the `Identity` of an object: the same one in every walk."""
+def identity_of(value: Any) -> Identity:
+    """Returns the `Identity` of an object. There is one instance per object, so two walks of the object graph get the same."""
     found = _known.get(id(value))
     if found is None or found.value is not value:
         found = _known[id(value)] = Identity(value)
@@ -138,45 +145,45 @@ def _itself(value: Any) -> Any:
 
 
 def _range(value: range) -> Any:
-    return tuple(map(content, (value.start, value.stop, value.step)))
+    return tuple(map(fingerprint, (value.start, value.stop, value.step)))
 
 
 def _reduced(value: Any) -> Any:
-    return _all_contents(value.__reduce__()[:2])
+    return _fingerprints_of(value.__reduce__()[:2])
 
 
-def _all_contents(values: Any) -> Any:
-    """Returns the contents of all items in nested tuples and dicts; `NO_CONTENT` if an item has none."""
+def _fingerprints_of(values: Any) -> Any:
+    """Returns the fingerprint of nested tuples and dicts, with a fingerprint for each item; `NO_FINGERPRINT` if an item has none."""
     if isinstance(values, tuple):
-        found = tuple(map(_all_contents, values))
-        return NO_CONTENT if any(item is NO_CONTENT for item in found) else found
+        found = tuple(map(_fingerprints_of, values))
+        return NO_FINGERPRINT if any(item is NO_FINGERPRINT for item in found) else found
     if isinstance(values, dict):
-        return _all_contents(tuple(values.items()))
+        return _fingerprints_of(tuple(values.items()))
     if isinstance(values, (type, types.BuiltinFunctionType)):
-        return same(values)
+        return identity_of(values)
     if isinstance(values, types.FunctionType) and is_trusted_function(values):
-        return same(values)
-    return content(values)
+        return identity_of(values)
+    return fingerprint(values)
 
 
 def _scalar(value: np.generic) -> Any:
-    return NO_CONTENT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
+    return NO_FINGERPRINT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
 
 
-def is_of_group(kind: type) -> bool:
+def is_of_group(cls: type) -> bool:
     """True if a class is `torch.distributed.ProcessGroup` or a subclass of it."""
-    return torch.distributed.is_available() and issubclass(kind, torch.distributed.ProcessGroup)
+    return torch.distributed.is_available() and issubclass(cls, torch.distributed.ProcessGroup)
 
 
 def _placement(spec: Any) -> Any:
     """Returns the mesh, placements and tensor metadata of a DTensorSpec."""
-    return same(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
+    return identity_of(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
 
 
-# Classes of objects that describe processes and their connections, and never change.
+# Classes of objects that describe processes and their connections, and never change. They are compared by identity.
 _PROCESS_CLASSES = frozenset(["torch.distributed.device_mesh.DeviceMesh"])
 
-_CONTENTS: dict[type, Callable[[Any], Any]] = {
+_FINGERPRINTS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((type(None), bool, int, str, bytes, type(...), type(NotImplemented)), _itself),
     **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, types.CodeType), _itself),
     float: float.__repr__,
@@ -192,49 +199,49 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def content(value: Any) -> Any:
-    """Returns a hashable fingerprint: equal for equal objects, different for different objects. `NO_CONTENT` for an object without one."""
-    kind: Any = type(value)
-    find = _finder(kind)
-    found = NO_CONTENT if find is None else find(value)
-    return NO_CONTENT if found is NO_CONTENT else (kind, found)
+def fingerprint(value: Any) -> Any:
+    """Returns a hashable value: equal for equal objects, different for different objects. `NO_FINGERPRINT` for an object without one."""
+    cls: Any = type(value)
+    find = _finder(cls)
+    found = NO_FINGERPRINT if find is None else find(value)
+    return NO_FINGERPRINT if found is NO_FINGERPRINT else (cls, found)
 
 
 @functools.lru_cache(4096)
-def _finder(kind: Any) -> Callable[[Any], Any] | None:
+def _finder(cls: Any) -> Callable[[Any], Any] | None:
     """Returns the function that computes the fingerprints of a class's instances; None for a class without fingerprints."""
-    if kind in _CONTENTS or not is_trusted_class(kind):
-        return _CONTENTS.get(kind)
-    if issubclass(kind, np.generic):
+    if cls in _FINGERPRINTS or not is_trusted_class(cls):
+        return _FINGERPRINTS.get(cls)
+    if issubclass(cls, np.generic):
         return _scalar
-    if issubclass(kind, np.dtype):
+    if issubclass(cls, np.dtype):
         return repr
-    if issubclass(kind, pathlib.PurePath):
+    if issubclass(cls, pathlib.PurePath):
         return str
-    module = module_of(kind)
-    name = f"{module}.{kind.__qualname__}"
-    if name in _PROCESS_CLASSES or module == private.PROCESSES or is_of_group(kind):
-        return same
+    module = module_of(cls)
+    name = f"{module}.{cls.__qualname__}"
+    if name in _PROCESS_CLASSES or module == private.PROCESSES or is_of_group(cls):
+        return identity_of
     if module == "torch.distributed.tensor.placement_types":
         return repr
     if name == "torch.distributed.tensor._dtensor_spec.DTensorSpec":
         return _placement
-    return _reduced if issubclass(kind, _DESCRIBED_BY_REDUCE) else None
+    return _reduced if issubclass(cls, _DESCRIBED_BY_REDUCE) else None
 
 
-def is_record(owner: Any) -> bool:
-    """True if an object is the `__self__` that pybind11 gives its functions."""
+def is_pybind11_record(owner: Any) -> bool:
+    """True if an object is pybind11's own record of a function. pybind11 stores it as the `__self__` of each function that it wraps."""
     return module_of(type(owner)).startswith("pybind11") or type(owner).__name__ == "PyCapsule"
 
 
 def is_known_by_identity(value: Any) -> bool:
-    """True if an object is trusted not to change, so that comparing identities suffices."""
+    """True if an object is trusted not to change. Comparing its identity then suffices."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         owner = value.__self__
         return (
             owner is None
             or isinstance(owner, types.ModuleType)
-            or is_record(owner)
+            or is_pybind11_record(owner)
             or (isinstance(owner, type) and is_trusted_class(owner))
         )
     if isinstance(value, types.FunctionType):
@@ -255,75 +262,79 @@ _CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 
 @functools.lru_cache(4096)
-def _hides_state(kind: Any) -> bool:
-    """True if instances have state in C: the class or a base takes more memory than its declared fields, unless in `_VISIBLE_STATE`."""
-    if issubclass(kind, (threading.Thread, BaseException, weakref.ref)):
+def _hides_state(cls: Any) -> bool:
+    """True if instances of a class have state in C that Python cannot inspect.
+
+    That is assumed if the class, or a base that is not in `_VISIBLE_STATE`, adds more memory to an instance than its declared fields take.
+    """
+    if issubclass(cls, (threading.Thread, BaseException, weakref.ref)):
         return True
-    if kind.__flags__ & _DISALLOWS_INSTANCES:
+    if cls.__flags__ & _DISALLOWS_INSTANCES:
         return True
-    for part in kind.__mro__:
-        if part in _VISIBLE_STATE:
+    for base_class in cls.__mro__:
+        if base_class in _VISIBLE_STATE:
             continue
-        fields = vars(part)
+        fields = vars(base_class)
         declared = sum(isinstance(item, types.MemberDescriptorType) for item in fields.values())
         declared += ("__weakref__" in fields) + ("__dict__" in fields)
-        base = part.__base__ or object
-        if part.__basicsize__ - base.__basicsize__ > 8 * declared:
+        parent = base_class.__base__ or object
+        if base_class.__basicsize__ - parent.__basicsize__ > 8 * declared:
             return True
     return False
 
 
-_DISALLOWS_INSTANCES = 1 << 7  # Py_TPFLAGS_DISALLOW_INSTANTIATION: iterators, and other objects that only C code creates
+# Py_TPFLAGS_DISALLOW_INSTANTIATION: Python code cannot create instances of the class, for example of built-in iterators.
+_DISALLOWS_INSTANCES = 1 << 7
 
 
 def hides_state(value: Any) -> bool:
     """True if a value has state that Python cannot inspect."""
-    kind: Any = type(value)
-    return _hides_state(kind)
+    cls: Any = type(value)
+    return _hides_state(cls)
 
 
 @dataclasses.dataclass(frozen=True)
-class Values:
+class BufferContents:
     """The contents of an array or buffer.
 
     Attributes:
-        kind: the class and the metadata, such as dtype and shape.
-        data: the bytes; None for an array that is too large to compare.
+        metadata: the class and further metadata, such as dtype, shape and strides.
+        data: the bytes; None for an array of more than `MAX_COMPARED_BYTES`; b"" if only the metadata is compared.
     """
 
-    kind: Any
+    metadata: Any
     data: bytes | None
 
 
-def values_of(value: Any, with_data: bool = True) -> Values | None:
-    """Returns the contents of an array, bytearray or memoryview; None for an array of objects and for a released memoryview.
+def buffer_contents(value: Any, with_data: bool = True) -> BufferContents | None:
+    """Returns the contents of an instance of `BUFFER_TYPES`; None for an array of objects and for a released memoryview.
 
     Args:
         value: the array.
-        with_data: False for a result whose `data` is b"".
+        with_data: False to return only the metadata, with b"" as `data`.
     """
     if isinstance(value, np.ndarray):
-        kind: Any = (type(value), repr(value.dtype), value.dtype, value.shape, value.strides, value.flags.writeable)
+        metadata: Any = (type(value), repr(value.dtype), value.dtype, value.shape, value.strides, value.flags.writeable)
         if value.dtype.hasobject:
             return None
     elif isinstance(value, array.array):
-        kind = (type(value), value.typecode, len(value))
+        metadata = (type(value), value.typecode, len(value))
     elif isinstance(value, memoryview):
         try:
-            kind = (memoryview, value.format, value.shape, value.strides)
+            metadata = (memoryview, value.format, value.shape, value.strides)
         except ValueError:
             return None
     else:
-        kind = (type(value),)
+        metadata = (type(value),)
     if not with_data:
-        return Values(kind, b"")
-    if size_of(value) > LARGE:
-        return Values(kind, None)
-    return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes())
+        return BufferContents(metadata, b"")
+    if size_of(value) > MAX_COMPARED_BYTES:
+        return BufferContents(metadata, None)
+    return BufferContents(metadata, bytes(value) if isinstance(value, bytearray) else value.tobytes())
 
 
-# The maximum size in bytes of an array that is compared.
-LARGE = 1 << 24
+# The maximum size in bytes of an array whose values are compared.
+MAX_COMPARED_BYTES = 1 << 24
 
 
 def size_of(value: Any) -> int:
@@ -331,44 +342,48 @@ def size_of(value: Any) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * int(getattr(value, "itemsize", 1))
 
 
-HOLDS_VALUES = (np.ndarray, array.array, bytearray, memoryview)
+# Classes of mutable objects whose values are in a buffer.
+BUFFER_TYPES = (np.ndarray, array.array, bytearray, memoryview)
 
 
-def restore_values(value: Any, values: Values) -> bool:
-    """Restores the contents of an array, unless `values` has no data. Returns True if the contents had changed."""
-    if values.data is None or values_of(value) == values:
+def restore_contents(value: Any, contents: BufferContents) -> bool:
+    """Restores the contents of an array, unless `contents` has no data. Returns True if the contents had changed."""
+    if contents.data is None or buffer_contents(value) == contents:
         return False
     if isinstance(value, bytearray):
-        value[:] = values.data
+        value[:] = contents.data
     elif isinstance(value, array.array):
-        value[:] = array.array(value.typecode, values.data)
+        value[:] = array.array(value.typecode, contents.data)
     elif isinstance(value, np.ndarray):
-        _restore_array(value, values)
+        _restore_array(value, contents)
     elif not value.readonly:
         target = np.asarray(value)
-        np.copyto(target, np.frombuffer(values.data, target.dtype).reshape(target.shape))
+        np.copyto(target, np.frombuffer(contents.data, target.dtype).reshape(target.shape))
     return True
 
 
-def _restore_array(array: np.ndarray[Any, Any], values: Values) -> None:
+def _restore_array(target: np.ndarray[Any, Any], contents: BufferContents) -> None:
     """Restores an array's metadata and values.
 
-    An array that cannot be made writable is a view of a read-only array. Its values are restored with the values of that array.
+    NumPy refuses to make a view of a read-only array writeable. The values of such a view are restored when that array is restored.
     """
-    _, _, dtype, shape, strides, writeable = values.kind
-    if not array.flags.writeable:
+    _, _, dtype, shape, strides, writeable = contents.metadata
+    if not target.flags.writeable:
         with contextlib.suppress(ValueError):
-            array.flags.writeable = True
+            target.flags.writeable = True
     for name, value in {"dtype": dtype, "shape": shape, "strides": strides}.items():
-        if getattr(array, name) != value:
-            setattr(array, name, value)
-    if array.flags.writeable:
-        np.copyto(array, np.frombuffer(values.data or b"", dtype).reshape(shape))
-        array.flags.writeable = writeable
+        if getattr(target, name) != value:
+            setattr(target, name, value)
+    if target.flags.writeable:
+        np.copyto(target, np.frombuffer(contents.data or b"", dtype).reshape(shape))
+        target.flags.writeable = writeable
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
-    """Returns the parts of an immutable object by name; None for an object without parts."""
+    """Returns the objects that an immutable object of one of these classes refers to, by name; None for an object of another class.
+
+    The classes are methods, `functools.partial`, descriptors, slices, `super` objects, and views of dicts.
+    """
     if isinstance(value, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
         if isinstance(value, types.MethodType):
             return {"__self__": value.__self__, "__func__": value.__func__}
@@ -396,6 +411,6 @@ _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items())
 _BASES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
 
-def plain_part(value: Any) -> dict[str, Any]:
-    """Returns the plain value of an instance of a subclass of int, float, complex, str or bytes, by the name of that base class."""
+def builtin_value(value: Any) -> dict[str, Any]:
+    """Returns the number, string or bytes in an instance of a subclass of int, float, complex, str or bytes: {base class's name: value}."""
     return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}

@@ -19,7 +19,7 @@ import torch
 from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
 from .code_names import ExecutedCode
-from .fingerprints import NO_CONTENT, Values, content, restore_values, same
+from .fingerprints import NO_FINGERPRINT, BufferContents, fingerprint, identity_of, restore_contents
 from .numpy_arrays import tensor_of
 from .reference_checks import Identities, ReferenceChecks
 from .slots import Holder, Place, types_of
@@ -64,7 +64,7 @@ class ObjectGraph:
     sharing: list[tuple[int, int]] = field(default_factory=list)
     gradients: set[str] = field(default_factory=set)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    values: dict[str, tuple[Any, Values]] = field(default_factory=dict)
+    values: dict[str, tuple[Any, BufferContents]] = field(default_factory=dict)
     references: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     empty: list[dict[str, Any]] = field(default_factory=list)
     views: dict[str, Holder] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class ObjectGraph:
 
     def restore_values(self, quiet: Collection[str]) -> list[str]:
         """Restores the values of arrays, except for arrays at the paths `quiet`. Returns: the paths of the arrays that had changed."""
-        return [path for path, (value, values) in self.values.items() if path not in quiet and restore_values(value, values)]
+        return [path for path, (value, values) in self.values.items() if path not in quiet and restore_contents(value, values)]
 
     def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """Releases gradients that are about to be replaced, so that their memory is free before the program runs.
@@ -288,7 +288,7 @@ class ObjectGraph:
         for path, parts in self.parts.items():
             found[f"{path} parts"] = [(name, self._fact(value)) for name, value in parts.items()]
         for path, (_, values) in self.values.items():
-            found[f"values {path}"] = values.kind if path in arrays else values
+            found[f"values {path}"] = values.metadata if path in arrays else values
         storages = self.base._storages() if self.base is not None and self.tensors else {}
         for path, tensor in self.tensors.items():
             storage = storages.setdefault(storage_of(tensor), path)
@@ -301,20 +301,20 @@ class ObjectGraph:
 
     def _fact(self, value: Any) -> Any:
         """Returns a fingerprint of a value: its content, its class and path, or its identity."""
-        if (found := content(value)) is not NO_CONTENT:
+        if (found := fingerprint(value)) is not NO_FINGERPRINT:
             return found
         if issubclass(type(value), (tuple, frozenset)):  # isinstance reads __class__, which may warn
             items = tuple.__iter__(value) if issubclass(type(value), tuple) else frozenset.__iter__(value)
             path = None if type(value) in (tuple, frozenset, torch.Size) else self.path_of(value)
             return type(value), path, tuple(map(self._fact, items))
         path = self.path_of(value)
-        return type(value), same(value) if path is None or path in self.incomparable else path
+        return type(value), identity_of(value) if path is None or path in self.incomparable else path
 
     def _key(self, key: Any) -> Any:
         """Returns a fingerprint of a key of a container."""
-        if (found := content(key)) is not NO_CONTENT:
+        if (found := fingerprint(key)) is not NO_FINGERPRINT:
             return found if type(key) not in (str, int) else key
-        return self.path_of(key) or same(key)
+        return self.path_of(key) or identity_of(key)
 
 
 def storage_of(tensor: torch.Tensor) -> int:

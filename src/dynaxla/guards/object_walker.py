@@ -21,7 +21,16 @@ from torch.optim import optimizer as torch_optimizer
 from ..errors import CaptureError
 from .code_names import ExecutedCode, codes, names_of
 from .dispatch import has_own_dispatch
-from .fingerprints import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
+from .fingerprints import (
+    BUFFER_TYPES,
+    NO_FINGERPRINT,
+    buffer_contents,
+    builtin_value,
+    fingerprint,
+    hides_state,
+    is_known_by_identity,
+    parts_of,
+)
 from .object_graph import ObjectGraph
 from .reference_checks import Identities
 from .slots import Attributes, ClassDict, Holder, Namespace, View, shown
@@ -140,7 +149,7 @@ class Visitor:
             target = reference()
             if (
                 target is None
-                or content(target) is not NO_CONTENT
+                or fingerprint(target) is not NO_FINGERPRINT
                 or self._graph.path_of(target) is not None
                 or is_known_by_identity(target)
             ):
@@ -171,7 +180,7 @@ class Visitor:
             self._modules.setdefault(id(value), (path, value))
             self._add_module(path, value, names, by_trusted=False)
         elif (
-            content(value) is not NO_CONTENT
+            fingerprint(value) is not NO_FINGERPRINT
             or is_known_by_identity(value)
             or (isinstance(value, type) and not value.__flags__ & _HEAP_TYPE)
         ):
@@ -208,13 +217,13 @@ class Visitor:
             yield from self._function(path, value)
         elif isinstance(value, type):
             yield from self._class(path, value)
-        elif isinstance(value, HOLDS_VALUES):
-            values = values_of(value)
+        elif isinstance(value, BUFFER_TYPES):
+            values = buffer_contents(value)
             if values is None:
                 self._graph.incomparable[path] = type(value).__qualname__
             else:
                 self._graph.values[path] = value, values
-            if type(value) not in HOLDS_VALUES:
+            if type(value) not in BUFFER_TYPES:
                 yield from self._state(path, value)
         elif isinstance(value, weakref.ref):
             self._weak_references.append((path, value))
@@ -259,7 +268,7 @@ class Visitor:
             if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
                 yield ".__wrapped__", wrapped
             return
-        if plain := plain_part(value):
+        if plain := builtin_value(value):
             self._graph.parts[path] = plain
         yield from self._state(path, value)
         if isinstance(value, torch.optim.Optimizer):
@@ -421,7 +430,7 @@ class Visitor:
 
     def _has_readable_value(self, name: str, value: Any) -> bool:
         """True if the value has a fingerprint, or if `executed` is given and the name is public, as `os.environ` is."""
-        return content(value) is not NO_CONTENT or (self._executed is not None and name[:1] != "_" and value is not sys.modules)
+        return fingerprint(value) is not NO_FINGERPRINT or (self._executed is not None and name[:1] != "_" and value is not sys.modules)
 
     def _add_to_namespace(self, values: dict[str, Any], name: str, value: Any) -> None:
         holder = self._namespace_of(values)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
-from .fingerprints import is_record
+from .fingerprints import is_pybind11_record
 from .trusted_code import module_of
 
 # All functions of these modules only compute, except for the listed functions.
@@ -188,7 +188,7 @@ def acts(function: Any, within_torch: bool) -> str:
     """
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "?")
-    if owner is None or isinstance(owner, types.ModuleType) or is_record(owner):
+    if owner is None or isinstance(owner, types.ModuleType) or is_pybind11_record(owner):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
         module = str(module)
         if _is_group_query(module, name, within_torch) or _computes(module, name, within_torch):

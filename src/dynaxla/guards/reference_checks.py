@@ -23,7 +23,7 @@ from ..buffers.addresses import Places, places
 from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
-from .fingerprints import Values, values_of
+from .fingerprints import BufferContents, buffer_contents
 from .slots import Attributes, ClassDict, Holder, Namespace, Place
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ class ReferenceChecks:
     def _has_values(self, path: str) -> bool:
         value, values = self._walk.values[path]
         if path in self.arrays:
-            return values_of(value, with_data=False) == Values(values.kind, b"")
-        return values.data is not None and values_of(value) == values
+            return buffer_contents(value, with_data=False) == BufferContents(values.metadata, b"")
+        return values.data is not None and buffer_contents(value) == values
 
     # Containers and objects.
 

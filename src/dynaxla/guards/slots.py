@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .fingerprints import NO_CONTENT, PLAIN, content
+from .fingerprints import NO_FINGERPRINT, PLAIN, fingerprint
 
 # A place, which contains a value: the path of a container, and a key of the container.
 Place = tuple[str, Any]
@@ -157,7 +157,7 @@ def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (found := content(one)) is not NO_CONTENT and found == content(other)
+    return type(one) is type(other) and (found := fingerprint(one)) is not NO_FINGERPRINT and found == fingerprint(other)
 
 
 def entries(target: Any) -> dict[Any, Any]:

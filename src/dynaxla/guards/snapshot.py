@@ -19,7 +19,7 @@ from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
 from .code_names import ExecutedCode, could_tell_classes
-from .fingerprints import NO_CONTENT, content
+from .fingerprints import NO_FINGERPRINT, fingerprint
 from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
@@ -292,7 +292,7 @@ class FunctionGuards:
             for path, holder in graph.holders.items()
             if isinstance(holder.target, _HOLDERS_OF_NUMBERS)
             for key, value in holder.items.items()
-            if _is_number(value) and content(key) is not NO_CONTENT
+            if _is_number(value) and fingerprint(key) is not NO_FINGERPRINT
         }
         changed = [
             place

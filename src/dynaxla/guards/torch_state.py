@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..runtime import devices, private
-from .fingerprints import same
+from .fingerprints import identity_of
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 
@@ -25,8 +25,8 @@ def global_state() -> tuple[Any, ...]:
         tuple(map(_autocast, _AUTOCAST_DEVICES)),
         torch.is_autocast_cache_enabled(),
         _answers(_BACKEND_QUERIES),
-        tuple(mode.device if type(mode) is DeviceContext else same(mode) for mode in _get_current_function_mode_stack()),
-        tuple(same(mode) for mode in _get_current_dispatch_mode_stack()),
+        tuple(mode.device if type(mode) is DeviceContext else identity_of(mode) for mode in _get_current_function_mode_stack()),
+        tuple(identity_of(mode) for mode in _get_current_dispatch_mode_stack()),
         _saved_tensor_hooks(),
         private.functorch_level(),
     )
@@ -78,7 +78,7 @@ def _autocast(device: str) -> Any:
 
 def _saved_tensor_hooks() -> Any:
     hooks = private.saved_tensor_hooks()
-    return None if hooks is None else tuple(map(same, hooks))
+    return None if hooks is None else tuple(map(identity_of, hooks))
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# Outputs that are writes for which an exported model has no place, by the name of their `OutputKind`.
+_MUTATIONS = {"PARAMETER_MUTATION": "parameter", "USER_INPUT_MUTATION": "user input"}
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -253,9 +255,16 @@ class _Exporter:
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 self.updates.append(spec.target)
                 updated.append(output)
+            elif spec.kind.name in _MUTATIONS:
+                raise CaptureError(
+                    f"{self.name} writes to its {_MUTATIONS[spec.kind.name]} {spec.target}",
+                    hint="return the new value instead: JAX's arrays are immutable",
+                )
             elif spec.kind != OutputKind.USER_OUTPUT:
-                what = f"writes to its {spec.kind.name.lower().replace('_mutation', '').replace('_', ' ')} {spec.target}"
-                raise CaptureError(f"{self.name} {what}", hint="return the new value instead: JAX's arrays are immutable")
+                raise CaptureError(
+                    f"{self.name} has an output of the kind {spec.kind.name}, which an exported model cannot have",
+                    hint="export a forward pass without side effects",
+                )
             elif isinstance(output, Node) and isinstance(output.meta.get("val"), torch.Tensor):
                 results.append(output)
                 leaves.append(ARRAY)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import DynaxlaError, UnsupportedTensor
-from ..guards.fingerprints import NO_CONTENT, content, same
+from ..guards.fingerprints import NO_FINGERPRINT, fingerprint, identity_of
 from ..guards.state_changes import Readings
 from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
@@ -274,9 +274,9 @@ def _plain_number(leaf: Any) -> Any:
 def _cache_key(leaf: Any) -> Any:
     """Returns a hashable key. Equal leaves have equal keys, except leaves whose content may change: each of their keys is new."""
     if isinstance(leaf, jax.Array):
-        return same(leaf)
-    found = content(leaf)
-    return object() if found is NO_CONTENT else found
+        return identity_of(leaf)
+    found = fingerprint(leaf)
+    return object() if found is NO_FINGERPRINT else found
 
 
 def _refuse_tracers(leaves: Sequence[Any], name: str) -> None:

@@ -87,7 +87,9 @@ def to_jax(
         hint = "dynaxla.as_jax takes a tensor" if isinstance(function, torch.Tensor) else "pass an object that can be called"
         raise ArgumentError(f"to_jax takes a module or a function, not a {type(function).__name__}", hint=hint)
     if method is not None or dtype is not None or share:
-        raise OptionError("the options method, dtype and share are for modules: a function has no parameters", hint="leave them out")
+        given = [f"{name}={value!r}" for name, value in (("method", method), ("dtype", dtype), ("share", share)) if value]
+        message = f"to_jax got {', '.join(given)} with a function: these options are for modules"
+        raise OptionError(message, hint="leave them out, or pass the module")
     return as_jax_function(original) if device == "jax" else JaxFunction(function)
 
 

@@ -33,7 +33,7 @@ from .jaxpr.bfloat16_rounding import round_rarely
 from .jaxpr.open_layouts import sharded_as, with_open_layouts
 from .jaxpr.partitionable import partitionable
 from .jaxpr.transposes import defer_transposes
-from .joint.checkpointing import complete, key_draws
+from .joint.checkpointing import finish_partitioned, key_recomputed_ops
 from .joint.regather import regather_parameters
 from .joint.saved_clones import save_clones
 from .padding.padded_graph import pad
@@ -100,11 +100,13 @@ COMPOSITES = Pass(
 DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op but a copy has its operands on one device, where that is possible.")
 SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "Of an input that the user's code mutates, the forward graph saves a clone.")
 REGATHER = Pass("regather", "joint", regather_parameters, "The backward graph recomputes values that are all-gathered from parameters.")
-KEYED_DRAWS = Pass("keyed_draws", "joint", key_draws, "A random op that is recomputed draws from a saved key or a saved generator state.")
+KEYED_DRAWS = Pass(
+    "keyed_draws", "joint", key_recomputed_ops, "A random op that is recomputed draws from a saved key or a saved generator state."
+)
 MIN_CUT = Pass(
     "min_cut", "joint", min_cut_rematerialization_partition, "The forward graph returns the values that the backward graph reads."
 )
-RESTORED_DRAWS = Pass("restored_draws", "joint", complete, "Every node has a fake value, and every keyed op has a key.")
+RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node has a fake value, and every keyed op has a key.")
 
 LATE_WRITES = Pass(
     "late_writes", "aten", take_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."

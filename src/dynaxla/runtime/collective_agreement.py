@@ -58,7 +58,7 @@ class Collective:
         tensors: The dtypes and shapes of its tensors, such as "f32[4, 8]".
         splits: For all_to_all, the sizes sent to each process and the sizes received from each.
         where: The line of user code, if known.
-        by: The caller, if it is not torch.
+        caller: "" if torch runs the collective, otherwise a text for messages, such as "by XLA among ranks [0, 1]".
     """
 
     group: str
@@ -67,11 +67,11 @@ class Collective:
     tensors: tuple[str, ...]
     splits: tuple[tuple[int, ...], ...] = ()
     where: str = ""
-    by: str = ""
+    caller: str = ""
 
     def fits(self, other: Collective, me: int, them: int) -> bool:
         """True if this collective of the group's process `me` and `other` of its process `them` match."""
-        if (self.kind, self.settings, self.by) != (other.kind, other.settings, other.by):
+        if (self.kind, self.settings, self.caller) != (other.kind, other.settings, other.caller):
             return False
         if not self.splits or not other.splits:
             return self.tensors == other.tensors and self.splits == other.splits
@@ -82,7 +82,7 @@ class Collective:
     def __str__(self) -> str:
         splits = [f"sends {list(self.splits[0])}, gets {list(self.splits[1])}"] if self.splits else []
         called = f"{self.kind}({', '.join([*self.tensors, *self.settings, *splits])})"
-        return " ".join([called, *([self.by] if self.by else []), *([f"at {self.where}"] if self.where else [])])
+        return " ".join([called, *([self.caller] if self.caller else []), *([f"at {self.where}"] if self.where else [])])
 
 
 def _rows(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Arrays on several devices: their mesh, and copies of other arrays to it."""
+"""Sharded arrays, which lie on the devices of a mesh: their shardings, and copies of arrays to a device or mesh."""
 
 from __future__ import annotations
 
@@ -16,43 +16,49 @@ from ..errors import DeviceMismatch, UnsupportedTensor
 # The devices on which a program runs: one device, or all devices of a mesh (given as the mesh's replicated sharding).
 DeviceOrMesh: TypeAlias = jax.Device | NamedSharding
 
-_exist: list[bool] = []
+_expected: list[bool] = []
 
 
-def may_exist() -> None:
-    """Declares that from now on an array may be on several devices, so that calls of programs check for such arrays."""
-    _exist[:] = [True]
+def expect_sharded_arrays() -> None:
+    """Makes calls of programs check for sharded arrays from now on. Called before the process creates its first mesh."""
+    _expected[:] = [True]
 
 
-def exist() -> bool:
-    """True if arrays on several devices may exist."""
-    return bool(_exist)
+def may_have_sharded_arrays() -> bool:
+    """True if `expect_sharded_arrays` was called. Otherwise each array of this process is on one device."""
+    return bool(_expected)
 
 
-class _Planning(threading.local):
+class _CompileOnly(threading.local):
     is_active = False
 
 
-_planning = _Planning()
+_compile_only = _CompileOnly()
 
 
-def is_planning() -> bool:
+def is_compile_only() -> bool:
     """True if this thread compiles programs for inspection only, and runs none."""
-    return _planning.is_active
+    return _compile_only.is_active
 
 
 @contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """Makes this thread compile but not run the programs of tensors on the device jax inside the context, also for virtual meshes."""
-    before, _planning.is_active = _planning.is_active, True
+def compile_only() -> Iterator[None]:
+    """A context in which this thread compiles the programs of tensors on the device "jax", and does not run them.
+
+    The mesh of such tensors may be virtual: its devices need not exist.
+    """
+    before, _compile_only.is_active = _compile_only.is_active, True
     try:
         yield
     finally:
-        _planning.is_active = before
+        _compile_only.is_active = before
 
 
 def sharding_of(array: jax.Array | None) -> NamedSharding | None:
-    """Returns an array's sharding over several devices; None for one device. Raises: UnsupportedTensor for a sharding without a mesh."""
+    """Returns the sharding of an array on several devices; None for an array on one device, and for None.
+
+    Raises: UnsupportedTensor for an array on several devices whose sharding is not a NamedSharding.
+    """
     if array is None:
         return None
     sharding = array.sharding
@@ -67,9 +73,12 @@ def sharding_of(array: jax.Array | None) -> NamedSharding | None:
 
 
 def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
-    """Returns the replicated sharding of the one mesh on which the arrays are; None if each array is on one device.
+    """Returns the replicated sharding of the mesh that the arrays of a program share; None if each array is on one device.
 
-    Raises: DeviceMismatch for two meshes with different devices, or with the same devices in another order.
+    Args:
+        shardings: the result of `sharding_of` for each array.
+
+    Raises: DeviceMismatch if two arrays are on different devices, or on the same devices in another order.
     """
     found: Mesh | None = None
     for sharding in shardings:
@@ -87,12 +96,12 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
 
 @functools.lru_cache(maxsize=64)
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns a mesh's replicated sharding."""
+    """Returns the sharding of arrays that are complete on each device of a mesh. Equal meshes get the same object."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def describe(mesh: Mesh) -> str:
-    """Returns the text of a mesh in messages."""
+    """Describes a mesh by its axes and devices, for messages."""
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     return f"Mesh({axes}) over the devices {list(_device_ids(mesh))}"
 
@@ -102,21 +111,21 @@ def _device_ids(mesh: Mesh) -> tuple[int, ...]:
     return tuple(device.id for device in mesh.devices.flat)
 
 
-def as_sharding(where: DeviceOrMesh) -> Sharding:
-    """Returns the sharding of an array that is complete on each of these devices."""
-    return where if isinstance(where, NamedSharding) else SingleDeviceSharding(where)
+def as_sharding(device_or_mesh: DeviceOrMesh) -> Sharding:
+    """Returns the sharding of an array that is complete on the device, or on each device of the mesh."""
+    return device_or_mesh if isinstance(device_or_mesh, NamedSharding) else SingleDeviceSharding(device_or_mesh)
 
 
-def key_of(where: DeviceOrMesh) -> object:
-    """Returns a hashable key, equal for equal devices or meshes."""
-    return where if isinstance(where, NamedSharding) else where.id
+def device_key(device_or_mesh: DeviceOrMesh) -> object:
+    """Returns a hashable key. Equal devices or meshes have equal keys."""
+    return device_or_mesh if isinstance(device_or_mesh, NamedSharding) else device_or_mesh.id
 
 
-def copied_to(array: jax.Array, where: DeviceOrMesh) -> jax.Array:
+def copy_to(array: jax.Array, device_or_mesh: DeviceOrMesh) -> jax.Array:
     """Returns a copy of an array on another device or mesh.
 
     The copy shares no memory with the array: `device_put` alone would alias shards that stay on their device, and a program that writes in
     place to one array would change the other.
     """
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.device_put(jax.device_put(array, may_alias=False), where)
+        return jax.device_put(jax.device_put(array, may_alias=False), device_or_mesh)

@@ -25,14 +25,14 @@ def results(script: Path, subjects: Sequence[str], environment: Sequence[str], s
     """Returns the results of a self-test, from the store or from a child process that runs it now.
 
     Args:
-        script: A Python file that imports nothing of dynaxla. For each argument it prints one line immediately: "SUBJECT right", or
-            "SUBJECT" and a reason.
+        script: A Python file that imports nothing of dynaxla. For each argument it prints one line immediately: "SUBJECT passed",
+            or "SUBJECT" and the reason of its failure.
         subjects: The script's arguments.
         environment: Everything besides the script that the results depend on: versions, the processor.
         store: Stores the results for later processes.
 
     Returns:
-        By subject, "" if its result is right, else the reason why not. None if the self-test is not run: there is no store (so that each
+        By subject, "" if its test passed, else the reason of its failure. None if the self-test is not run: there is no store (so that each
         process would have to run it), or no child process can be started.
     """
     if store is None:
@@ -52,7 +52,7 @@ def results(script: Path, subjects: Sequence[str], environment: Sequence[str], s
         data = output.encode()
         store.put(key, data)
     lines = dict(line.partition(" ")[::2] for line in data.decode().splitlines())
-    return {subject: "" if (line := lines.get(subject, "the self-test's process ended")) == "right" else line for subject in subjects}
+    return {subject: "" if (line := lines.get(subject, "the self-test's process ended")) == "passed" else line for subject in subjects}
 
 
 def _run(script: Path, subjects: Sequence[str]) -> str | None:

@@ -263,7 +263,7 @@ def _commit(loaded: Any) -> None:
         tensor, storage = leaf.tensor, leaf.tensor.untyped_storage()
         while True:
             before = copies.packed_array(tensor)
-            after = array if before.sharding == array.sharding else meshes.copied_to(array, before.sharding)
+            after = array if before.sharding == array.sharding else meshes.copy_to(array, before.sharding)
             if storages.compare_and_swap([(storage, before, after)]):
                 break
         torch.autograd.graph.increment_version(tensor)

@@ -72,7 +72,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     gradient_shardings.register(tensor)
     while tensor.numel():
         array = copies.packed_array(tensor)
-        if array.sharding == sharding or storages.compare_and_swap([(storage, array, meshes.copied_to(array, sharding))]):
+        if array.sharding == sharding or storages.compare_and_swap([(storage, array, meshes.copy_to(array, sharding))]):
             break
     return tensor
 

@@ -134,7 +134,7 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
         ArgumentError: The call runs no program on a mesh.
     """
     call = function.call_as_program if isinstance(function, CompiledStep) else function
-    with executable.recorded_runs() as ran, contextlib.nullcontext() if run else meshes.planning():
+    with executable.recorded_runs() as ran, contextlib.nullcontext() if run else meshes.compile_only():
         call(*args, **kwargs)
     on_mesh = [program for program in ran if program.program is not None and program.program.mesh is not None]
     if not on_mesh:

@@ -46,7 +46,7 @@ class _CollectivesMode(TorchDispatchMode):
             if found is not NotImplemented:
                 return found
         if isinstance(op, torch._ops.OpOverload) and op._schema.name in COLLECTIVES:
-            return collectives.call(op, args, kwargs or {})
+            return collectives.run_eagerly(op, args, kwargs or {})
         return op(*args, **(kwargs or {}))
 
 

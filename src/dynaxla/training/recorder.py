@@ -159,7 +159,8 @@ class Recorder:
         if self._traced_numbers_in((args, kwargs)):
             return self._record_with_traced_numbers(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
-            raise CaptureError("the step draws random numbers from its own torch.Generator", op=str(op), hint="use torch.manual_seed")
+            hint = "leave the argument out, so that the op draws from torch's default generator, which torch.manual_seed seeds"
+            raise CaptureError(f"the step passes a torch.Generator to {op}", op=str(op), hint=hint)
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
         if op is aten._assert_async.default:  # AOTAutograd removes it as dead code (torch 2.13)

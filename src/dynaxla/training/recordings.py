@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
-from ..guards.fingerprints import NO_CONTENT, PLAIN, content
+from ..guards.fingerprints import NO_FINGERPRINT, PLAIN, fingerprint
 from ..guards.slots import ABSENT, Place
 from ..guards.snapshot import ARGUMENT, KnownObject, Snapshot
 from ..lowering.asynchronous import is_collective
@@ -81,7 +81,7 @@ class Recording:
 
         Raises: CaptureError for an object without a path.
         """
-        if content(key) is not NO_CONTENT:
+        if fingerprint(key) is not NO_FINGERPRINT:
             return key
         if isinstance(key, torch.Tensor):
             original = self.recorder.original(key)
@@ -122,7 +122,7 @@ class Recording:
         if type(value) in (list, tuple, set, frozenset, deque):
             cls = type(value)
             return ContainerTemplate(lambda pairs: cls(item for _, item in pairs), [(None, self._template(item, where)) for item in value])
-        if content(value) is not NO_CONTENT or _is_shareable(value):
+        if fingerprint(value) is not NO_FINGERPRINT or _is_shareable(value):
             return value
         raise CaptureError(
             f"the step creates a {type(value).__qualname__} and stores it in {where}", hint="create such objects outside the step"
@@ -274,7 +274,9 @@ class Recording:
             return len(one) == len(two) and all(
                 self._gives_equal_results(item, other, other_item, pairs) for item, other_item in zip(one, two, strict=True)
             )
-        return content(template) == content(other_template) and (not isinstance(template, KnownObject) or template == other_template)
+        return fingerprint(template) == fingerprint(other_template) and (
+            not isinstance(template, KnownObject) or template == other_template
+        )
 
 
 def _is_shareable(value: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError
-from ..guards.fingerprints import LARGE, size_of
+from ..guards.fingerprints import MAX_COMPARED_BYTES, size_of
 from ..guards.numpy_arrays import inputs_of, tensor_of
 from ..guards.observation import Effect, Refused
 from ..guards.snapshot import Snapshot
@@ -68,7 +68,7 @@ def _record_read(array: TrackedArray) -> None:
     state = np.ndarray.__getattribute__(array, "__dict__")
     if state.get("dynaxla_thread") == threading.get_ident():
         state["dynaxla_read"].add(state["dynaxla_path"])
-        if size_of(untracked(array)) > LARGE:
+        if size_of(untracked(array)) > MAX_COMPARED_BYTES:
             _refuse(array, "a read of the values of", ", a large array")
 
 
@@ -144,7 +144,9 @@ class TrackedArrays:
         self._state = snapshot
         arrays = snapshot.arrays
         self.tensors = {path: tensor_of(arrays[path]) for path in inputs_of(arrays)}
-        tracked_paths = [path for path, array in arrays.items() if path in self.tensors.keys() & paths or size_of(array) > LARGE]
+        tracked_paths = [
+            path for path, array in arrays.items() if path in self.tensors.keys() & paths or size_of(array) > MAX_COMPARED_BYTES
+        ]
         self._tracked = {id(arrays[path]): track(arrays[path], path, self.read) for path in tracked_paths}
         self._paths = frozenset(map(path_of, self._tracked.values()))
         self._tracked_entries: dict[tuple[str, Any], Any] = {}

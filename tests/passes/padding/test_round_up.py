@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.passes.padding.round_up import Rounding, rounded
+from dynaxla.passes.padding.round_up import Rounding, round_up_size
 
 
 def test_rounded_sizes() -> None:
-    assert [rounded(size) for size in (0, 1, 2, 3, 5, 6, 7, 9, 12, 13, 17, 33, 48, 49, 500, 512)] == [
+    assert [round_up_size(size) for size in (0, 1, 2, 3, 5, 6, 7, 9, 12, 13, 17, 33, 48, 49, 500, 512)] == [
         0, 1, 2, 3, 6, 6, 8, 12, 12, 16, 24, 48, 48, 64, 512, 512,
     ]  # fmt: skip
 

@@ -1,11 +1,10 @@
 """Custom calls of oneDNN's convolution, matrix product and layer normalization, which run inside XLA:CPU's programs.
 
-On x86-64, jaxlib is built with oneDNN, but its compiler does not use it by itself. It accepts custom calls to oneDNN, and runs them on the
-program's buffers and threads. The configuration of a call is a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A
-configuration that oneDNN rejects aborts the process, so callers must only pass supported ones. `onednn_support.py` decides where the calls
-are used.
+On x86-64, jaxlib contains oneDNN, but XLA's compiler does not create calls to it. A program may have such custom calls: they run on the
+program's buffers and threads. A call has a configuration: a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A configuration
+that oneDNN rejects aborts the process, so callers must only pass supported ones. `onednn_support.py` decides where the calls are used.
 
-Run as a script, this module is the self-test of its own calls: it imports nothing of dynaxla or torch.
+`python onednn.py DTYPE...` tests the calls of this module in a process of its own. For this purpose it imports neither dynaxla nor torch.
 
 Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc, onednn_matmul.cc and
 onednn_layer_norm.cc
@@ -44,9 +43,9 @@ def matmul(
     activation: str = "",
     orders: Sequence[tuple[int, ...] | None] = (None, None, None),
     *,
-    packed: int = 0,
+    packed_columns: int = 0,
 ) -> Array:
-    """Returns the products of the matrices in the last two dimensions. The dimensions before them must be equal.
+    """Returns the products of the matrices in the last two dimensions. The dimensions before the last two are equal in x and y.
 
     Args:
         transpose_x, transpose_y: True if the matrices of x, or of y, are transposed; see Shape.
@@ -54,15 +53,16 @@ def matmul(
         bias: The bias, which is added to each row; or None.
         activation: A key of ACTIVATIONS, applied after the bias is added; or "".
         orders: The memory orders of x, y and the result: dimensions from the slowest-varying to the fastest. None means row-major.
-        packed: The number of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py). Then x must be one matrix, too.
+        packed_columns: The number n of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py); otherwise 0. With
+            such a y, x must be one matrix, too.
 
     Shape:  x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype:  x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
-    rows, columns = x.shape[-1 if transpose_x else -2], packed or y.shape[-2 if transpose_y else -1]
+    rows, columns = x.shape[-1 if transpose_x else -2], packed_columns or y.shape[-2 if transpose_y else -1]
     fused = [*(["BIAS"] if bias is not None else []), *([ACTIVATIONS[activation]] if activation else [])]
     config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y, "fusions": {"ops": fused}}
-    if packed:
+    if packed_columns:
         config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, y]
     if bias is not None:
@@ -75,7 +75,7 @@ def matmul(
 def convolution(
     x: Array,
     weight: Array,
-    shape: Sequence[int],
+    result_shape: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
@@ -83,16 +83,18 @@ def convolution(
     dtype: DType,
     bias: Array | None = None,
     *,
-    swapped: bool = False,
-    packed: Sequence[int] = (),
+    transposed_weight: bool = False,
+    packed_shape: Sequence[int] = (),
 ) -> Array:
     """Returns a convolution over one to three spatial dimensions.
 
     Args:
+        result_shape: The shape of the result.
         padding: (low, high) of each spatial dimension, not negative.
-        packed: The shape of the weight, if the weight is in oneDNN's own order (see weight_orders.py).
+        transposed_weight: True if the first two dimensions of the weight are swapped; see Shape.
+        packed_shape: The shape of the weight, if the weight is in oneDNN's own order (see weight_orders.py); otherwise ().
 
-    Shape:  x (batch, *space, in); weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`; bias (out,); result `shape`,
+    Shape:  x (batch, *space, in); weight (out, in / groups, *kernel), or (in, out, *kernel) with transposed_weight; bias (out,); result
             (batch, *space, out).
     Dtype:  x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
@@ -103,8 +105,8 @@ def convolution(
         "kernel": {
             "dims": x.ndim,
             "filter": {
-                "output_feature_dim": int(swapped),
-                "input_feature_dim": int(not swapped),
+                "output_feature_dim": int(transposed_weight),
+                "input_feature_dim": int(not transposed_weight),
                 "spatial_dims": list(range(2, x.ndim)),
             },
         },
@@ -117,23 +119,24 @@ def convolution(
         },
         "feature_groups": groups,
     }
-    if packed:
-        config["kernel"]["filter"]["shape"] = list(packed)
+    if packed_shape:
+        config["kernel"]["filter"]["shape"] = list(packed_shape)
         config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, weight]
     if bias is not None:
         config["fusions"] = {"ops": ["BIAS"]}
         operands.append(bias)
-    result = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    result = jax.ShapeDtypeStruct(tuple(result_shape), dtype)
     return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, [None] * len(operands), None)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     """Returns x normalized over its last dimension, times weight, plus bias.
 
-    Shape:  x has two to five dimensions; weight and bias are vectors of the size of its last one.
+    Shape:  x (..., n), with two to five dimensions; weight (n,) and bias (n,); result that of x.
     Dtype:  x float32 or bfloat16; weight and bias float32.
     """
+    # The message has no float field for epsilon: XLA reads the bits of epsilon_typecast (int32) as a float32.
     config = {"rescale": "SCALE_AND_SHIFT", "epsilon_typecast": int(np.float32(eps).view(np.int32))}
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return _call(_LAYER_NORM, {"onednn_layer_norm_config": config}, [x, weight, bias], result, [None, None, None], None)
@@ -150,10 +153,12 @@ def _call(
     """Returns the result of a custom call.
 
     Args:
-        target: The name of the call.
-        config: The configuration.
-        layouts: The memory orders of the operands, from the slowest-varying dimension to the fastest. None means row-major.
-        layout: The memory order of the result.
+        target: The name of the call, such as `_MATMUL`.
+        config: The configuration, as {name of its field in BackendConfig: fields of the message}.
+        operands: The arrays that the call reads.
+        result: The shape and dtype of the result.
+        layouts: The memory order of each operand: dimensions from the slowest-varying dimension to the fastest. None means row-major.
+        layout: The memory order of the result, likewise.
     """
     call = jax.ffi.ffi_call(
         target,
@@ -179,9 +184,9 @@ def _xla_convolution(x: Array, weight: Array, stride: list[int], padding: list[t
     """Returns a convolution of channels-last arrays, computed by XLA in float32."""
     dims = range(1, x.ndim - 1)
     numbers = lax.ConvDimensionNumbers((0, x.ndim - 1, *dims), tuple(range(x.ndim)), (0, x.ndim - 1, *dims))
-    wide, wide_weight = x.astype(np.float32), weight.astype(np.float32)
+    x, weight = x.astype(np.float32), weight.astype(np.float32)
     return lax.conv_general_dilated(
-        wide, wide_weight, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
+        x, weight, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
     )
 
 
@@ -192,22 +197,22 @@ def self_test(dtype: DType) -> str:
     """
     generator = np.random.default_rng(0)
     shapes = {
-        "x": (2, 24, 40), "y": (2, 40, 32), "bias": (32,), "scale": (40,), "offset": (40,), "shift": (16,),
-        "image": (2, 9, 10, 8), "kernel": (16, 8, 3, 2), "by_group": (16, 4, 3, 2), "sequence": (2, 17, 8), "long": (16, 8, 3),
-        "volume": (1, 5, 6, 4, 8), "deep": (16, 8, 1, 3, 2),
+        "x": (2, 24, 40), "y": (2, 40, 32), "bias": (32,), "scale": (40,), "offset": (40,), "channel_bias": (16,),
+        "image": (2, 9, 10, 8), "kernel": (16, 8, 3, 2), "group_kernel": (16, 4, 3, 2), "sequence": (2, 17, 8), "kernel_1d": (16, 8, 3),
+        "volume": (1, 5, 6, 4, 8), "kernel_3d": (16, 8, 1, 3, 2),
     }  # fmt: skip
     arrays = {name: generator.standard_normal(shape, np.float32).astype(dtype) for name, shape in shapes.items()}
 
     def compared(
-        x: Array, y: Array, bias: Array, scale: Array, offset: Array, shift: Array, image: Array, kernel: Array, by_group: Array,
-        sequence: Array, long: Array, volume: Array, deep: Array,
+        x: Array, y: Array, bias: Array, scale: Array, offset: Array, channel_bias: Array, image: Array, kernel: Array,
+        group_kernel: Array, sequence: Array, kernel_1d: Array, volume: Array, kernel_3d: Array,
     ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
-        """Returns the result of each call, with the result of XLA's own ops."""
+        """Returns the result of each custom call, with the result of XLA's own ops."""
         found: dict[str, tuple[Array, Array]] = {}
         product = jnp.matmul(x.astype(np.float32), y.astype(np.float32))
         for transpose_x in (False, True):
             for transpose_y in (False, True):
-                a, b = (item.swapaxes(1, 2) if turned else item for item, turned in ((x, transpose_x), (y, transpose_y)))
+                a, b = (item.swapaxes(1, 2) if transposed else item for item, transposed in ((x, transpose_x), (y, transpose_y)))
                 found[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
         for name, function in _ACTIVATIONS.items():
             found[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
@@ -215,26 +220,27 @@ def self_test(dtype: DType) -> str:
         found["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
         cases: dict[str, tuple[Array, Array, list[int], list[tuple[int, int]], list[int], int]] = {
             "convolution": (image, kernel, [2, 1], [(1, 1), (0, 2)], [1, 2], 1),
-            "convolution by groups": (image, by_group, [1, 1], [(0, 0), (1, 1)], [1, 1], 2),
-            "convolution of sequences": (sequence, long, [1], [(2, 0)], [1], 1),
-            "convolution of volumes": (volume, deep, [1, 2, 1], [(0, 0), (1, 1), (0, 0)], [1, 1, 1], 1),
+            "convolution by groups": (image, group_kernel, [1, 1], [(0, 0), (1, 1)], [1, 1], 2),
+            "convolution of sequences": (sequence, kernel_1d, [1], [(2, 0)], [1], 1),
+            "convolution of volumes": (volume, kernel_3d, [1, 2, 1], [(0, 0), (1, 1), (0, 0)], [1, 1, 1], 1),
         }
-        for name, (given, weight, stride, padding, dilation, groups) in cases.items():
-            expected = _xla_convolution(given, weight, stride, padding, dilation, groups) + shift
-            settings = expected.shape, stride, padding, dilation, groups, dtype, shift
-            found[name] = convolution(given, weight, *settings), expected
+        for name, (operand, weight, stride, padding, dilation, groups) in cases.items():
+            expected = _xla_convolution(operand, weight, stride, padding, dilation, groups) + channel_bias
+            settings = expected.shape, stride, padding, dilation, groups, dtype, channel_bias
+            found[name] = convolution(operand, weight, *settings), expected
             if groups == 1:
-                found[f"{name}, swapped"] = convolution(given, weight.swapaxes(0, 1), *settings, swapped=True), expected
-        wide = x.astype(np.float32)
-        mean, variance = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
+                transposed = convolution(operand, weight.swapaxes(0, 1), *settings, transposed_weight=True)
+                found[f"{name}, transposed weight"] = transposed, expected
+        x_float32 = x.astype(np.float32)
+        mean, variance = x_float32.mean(-1, keepdims=True), x_float32.var(-1, keepdims=True)
         scale, offset = scale.astype(np.float32), offset.astype(np.float32)
-        found["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (wide - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
+        found["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (x_float32 - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
         return found
 
     tolerance = 2e-3 if dtype == np.float32 else 5e-2
     results = jax.jit(compared, compiler_options={"xla_backend_optimization_level": 0})(**arrays)
-    for name, (given, expected) in results.items():
-        if not np.allclose(np.asarray(given, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance):
+    for name, (result, expected) in results.items():
+        if not np.allclose(np.asarray(result, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance):
             return name
     return ""
 
@@ -242,4 +248,4 @@ def self_test(dtype: DType) -> str:
 if __name__ == "__main__":
     print("started", flush=True)
     for _name in sys.argv[1:]:
-        print(_name, self_test(jnp.dtype(_name)) or "right", flush=True)
+        print(_name, self_test(jnp.dtype(_name)) or "passed", flush=True)

@@ -116,7 +116,7 @@ def of_linear(rows: int, inputs: int, columns: int, dtype: DType, bias: bool, ac
         return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation)
 
     def packed(x: Array, weight: Array, shift: Array) -> Array:
-        return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation, packed=columns)
+        return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation, packed_columns=columns)
 
     return _find("matmul", (rows, inputs), (inputs, columns), dtype, (bias, activation), device, plain, packed, columns, _of_matrices)
 
@@ -146,7 +146,7 @@ def of_convolution(
         return onednn.convolution(x, weight, *settings, shift if bias else None)
 
     def packed(x: Array, flat: Array, shift: Array) -> Array:
-        return onednn.convolution(x, flat, *settings, shift if bias else None, packed=weight)
+        return onednn.convolution(x, flat, *settings, shift if bias else None, packed_shape=weight)
 
     return _find("convolution", x, weight, dtype, (*settings[:-1], bias), device, plain, packed, weight[0], _of_kernels)
 

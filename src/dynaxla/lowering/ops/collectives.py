@@ -30,7 +30,8 @@ from ..graphs import user_line
 from ..registry import lowers
 
 Tensors = Sequence[torch.Tensor]
-# Starts a collective that writes its outputs. Takes the group, outputs, inputs and the op's other arguments; returns the work handle.
+# A function that starts a collective. It takes the group, the tensors to write, the tensors to read, and the op's other arguments but the
+# group's name. It returns the handle of the collective: a `torch.distributed.Work`.
 Start = Callable[..., Any]
 
 
@@ -69,13 +70,13 @@ def _reduce_scatter_coalesced(group: Any, outputs: Tensors, inputs: Tensors, red
     return group.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), options)
 
 
-def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequence[int], sent: Sequence[int]) -> Any:
-    return group.alltoall_base(outputs[0], inputs[0], list(received), list(sent))
+def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int]) -> Any:
+    return group.alltoall_base(outputs[0], inputs[0], list(output_split_sizes), list(input_split_sizes))
 
 
-def _run_and_wait(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
+def _run_and_wait(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *other_args: Any) -> Any:
     """Runs an op that allocates its own result and returns no work handle. Waits for the result, and returns a handle of finished work."""
-    outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
+    outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *other_args, group.group_name)))
     return private.completed_work()
 
 
@@ -97,30 +98,37 @@ _STARTS: dict[str, Start] = {
 
 
 def _lower_collective(*args: Any, ctx: Context) -> Any:
-    """Lowers the current node's collective: by XLA if requested and possible, else by a callback into torch that waits for the result."""
+    """Lowers the current node's collective.
+
+    The program uses XLA's collective if that was requested and XLA has the op. Otherwise it calls torch's, and waits for the result.
+    """
     op: Any = ctx.node.target
-    operands, *settings, group_name = args
-    start, agreement = _STARTS.get(op._schema.name) or functools.partial(_run_and_wait, op), ctx.agreement
+    operands, *other_args, group_name = args
+    start = _start_function(op)
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
     if (members := ctx.members) is not None:
-        record_by_xla = dataclasses.replace(_record_of_node(ctx, settings, group_name), by=f"by XLA among ranks {list(members.ranks)}")
-        results = xla_collectives.lower(ctx, op._opname, arrays, settings, group_name, lambda: members.agreement.add(record_by_xla))
+        caller = f"by XLA among ranks {list(members.ranks)}"
+        record_by_xla = dataclasses.replace(_record_of_node(ctx, other_args, group_name), caller=caller)
+        results = xla_collectives.lower(ctx, op._opname, arrays, other_args, group_name, lambda: members.agreement.add(record_by_xla))
         if results is not None:
             return results if isinstance(ctx.output, (tuple, list)) else results[0]
     output_specs = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
-    index = agreement.add(_record_of_node(ctx, settings, group_name))
+    agreement = ctx.agreement
+    index = agreement.add(_record_of_node(ctx, other_args, group_name))
 
     def write(outputs: Tensors, inputs: Tensors) -> None:
-        agreement.run(index, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
+        agreement.run(index, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
 
-    plain = (*map(str, settings), str(group_name))
+    plain = (*map(str, other_args), str(group_name))
     outputs = call_back(ctx, write, arrays, output_specs, views=views, plain=plain, has_effect=True)
     return outputs if isinstance(ctx.output, (tuple, list)) else outputs[0]
 
 
-def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a collective in eager mode in the same way as a compiled program, and waits for its result.
+def run_eagerly(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs a functional collective of a step in eager mode, and waits for its result.
+
+    As in a program's first run, the processes of the group first compare the collective.
 
     Args:
         op: one of `asynchronous.COLLECTIVES`.
@@ -128,42 +136,44 @@ def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         kwargs: the op's keyword arguments.
 
     Returns:
-        The op's result, for which `wait_tensor` does not have to wait.
+        The op's result. The collective has written it, so `wait_tensor` does nothing.
 
     Raises:
         CollectiveMismatch: The processes of the group are about to call different collectives.
         CollectiveFailed: The collective failed, or another process did not reach it.
     """
     values = [*args, *(kwargs[argument.name] for argument in op._schema.arguments[len(args) :] if argument.name in kwargs)]
-    operands, *settings, group_name = values
+    operands, *other_args, group_name = values
     inputs = list(operands) if isinstance(operands, (list, tuple)) else [operands]
     meta_inputs = [tensor.detach().to("meta") for tensor in inputs]
-    meta_outputs = op(meta_inputs if isinstance(operands, (list, tuple)) else meta_inputs[0], *settings, group_name)
+    meta_outputs = op(meta_inputs if isinstance(operands, (list, tuple)) else meta_inputs[0], *other_args, group_name)
     is_list = isinstance(meta_outputs, (list, tuple))
-    outputs = [
-        torch.empty(shape.shape, dtype=shape.dtype, device=inputs[0].device) for shape in (meta_outputs if is_list else [meta_outputs])
-    ]
+    outputs = [torch.empty(meta.shape, dtype=meta.dtype, device=inputs[0].device) for meta in (meta_outputs if is_list else [meta_outputs])]
     inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
-    start = _STARTS.get(op._schema.name) or functools.partial(_run_and_wait, op)
+    start = _start_function(op)
     tensors = [dtypes.describe(tensor.dtype, tuple(tensor.shape)) for tensor in inputs]
-    record = _record(op, tensors, settings, str(group_name), user_frames.line())
-    call_eagerly(record, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
+    record = _record(op, tensors, other_args, str(group_name), user_frames.line())
+    call_eagerly(record, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
     return outputs if is_list else outputs[0]
 
 
-def _record_of_node(ctx: Context, settings: Sequence[Any], group_name: str) -> Collective:
-    """Returns the record of the current node's collective."""
+def _start_function(op: Any) -> Start:
+    return _STARTS.get(op._schema.name) or functools.partial(_run_and_wait, op)
+
+
+def _record_of_node(ctx: Context, other_args: Sequence[Any], group_name: str) -> Collective:
+    """Returns a description of the current node's collective."""
     operands = ctx.input(0)
     tensors = list(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
-    return _record(ctx.node.target, tensors, settings, group_name, user_line(ctx.node))
+    return _record(ctx.node.target, tensors, other_args, group_name, user_line(ctx.node))
 
 
-def _record(op: Any, tensors: Sequence[str], settings: Sequence[Any], group_name: str, user_line: str) -> Collective:
-    """Returns the record of a collective, which the processes of its group compare before they call it."""
+def _record(op: Any, tensors: Sequence[str], other_args: Sequence[Any], group_name: str, user_line: str) -> Collective:
+    """Returns the description of a collective. The processes of its group compare their descriptions before they start the collective."""
     if op._opname == "all_to_all_single":
-        received, sent = map(tuple, settings)
-        return Collective(group_name, op._opname, (), tuple(tensors), (sent, received), user_line)
-    return Collective(group_name, op._opname, tuple(map(str, settings)), tuple(tensors), (), user_line)
+        output_split_sizes, input_split_sizes = map(tuple, other_args)
+        return Collective(group_name, op._opname, (), tuple(tensors), (input_split_sizes, output_split_sizes), user_line)
+    return Collective(group_name, op._opname, tuple(map(str, other_args)), tuple(tensors), (), user_line)
 
 
 for _name in asynchronous.COLLECTIVES:
@@ -172,5 +182,5 @@ for _name in asynchronous.COLLECTIVES:
 
 @lowers("_c10d_functional::wait_tensor", platforms=PLATFORMS)
 def wait_tensor(x: Array) -> Array:
-    """x itself: the result of a collective in the same program has already arrived."""
+    """Returns x. A collective of the same program has returned only after its result had arrived."""
     return x

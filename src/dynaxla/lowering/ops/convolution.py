@@ -239,7 +239,7 @@ def _by_onednn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array
         padding = ((0, 0),) * len(padding)
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     settings = shape, problem.stride, padding, problem.dilation, problem.groups
-    return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
+    return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, transposed_weight=problem.swapped))
 
 
 def _is_half(problem: ConvolutionProblem) -> bool:

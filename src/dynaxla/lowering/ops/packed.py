@@ -49,7 +49,7 @@ def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, 
     _require_length(packed, x.shape[1] * columns)
 
     def compute(activation: str) -> Array:
-        return onednn.matmul(x, packed, False, False, x.dtype, bias, activation, packed=columns)
+        return onednn.matmul(x, packed, False, False, x.dtype, bias, activation, packed_columns=columns)
 
     return with_activation(ctx, onednn.ACTIVATIONS, compute)
 
@@ -76,6 +76,6 @@ def packed_convolution(
     batch, out, *space = ctx.output.shape
     padding_pairs = [(amount, amount) for amount in padding]
     result = onednn.convolution(
-        channels_last(x), packed, (batch, *space, out), stride, padding_pairs, dilation, 1, x.dtype, bias, packed=weight
+        channels_last(x), packed, (batch, *space, out), stride, padding_pairs, dilation, 1, x.dtype, bias, packed_shape=weight
     )
     return channels_first(result)

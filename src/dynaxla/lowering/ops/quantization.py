@@ -338,7 +338,11 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], dim: int) -> Array:
         return lax.broadcast_in_dim(lax.reshape(scale, ()), shape, ())
     if scale.dtype == _FLOAT32 and scale.ndim == 2 and scale.shape[dim] == shape[dim] and scale.size == shape[dim]:
         return lax.broadcast_in_dim(lax.reshape(scale, (scale.size,)), shape, (dim,))
-    raise UnsupportedOp(f"_scaled_mm with a scale {scale.dtype}{list(scale.shape)} for each block")
+    vectors = f"{shape[dim]} {'rows' if dim == 0 else 'columns'}"
+    raise UnsupportedOp(
+        f"_scaled_mm with a scale {scale.dtype}{list(scale.shape)}: the lowering supports one float32 number, or one for each of the "
+        f"{vectors} of the result, but not one for each block"
+    )
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ OP = torch.ops.dynaxla.sharding_constraint.default
 @functools.lru_cache(maxsize=256)
 def mesh(sizes: tuple[int, ...], names: tuple[str, ...], devices: tuple[int, ...]) -> Mesh:
     """Returns the mesh over the local devices with the indices `devices`, or over virtual devices if they are negative."""
-    meshes.may_exist()
+    meshes.expect_sharded_arrays()
     available = clients.virtual_devices(len(devices)) if is_virtual(devices) else jax.local_devices()
     mesh_devices = np.array([available[index] for index in devices]).reshape(sizes)
     return Mesh(mesh_devices, names, axis_types=(AxisType.Auto,) * len(names))
@@ -66,8 +66,8 @@ def is_virtual(devices: Sequence[int]) -> bool:
 
 
 def _applies(devices: Sequence[int]) -> bool:
-    """True if a constraint over these devices applies: constraints over virtual devices apply only while planning."""
-    return meshes.is_planning() or not is_virtual(devices)
+    """True if a constraint over these devices applies: over virtual devices only in `meshes.compile_only`."""
+    return meshes.is_compile_only() or not is_virtual(devices)
 
 
 def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> NamedSharding:

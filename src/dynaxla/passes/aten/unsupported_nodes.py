@@ -26,7 +26,7 @@ from ...lowering.asynchronous import can_be_in_program, is_asynchronous, leaves
 from ...lowering.fallback import mutates
 from ...lowering.interpreter import needs_kernel
 from ...torch_ops import aten
-from ..joint.checkpointing import draws_by_state
+from ..joint.checkpointing import uses_saved_state
 
 ON_VALUES = "a size or number that it returns depends on the values of a tensor"
 ASYNCHRONOUS = "it is a collective, or it works with handles or in the background"
@@ -54,7 +54,7 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
                 found[node] = WRITES
             elif not all(is_array(leaf) for leaf in leaves(node) if isinstance(leaf, torch.Tensor)):
                 found[node] = NO_ARRAY
-            elif draws_by_state(node):
+            elif uses_saved_state(node):
                 found[node] = DRAWS
             elif reasons := {reason for inner in _inner(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {ON_VALUES}:
                 found[node] = min(reasons)

@@ -1,9 +1,9 @@
 """Random ops in checkpointed regions: the backward graph recomputes these ops and must get the same random numbers.
 
-torch's partitioner recognizes such ops by a tag. The partitioner makes the forward graph save the generator's state before each op, and the
-backward graph restore the state. torch runs these nodes between programs (`draws_by_state`), as the option exact_rng requires. Without this
-option, a random op with a lowering is rewritten before the partitioner runs, as a pure function of a key, and the forward graph saves the
-key.
+torch's partitioner recognizes such ops by a tag. It makes the forward graph save the generator's state before each op, and the backward
+graph draw from the saved state. torch's kernels run these nodes between programs (`uses_saved_state`), which gives eager mode's numbers, as
+the option exact_rng requires. Without this option, a random op with a lowering is rewritten before the partitioner runs: as a pure function
+of a key, which the forward graph saves.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from ...lowering.keyed_random import keyed, random_key
 _RECOMPUTE_POLICIES = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-def draws_by_state(node: Node) -> bool:
-    """True if torch's partitioner made this node from a random op: the node saves the generator's state, or draws from a saved state."""
+def uses_saved_state(node: Node) -> bool:
+    """True if torch's partitioner made this node from a random op: it saves the state and draws, or draws from a saved state."""
     return node.target in (run_and_save_rng_state, run_with_rng_state)
 
 
-def key_draws(joint: GraphModule, platform: str, exact_rng: bool) -> None:
-    """Rewrites the random ops that the backward graph recomputes as `keyed` calls.
+def key_recomputed_ops(joint: GraphModule, platform: str, exact_rng: bool) -> None:
+    """Rewrites random ops that the backward graph recomputes as nodes with the target `keyed`.
 
-    A call that draws no random numbers, such as attention without dropout, is rewritten without a key, so that torch's partitioner treats
-    the call as deterministic. `complete` restores the op of such a call.
+    A node that draws no random numbers, such as attention without dropout, is rewritten without a key, so that torch's partitioner does not
+    treat it as random. `finish_partitioned` restores its op.
+
+    Args:
+        joint: the joint graph of the forward and the backward pass, which is changed.
+        platform: the platform of the programs.
+        exact_rng: the option exact_rng. True: nodes that draw random numbers are not rewritten.
     """
-    numbers = itertools.count()
+    key_numbers = itertools.count()
     for node in list(joint.graph.nodes):
         if not _is_random_op(node) or node.meta.get("recompute") not in _RECOMPUTE_POLICIES:
             continue
@@ -45,25 +50,26 @@ def key_draws(joint: GraphModule, platform: str, exact_rng: bool) -> None:
             _make_keyed(node, None)
         elif not exact_rng and _has_lowering(node, platform):
             with joint.graph.inserting_before(node):
-                key = joint.graph.call_function(random_key, (next(numbers),), {"device": _device(node)})
+                key = joint.graph.call_function(random_key, (next(key_numbers),), {"device": _device(node)})
             with detect_fake_mode(node.meta["val"]) or contextlib.nullcontext():
                 key.meta = {"val": random_key(*key.args, **key.kwargs), "recompute": CheckpointPolicy.MUST_SAVE}
             _make_keyed(node, key)
 
 
 @contextlib.contextmanager
-def states_as_tensors(platform: str) -> Iterator[None]:
-    """Makes torch's partitioner save generator states as tensors also on CUDA, where graphs would otherwise receive generators.
+def save_states_as_tensors(platform: str) -> Iterator[None]:
+    """A context in which torch's partitioner saves generator states as tensors on every platform.
 
-    Changes no setting for the CPU: before torch 2.12, a changed setting is visible to all threads.
+    By default, graphs on CUDA would have `torch.Generator` objects as inputs. On the CPU they have tensors by default, so the setting is
+    not changed there: before torch 2.12 all threads would see the change.
     """
     name = "graphsafe_rng_functionalization"
     with config.patch({name: False}) if platform != "cpu" and hasattr(config, name) else contextlib.nullcontext():
         yield
 
 
-def complete(module: GraphModule) -> None:
-    """Finishes a graph of the partitioner: restores ops without keys, and sets `meta["val"]` of the nodes that the partitioner added."""
+def finish_partitioned(module: GraphModule) -> None:
+    """Restores the ops of `keyed` nodes without a key, and sets `meta["val"]` of the nodes that torch's partitioner has added."""
     for node in list(module.graph.nodes):
         if node.target is keyed and node.args[1] is None:
             node.target, node.args = node.args[0], node.args[2:]
@@ -85,11 +91,11 @@ def _is_random_op(node: Node) -> bool:
 
 
 def _has_lowering(node: Node, platform: str) -> bool:
-    rule = find_rule(node, platform)
-    if rule is None:
+    lowering_rule = find_rule(node, platform)
+    if lowering_rule is None:
         return False
     try:
-        rule.bind(node.args, node.kwargs)
+        lowering_rule.bind(node.args, node.kwargs)
     except UnsupportedOp:
         return False
     return True
@@ -106,7 +112,7 @@ def _device(node: Node) -> torch.device:
 
 
 def _fake_state(node: Node) -> torch.Tensor:
-    """Returns a fake tensor for a generator's state. The size is fixed, although the partitioner's node may have a symbol."""
+    """Returns a fake tensor for a generator's state. Its size is an int, also where the partitioner has made a symbol for it."""
     value = node.meta["val"]
     size = value.shape[0]
     fixed_size = size if isinstance(size, int) else size.node.hint

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from ...torch_ops import aten
 from .. import pipeline
 from ..aten.device_transfers import has_several_devices
-from .checkpointing import states_as_tensors
+from .checkpointing import save_states_as_tensors
 
 
 class LateOutput(Exception):
@@ -40,7 +40,7 @@ def partition(
     pipeline.SAVED_CLONES(joint)
     pipeline.REGATHER(joint, options.get("static_lifetime_input_indices") or ())
     pipeline.KEYED_DRAWS(joint, platform, exact_rng)
-    with states_as_tensors(platform):
+    with save_states_as_tensors(platform):
         graphs = pipeline.MIN_CUT(joint, inputs, **options)
     for graph in graphs:
         pipeline.RESTORED_DRAWS(graph)

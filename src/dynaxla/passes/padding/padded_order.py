@@ -108,8 +108,10 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
     sizes = [size_of(item.shape[dim]) for item in node.meta["val"]]
     if masks.is_padded(before[dim]):
         one_dimension(masks, source, [dim])
-        if not all(map(grows, sizes)):
-            raise NoPaddingRule(f"it splits a padded dimension into parts of {sizes} elements")
+        if shrinking := [size for size in sizes if not grows(size)]:
+            raise NoPaddingRule(
+                f"it splits a padded dimension into parts of {sizes} elements, and {shrinking[0]} may be smaller for larger sizes"
+            )
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         become_several(node, [masks.part(source, dim, start, item.shape) for start, item in zip(starts, node.meta["val"], strict=True)])
     else:

@@ -1,4 +1,4 @@
-"""Rounds sizes up, so that one executable serves many sizes."""
+"""Rounds sizes up, so that one executable runs calls of many sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ...lowering.size_functions import size_function
 
 
-def rounded(size: int) -> int:
-    """Returns the least number >= size that is a power of two or halfway between two powers of two."""
+def round_up_size(size: int) -> int:
+    """Returns the smallest number >= size that is a power of two or the mean of two consecutive ones: 1, 2, 3, 4, 6, 8, 12, ..."""
     if size <= 2:
         return size
     power = 1 << (size - 1).bit_length()
@@ -19,40 +19,48 @@ def rounded(size: int) -> int:
 
 
 class Rounding:
-    """Rounds the values of a graph's symbols as far as the graph's guards allow: the rounded values must satisfy them, too.
+    """Rounds up the values of symbolic sizes of a graph, if the rounded values satisfy the graph's guards.
 
     Args:
-        environment: the shape environment of the symbols.
-        symbols: the symbols to round.
+        environment: the shape environment of the graph.
+        symbols: the symbols to round. The values of other symbols stay as they are.
     """
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
         self._environment, self._symbols = environment, frozenset(symbols)
-        self._found: tuple[Any, list[Callable[[Mapping[Any, int]], int]]] | None = None
+        # The guards with the numbers of guards and replacements in the environment: a change makes `_guards` collect them again.
+        self._cached_guards: tuple[tuple[int, int], list[Callable[[Mapping[Any, int]], int]]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:
-        """Returns the values of all symbols of the graph, with the rounded ones rounded up; None if the guards do not allow that."""
-        tops = {symbol: self._top(symbol) for symbol in self._symbols}
-        found = {}
+        """Returns `values` with the symbols to round rounded up; None if the result does not satisfy a guard.
+
+        Args:
+            values: the value of each symbol of the graph in a call.
+        """
+        upper_bounds = {symbol: self._upper_bound(symbol) for symbol in self._symbols}
+        rounded = {}
         for symbol, value in values.items():
             if symbol not in self._symbols:
-                found[symbol] = value
+                rounded[symbol] = value
                 continue
-            top = tops[symbol]
-            found[symbol] = rounded(value) if top is None else max(value, min(rounded(value), top))
-        return found if all(holds(found) for holds in self._assumed()) else None
+            bound = upper_bounds[symbol]
+            rounded[symbol] = round_up_size(value) if bound is None else max(value, min(round_up_size(value), bound))
+        return rounded if all(holds(rounded) for holds in self._guards()) else None
 
-    def _top(self, symbol: Any) -> int | None:
-        """Returns the greatest value that a symbol may have; None if there is no limit."""
+    def _upper_bound(self, symbol: Any) -> int | None:
+        """Returns the largest value that a symbol's range allows; None if the range has no upper bound."""
         known = self._environment.var_to_range.get(symbol)
         return int(known.upper) if known is not None and known.upper.is_Integer else None
 
-    def _assumed(self) -> list[Callable[[Mapping[Any, int]], int]]:
-        """Returns the guards that depend on rounded symbols, as functions of the symbols' values. All others hold as before."""
+    def _guards(self) -> list[Callable[[Mapping[Any, int]], int]]:
+        """Returns the guards that depend on symbols to round, as functions of the symbols' values.
+
+        Rounding does not change the other guards: they hold because TorchDynamo has checked them.
+        """
         environment = self._environment
-        state = len(environment.guards), len(environment.replacements)
-        if self._found is None or self._found[0] != state:
+        counts = len(environment.guards), len(environment.replacements)
+        if self._cached_guards is None or self._cached_guards[0] != counts:
             expressions = [environment.replace(guard.expr) for guard in environment.guards]
-            assumed = dict.fromkeys(item for item in expressions if not self._symbols.isdisjoint(item.free_symbols))
-            self._found = state, [size_function(item) for item in assumed]
-        return self._found[1]
+            affected = dict.fromkeys(item for item in expressions if not self._symbols.isdisjoint(item.free_symbols))
+            self._cached_guards = counts, [size_function(item) for item in affected]
+        return self._cached_guards[1]

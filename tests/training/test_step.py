@@ -37,7 +37,7 @@ class Rows(Net):
         return super().forward(x) + self.rows(x[:, 0].abs().to(torch.int64))
 
 
-@pytest.mark.sample(usual=2)
+@pytest.mark.sample(usual=2, quick=6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     """The learning rate is 0 in the first step, as a warmup starts, and falls later."""
@@ -215,7 +215,7 @@ SCHEDULES: dict[str, Callable[[dict[str, Any], int], None]] = {
 }
 
 
-@pytest.mark.sample(usual=4)
+@pytest.mark.sample(usual=4, quick=3)
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "AdamW", "RMSprop", "NAdam", "RAdam", "Adamax"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("among_arguments", [False, True], ids=["closure", "argument"])

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "lowering/test_implementations.py": "lowering/ops/weight_gradients",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",
+    "lowering/cpu/test_faster_kernels.py": "lowering/cpu/measurements",
     # What several lowerings are made of is tested with them.
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",

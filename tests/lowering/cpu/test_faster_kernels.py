@@ -17,10 +17,10 @@ from single_op import run_ops
 
 import dynaxla
 from dynaxla.config import Options
-from dynaxla.lowering.cpu.faster_kernels import _SAVINGS
+from dynaxla.lowering.cpu.measurements import SAVINGS
 from dynaxla.lowering.fallback import _out_variant
 
-FASTER = [row for row in ROWS if row.op in _SAVINGS]
+FASTER = [row for row in ROWS if row.op in SAVINGS]
 TOGETHER = 8
 NUMBERS = 200_000
 # A graph of such ops alone would not be a program.
@@ -41,7 +41,7 @@ def test_values_and_strides(first: int) -> None:
     wanted = [
         (row, *item)
         for row in rows
-        for item in calls(row, [dtype for dtype in row.dtypes if dtype in _SAVINGS[row.op]], ["dense", "transposed", "with gaps", "empty"])
+        for item in calls(row, [dtype for dtype in row.dtypes if dtype in SAVINGS[row.op]], ["dense", "transposed", "with gaps", "empty"])
     ]
     options = Options(implementations={"kernel": "torch", **PROGRAMS})
     results = []
@@ -55,8 +55,8 @@ def test_values_and_strides(first: int) -> None:
 
 def test_all_have_rows() -> None:
     """And ATen writes all results into the program's memory."""
-    assert sorted(map(str, _SAVINGS.keys() - {row.op for row in FASTER})) == []
-    assert [str(op) for op in _SAVINGS if _out_variant(op) is None] == []
+    assert sorted(map(str, SAVINGS.keys() - {row.op for row in FASTER})) == []
+    assert [str(op) for op in SAVINGS if _out_variant(op) is None] == []
 
 
 @pytest.mark.sample(usual=3)

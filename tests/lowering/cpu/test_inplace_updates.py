@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla import metrics
 from dynaxla.engine.eager_executable import EagerGraph
-from dynaxla.lowering.cpu.unfusable_graphs import LARGE
+from dynaxla.lowering.cpu.measurements import LARGE
 
 SIDE = 300
 assert SIDE * SIDE > LARGE

@@ -11,7 +11,7 @@ from forced_implementations import backend_with
 from torch.nn import functional as F
 
 from dynaxla import metrics
-from dynaxla.lowering.cpu.unfusable_graphs import LARGE
+from dynaxla.lowering.cpu.measurements import LARGE
 
 SIDE = 300
 assert SIDE * SIDE > LARGE

@@ -3,15 +3,15 @@
 XLA:CPU is slower for three reasons: some ops call a library function for each element; sorts call a compiled comparator for each
 comparison; scans pass over all elements several times.
 
-Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). The call
-of a kernel takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. A kernel is
-used only for a call in which it saves more than `_MIN_SAVED_NANOSECONDS` nanoseconds.
+The savings (`measurements.py`) are in nanoseconds per element of the op's largest tensor, measured for the op alone. The call of a kernel
+takes about 20 microseconds, and prevents fusion: operands are written to memory, and results are read from memory. A kernel is used only
+for a call in which it saves more than `MIN_SAVED_NANOSECONDS` nanoseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,7 @@ from ...torch_ops import aten
 from ..context import Context
 from ..implementations import Implementations
 from ..metadata import TensorSpec
-
-# The nanoseconds that a kernel call must save.
-_MIN_SAVED_NANOSECONDS = 50_000
+from .measurements import MIN_SAVED_NANOSECONDS, SAVINGS
 
 
 @dataclass(frozen=True)
@@ -48,112 +46,6 @@ class KernelCall:
 
     def __str__(self) -> str:
         return f"{self.op} of {self.elements} elements, {self.dtype}"
-
-
-# Nanoseconds saved per element, by the dtypes for which torch's kernel is faster.
-Saving = Mapping[torch.dtype, float]
-_BFLOAT16 = (torch.bfloat16,)
-_FLOATS = (torch.float32, torch.float64)
-_INTEGERS = (torch.int32, torch.int64)
-_BOOLS = (torch.bool,)
-_COMPLEX = (torch.complex64, torch.complex128)
-
-
-def _floats(nanoseconds: float) -> Saving:
-    return dict.fromkeys(_FLOATS, nanoseconds)
-
-
-def _floats_and_integers(nanoseconds: float) -> dict[torch.dtype, float]:
-    return dict.fromkeys((*_FLOATS, *_INTEGERS), nanoseconds)
-
-
-def _bfloat16(nanoseconds: float) -> Saving:
-    return dict.fromkeys(_BFLOAT16, nanoseconds)
-
-
-def _complex(nanoseconds: float) -> Saving:
-    return dict.fromkeys(_COMPLEX, nanoseconds)
-
-
-_SAVINGS: dict[torch._ops.OpOverload, Saving] = {
-    # XLA calls a function for each element.
-    aten.acos.default: _floats(16),
-    aten.asin.default: _floats(11),
-    aten.atan.default: _floats(15),
-    aten.atan2.default: _floats(19),
-    aten.cos.default: _floats(10),
-    aten.digamma.default: _floats(5),
-    aten.div.Tensor_mode: _floats(35),
-    aten.exp2.default: _floats(2),
-    aten.floor_divide.default: _floats(35),
-    aten.fmod.Scalar: _floats(30),
-    aten.fmod.Tensor: _floats(30),
-    aten.gcd.default: dict.fromkeys(_INTEGERS, 60),
-    aten.lcm.default: dict.fromkeys(_INTEGERS, 60),
-    aten.lgamma.default: _floats(4),
-    aten.log10.default: _floats(3),
-    aten.pow.Scalar: _floats_and_integers(5),
-    aten.pow.Tensor_Scalar: _floats(5),
-    aten.pow.Tensor_Tensor: _floats(5),
-    aten.remainder.Scalar: _floats(30),
-    aten.remainder.Tensor: _floats(30),
-    aten.rsqrt.default: _floats(2.3),  # no call per element: XLA computes 1 / sqrt(x), which is as slow
-    aten.sin.default: _floats(10),
-    aten.special_bessel_j0.default: _floats(5),
-    aten.special_zeta.default: _floats(100),
-    aten.tan.default: _floats(35),
-    # Sorting and selection.
-    aten.argsort.stable: _floats_and_integers(150),
-    aten.kthvalue.default: _floats_and_integers(140),
-    aten.median.default: _floats_and_integers(240),
-    aten.median.dim: _floats_and_integers(200),
-    aten.mode.default: _floats_and_integers(100),
-    aten.nanmedian.default: _floats_and_integers(240),
-    aten.nanmedian.dim: _floats_and_integers(200),
-    aten.sort.default: _floats_and_integers(150),
-    aten.sort.stable: _floats_and_integers(150),
-    aten.topk.default: _floats_and_integers(150),
-    # Scans.
-    aten.cummax.default: _floats_and_integers(20),
-    aten.cummin.default: _floats_and_integers(20),
-    aten.cumprod.default: _floats_and_integers(9),
-    aten.cumsum.default: _floats_and_integers(6) | dict.fromkeys(_BOOLS, 6.0),
-    aten.logcumsumexp.default: _floats(300),
-    # Torch finishes one row while the row is in the processor's cache. XLA reads all rows from memory three times.
-    aten._log_softmax.default: _floats(0.6),
-    aten._log_softmax_backward_data.default: _floats(0.7),
-    # Copies and sums that XLA computes element by element.
-    aten._adaptive_avg_pool3d.default: _floats(5),
-    aten._adaptive_avg_pool3d_backward.default: _floats(5),
-    aten._embedding_bag.default: _floats(0.5),
-    aten._embedding_bag_forward_only.default: _floats(0.5),
-    aten._pdist_backward.default: _floats(100),
-    aten._pdist_forward.default: _floats(100),
-    aten.adaptive_max_pool2d.default: _floats(30),
-    aten.adaptive_max_pool2d_backward.default: _floats(20),
-    aten.adaptive_max_pool3d.default: _floats(5),
-    aten.adaptive_max_pool3d_backward.default: _floats(20),
-    aten.cat.default: _bfloat16(7),
-    aten.dot.default: _floats(0.6),
-    aten.embedding_dense_backward.default: _bfloat16(2.5),
-    aten.index_select.default: _floats(6),
-    aten.native_layer_norm_backward.default: _floats(3),
-    aten.scatter.src: _floats(10),
-    aten.reflection_pad2d.default: _floats(0.6),
-    aten.replication_pad2d.default: _floats(0.6),
-    aten.roll.default: _floats(0.7),
-    aten.scatter_add.default: _floats(4),
-    aten.sum.default: _bfloat16(1),
-    aten.sum.dim_IntList: _bfloat16(1),
-    aten.trace.default: _floats(0.7),
-    aten.vdot.default: _floats(0.6),
-    # MKL's transforms and factorizations.
-    aten._fft_c2c.default: _complex(0.6),
-    aten._fft_c2r.default: _complex(1.2),
-    aten._fft_r2c.default: _floats(0.4),
-    aten.cholesky_inverse.default: _floats(5),
-    aten.linalg_matrix_exp.default: _floats(15),
-}
 
 
 def _is_costly_power(problem: KernelCall) -> bool:
@@ -224,12 +116,12 @@ _CONDITIONS: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
 
 
 def _supports_torch(problem: KernelCall) -> bool:
-    return problem.op in _SAVINGS
+    return problem.op in SAVINGS
 
 
 def _prefers_torch(problem: KernelCall) -> bool:
-    saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.elements
-    return saving > _MIN_SAVED_NANOSECONDS and _CONDITIONS.get(problem.op, lambda _: True)(problem)
+    saving = SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.elements
+    return saving > MIN_SAVED_NANOSECONDS and _CONDITIONS.get(problem.op, lambda _: True)(problem)
 
 
 KERNEL: Implementations[KernelCall] = Implementations("kernel")
@@ -248,7 +140,7 @@ def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
 
 def problem_of(node: Node, ctx: Context) -> KernelCall | None:
     """Returns the current node as a `KernelCall`; None for an op without a faster kernel."""
-    if node.target not in _SAVINGS or ctx.platform != "cpu":
+    if node.target not in SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target
     given = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)

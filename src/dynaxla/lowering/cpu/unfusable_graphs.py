@@ -23,10 +23,7 @@ from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
 from .faster_kernels import KERNEL, problem_of
 from .inplace_updates import update_of
-
-# The number of elements of an op's largest tensor from which on the op counts as large. For smaller ops, the cost of a call decides, which
-# is about the same for torch and XLA.
-LARGE = 1 << 16
+from .measurements import FASTER_BY_TORCH_IN_HALVES, FASTER_BY_XLA, LARGE, RUN
 
 # Matrix products: _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices with sides
 # up to _TERM_BY_TERM term by term. Matrices with sides up to _SMALL are small. Factorizations count as products of a matrix with itself.
@@ -59,144 +56,11 @@ _UNFUSED = (
 # Copies. Torch copies views fast, also expanded ones, if they consist of contiguous runs.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
-# For a tensor of contiguous runs with gaps between them: the length of a run from which on torch's elementwise loops and sums are as fast
-# as for dense tensors. XLA's loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
-_RUN = 64
 _SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
 
 # Ops with optional results: maxima with their indices, singular values with their vectors. XLA is faster if only the first result is
 # needed. For both results, the lowering calls torch's kernel.
 _OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-
-# Resampling. The source indices are constants of XLA's program, in which gradients take half of torch's time.
-_RESAMPLING = (
-    *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-)
-
-# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread). Ops that combine
-# several ops are not in that benchmark.
-_FASTER_BY_XLA = frozenset(
-    {
-        # Torch calls a function for each element, or reads and writes more memory than XLA.
-        aten.acosh.default,
-        aten.asinh.default,
-        aten.binary_cross_entropy.default,
-        aten.cosh.default,
-        aten.elu.default,
-        aten.elu_backward.default,
-        aten.eq.Tensor,
-        aten.erf.default,
-        aten.erfc.default,
-        aten.exp.default,
-        aten.fmax.default,
-        aten.fmin.default,
-        aten.frexp.Tensor,
-        aten.ge.Tensor,
-        aten.gelu.default,
-        aten.gelu_backward.default,
-        aten.gt.Tensor,
-        aten.heaviside.default,
-        aten.hypot.default,
-        aten.i0.default,
-        aten.igamma.default,
-        aten.isinf.default,
-        aten.isnan.default,
-        aten.isneginf.default,
-        aten.isposinf.default,
-        aten.ldexp.Tensor,
-        aten.le.Tensor,
-        aten.log.default,
-        aten.logical_and.default,
-        aten.logical_not.default,
-        aten.logical_or.default,
-        aten.logical_xor.default,
-        aten.lt.Tensor,
-        aten.masked_fill.Scalar,
-        aten.masked_fill.Tensor,
-        aten.mish.default,
-        aten.mish_backward.default,
-        aten.ne.Tensor,
-        aten.nextafter.default,
-        aten.polygamma.default,
-        aten.sigmoid.default,
-        aten.signbit.default,
-        aten.special_erfcx.default,
-        aten.special_i0e.default,
-        aten.special_i1.default,
-        aten.special_i1e.default,
-        aten.special_log_ndtr.default,
-        aten.special_ndtri.default,
-        aten.sqrt.default,
-        aten.tanh.default,
-        aten.tanh_backward.default,
-        aten.trunc.default,
-        aten.where.self,
-        aten.xlogy.Tensor,
-        # Reductions that torch does element by element, or in several passes.
-        aten.all.default,
-        aten.all.dim,
-        aten.any.default,
-        aten.any.dim,
-        aten.argmax.default,
-        aten.argmin.default,
-        aten.histc.default,
-        aten.logsumexp.default,
-        aten.max.dim,
-        aten.min.dim,
-        aten.std.correction,
-        aten.std_mean.correction,
-        aten.var.correction,
-        aten.var_mean.correction,
-        # Copies and windows.
-        aten.avg_pool2d.default,
-        aten.avg_pool2d_backward.default,
-        aten.avg_pool3d.default,
-        aten.avg_pool3d_backward.default,
-        aten.index.Tensor,
-        aten.index_copy.default,
-        aten.index_fill.int_Scalar,
-        aten.index_put.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool3d_with_indices.default,
-        aten.pixel_shuffle.default,
-        aten.pixel_unshuffle.default,
-        aten.put.default,
-        aten.scatter_reduce.two,
-        aten.searchsorted.Tensor,
-        aten.take.default,
-        aten.tril.default,
-        aten.triu.default,
-        aten.unfold_backward.default,
-        *(getattr(aten, name).default for name in _RESAMPLING),
-        *(getattr(aten, f"{name}_backward").default for name in _RESAMPLING),
-        # Combinations of several ops, which XLA fuses.
-        aten._native_multi_head_attention.default,
-        aten._transformer_encoder_layer_fwd.default,
-        # Transforms of few rows, or of lengths with large prime factors. For the others, torch's kernel is chosen (faster_kernels.py).
-        aten._fft_c2c.default,
-        aten._fft_c2r.default,
-        aten._fft_r2c.default,
-        # Factorizations of matrices that are not small, and of singular values if the graph does not use the vectors.
-        aten._linalg_det.default,
-        aten._linalg_slogdet.default,
-        aten._linalg_solve_ex.default,
-        aten.linalg_cholesky_ex.default,
-        aten.linalg_inv_ex.default,
-        aten.linalg_solve_triangular.default,
-        aten._linalg_svd.default,
-        # Products.
-        aten._trilinear.default,
-        aten.baddbmm.default,
-        aten.bmm.default,
-    }
-)
-
-
-# Ops for which torch is at least as fast as XLA in half types, and twice as fast on processors without 512-bit vectors.
-_FASTER_BY_TORCH_IN_HALVES = frozenset(
-    {aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid.default, aten.sqrt.default}
-)
 
 
 @dataclass(frozen=True)
@@ -258,9 +122,9 @@ def _is_faster_by_xla(op: UnfusableOp) -> bool:
     They are not for small matrices, because XLA computes the matrices of a batch one by one.
     """
     is_small_product = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix_size <= _SMALL
-    is_slower_in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
+    is_slower_in_halves = op.op in FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
     uses_several_results = op.op in _OF_SEVERAL and op.used_results > 1
-    return op.op in _FASTER_BY_XLA and not (is_small_product or is_slower_in_halves or uses_several_results)
+    return op.op in FASTER_BY_XLA and not (is_small_product or is_slower_in_halves or uses_several_results)
 
 
 @GRAPH.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
@@ -340,13 +204,13 @@ def _description(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context)
 
 
 def _is_in_runs(spec: TensorSpec) -> bool:
-    """True if a tensor consists of contiguous runs of at least _RUN elements, without overlaps."""
+    """True if a tensor consists of contiguous runs of at least RUN elements, without overlaps."""
     extent, steps = 0, sorted((step, size) for size, step in zip(spec.shape, spec.stride, strict=True) if size != 1)
     for step, size in steps:
         if step <= extent:
             return False
         extent += step * (size - 1)
-    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= _RUN
+    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= RUN
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:

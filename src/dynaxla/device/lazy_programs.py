@@ -23,7 +23,7 @@ from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
 from . import op_compiler
-from .op_compiler import NewTensor, OpSpecialization, TracedProgram
+from .op_compiler import NewTensor, OpProgram, OpSpecialization
 
 # The largest number of keys with compiled recordings.
 CAPACITY = 256
@@ -38,11 +38,11 @@ _MAX_VARIANTS = 8
 class TracedOp:
     """A traced op in a recording. All calls with the same cache key share one object, so that steps compare it by identity.
 
-    The other attributes are described in `op_compiler.TracedProgram`.
+    The other attributes are described in `op_compiler.OpProgram`.
 
     Attributes:
         name: the name of the op's overload.
-        function: takes and returns arrays in the order of `op_compiler.TracedProgram`.
+        function: takes and returns arrays in the order of `op_compiler.OpProgram`.
         new_outputs: for each new tensor the size of its storage in bytes, its shape, stride and dtype; None or an int where the op returns
             None or an int.
         shape_dtypes: the shapes and dtypes of the returned arrays, without the check code.
@@ -62,7 +62,7 @@ class TracedOp:
     sharding: NamedSharding | None
 
     @staticmethod
-    def of(specialization: OpSpecialization, program: TracedProgram) -> TracedOp:
+    def of(specialization: OpSpecialization, program: OpProgram) -> TracedOp:
         new_outputs = tuple(_with_nbytes(item) if isinstance(item, NewTensor) else item for item in program.new_outputs)
         jaxpr = program.traced.jaxpr
         count = len(program.written_slots) + sum(isinstance(item, tuple) for item in new_outputs)

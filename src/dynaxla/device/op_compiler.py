@@ -106,14 +106,14 @@ class ResizeNeeded:
 
 
 @dataclass(frozen=True)
-class TracedProgram:
-    """An op as a traced program.
+class OpProgram:
+    """An op as a program.
 
     The program takes the arrays of `input_slots`, then a seed if it draws random numbers, then the numbers. It returns the new arrays of
     `written_slots`, then the new tensors, then the check code (the index of the first failed check) if it has checks.
 
     Attributes:
-        traced: the program.
+        traced: the traced program; None for a compiled one.
         input_slots: the slots whose arrays the program takes, in order.
         draws_random: True if the program draws random numbers, and takes a seed (uint32[2]).
         written_slots: the slots whose new arrays the program returns, in order.
@@ -121,9 +121,10 @@ class TracedProgram:
         is_list: True if the op returns several values.
         checks: the exception and the message of each check.
         variant: the conditions on the numbers under which the program is valid, and the inputs that are computed from them.
+        call: the compiled program, which takes and returns lists of arrays; None for a traced one.
     """
 
-    traced: jax.stages.Traced
+    traced: Any
     input_slots: tuple[int, ...]
     draws_random: bool
     written_slots: tuple[int, ...]
@@ -131,20 +132,7 @@ class TracedProgram:
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
     variant: GuardedInputs
-
-
-@dataclass(frozen=True)
-class CompiledOp:
-    """A compiled op. `call` takes and returns lists of arrays. The other attributes are described in `TracedProgram`."""
-
-    call: Any
-    input_slots: tuple[int, ...]
-    draws_random: bool
-    written_slots: tuple[int, ...]
-    new_outputs: tuple[NewTensor | int | None, ...]
-    is_list: bool
-    checks: tuple[tuple[type[Exception], str], ...]
-    variant: GuardedInputs
+    call: Any = None
 
 
 def _fake(view: StridedView) -> torch.Tensor:
@@ -398,7 +386,7 @@ def _with_numbers(value: Any, numbers: Sequence[Any]) -> Any:
     return {name: _with_numbers(item, numbers) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-def compile_op(specialization: OpSpecialization) -> CompiledOp | ResizeNeeded:
+def compile_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
     """Compiles an op. Raises: the errors of `trace_op`; CompilationError; OutOfMemory."""
     program = trace_op(specialization)
     if isinstance(program, ResizeNeeded):
@@ -406,13 +394,10 @@ def compile_op(specialization: OpSpecialization) -> CompiledOp | ResizeNeeded:
     with metrics.timed("compile"):
         settings, name = Settings.current(_platform(specialization.device)), specialization.functional_op.op._schema.name
         call = _compile(program.traced, name, specialization.device, settings, specialization.where is not None)
-    return CompiledOp(
-        call, program.input_slots, program.draws_random, program.written_slots, program.new_outputs, program.is_list, program.checks,
-        program.variant,
-    )  # fmt: skip
+    return replace(program, traced=None, call=call)
 
 
-def trace_op(specialization: OpSpecialization) -> TracedProgram | ResizeNeeded:
+def trace_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
     """Traces an op as a program, without compiling it.
 
     Raises: NotLowered; RuntimeError for a target whose elements overlap; the errors of the lowering. With numbers as inputs, any exception
@@ -513,7 +498,7 @@ def _trace_graph(
     nodes: Sequence[Node | None],
     new_outputs: tuple[NewTensor | int | None, ...],
     is_list: bool,
-) -> TracedProgram:
+) -> OpProgram:
     """Traces the graph of an op as a program on the arrays of the op's storages.
 
     Args:
@@ -566,7 +551,7 @@ def _trace_graph(
     if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - count:
         number_trace.inspect()
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
-    return TracedProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
+    return OpProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
 
 
 def _lowered_function(

@@ -11,6 +11,7 @@ import torch
 
 import dynaxla
 from dynaxla.errors import CaptureError
+from dynaxla.observe import metrics
 from dynaxla.training.value_reads import ValueReadDetector
 
 LOOKS: dict[str, Callable[[torch.Tensor], float]] = {
@@ -97,3 +98,26 @@ def test_not_seen() -> None:
             (parameter * parameter[torch.tensor([0, 1, 2])]).sum().backward()
             optimizer.step()
     assert not reads.first
+
+
+def test_one_hot_vectors() -> None:
+    """torch reads the largest class only to check it: the step is a program that makes the same checks."""
+
+    def step(classes: torch.Tensor, count: int = 4) -> torch.Tensor:
+        return torch.nn.functional.one_hot(classes, count)
+
+    compiled = dynaxla.compile_step(step)
+    before = metrics.snapshot().get("eager_steps", 0)
+    for number in range(6):
+        classes = torch.tensor([[number % 4, 2, 0], [1, 3, 3]]).T
+        found, expected = compiled(classes), step(classes)
+        assert torch.equal(found, expected)
+        assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+    assert metrics.snapshot()["eager_steps"] - before == 2
+    for wrong in (4, -1):
+        classes = torch.tensor([[1, 2, wrong], [1, 3, 3]]).T
+        with pytest.raises(RuntimeError) as error:
+            step(classes)
+        with pytest.raises(RuntimeError, match=str(error.value)):
+            compiled(classes)
+    assert torch.equal(compiled(torch.tensor([0, 2]), -1), step(torch.tensor([0, 2]), -1))

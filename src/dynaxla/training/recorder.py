@@ -46,7 +46,7 @@ from .local_shards import with_local_tensors
 from .recording_settings import InKernelFakeMode, without_torch_compile
 from .traced_numbers import TracedNumber, TracedNumberInspected, TracedNumbers
 from .updates import written_nodes
-from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, in_optimizer
+from .value_reads import DATA_ASSIGNMENTS, VALUE_READS, WITHOUT_VALUE_READS, in_optimizer
 
 
 class Recorder:
@@ -509,6 +509,7 @@ class _RecordingFunctionMode(TorchFunctionMode):
             raise self._refuse(CaptureError(f"the step needs the value of a tensor in Python ({name})", hint=hint))
         if function in DATA_ASSIGNMENTS:
             raise self._refuse(CaptureError("the step replaces the memory of a tensor (x.data = y)", hint="copy into it: x.data.copy_(y)"))
+        function = WITHOUT_VALUE_READS.get(function, function)
         if numbers and traced_numbers.takes_stand_ins(function):
             return traced_numbers.call_with_stand_ins(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))

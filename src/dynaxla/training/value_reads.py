@@ -38,6 +38,19 @@ _INDEXING = frozenset((aten.index.Tensor, aten._unsafe_index.Tensor))
 _READS_LENGTHS = frozenset((aten._pack_padded_sequence.default, aten._pad_packed_sequence.default))
 
 
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Implements `torch.nn.functional.one_hot`, whose C++ code reads the largest class. Without `num_classes`, it is called."""
+    if tensor.dtype != torch.int64 or num_classes <= 0:
+        return torch.nn.functional.one_hot(tensor, num_classes)
+    aten._assert_async.msg((tensor >= 0).all(), "Class values must be non-negative.")
+    aten._assert_async.msg((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
+    return (tensor.contiguous()[..., None] == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
+
+
+# Functions of torch that read values only to check them, and functions with the same results and errors that do not.
+WITHOUT_VALUE_READS: Mapping[Any, Any] = {torch.nn.functional.one_hot: _one_hot}
+
+
 class ValueReadDetector:
     """A context manager that detects, in this thread, value reads of a function in eager mode. It does not change the function's results.
 
@@ -76,7 +89,7 @@ class _FunctionReads(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if function in VALUE_READS or function in DATA_ASSIGNMENTS:
             self._detector.add(getattr(function, "__name__", str(function)))
-        return function(*args, **(kwargs or {}))
+        return WITHOUT_VALUE_READS.get(function, function)(*args, **(kwargs or {}))
 
 
 class _OpReads(TorchDispatchMode):

@@ -138,10 +138,15 @@ def is_doubtful(name: str, numbers: Iterable[Any], tensor_dtypes: Iterable[torch
         numbers: The numbers among its arguments.
         tensor_dtypes: The dtypes of its tensors.
     """
+    tensor_dtypes = list(tensor_dtypes)
     limits: tuple[float, float] | None = None
     for value in numbers:
         kind = type(value)
-        if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float) or not math.isfinite(value):
+        if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float):
+            continue
+        if not math.isfinite(value):
+            if any(not dtype.is_floating_point and not _is_unlimited(dtype) for dtype in tensor_dtypes):
+                return True
             continue
         if limits is None:
             infos = [

@@ -561,6 +561,59 @@ def test_the_log_names_an_object_that_differs_at_each_call(
     assert re.search(f"{path}, which the step can reach, differs at each call", message)
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_argument_that_the_step_differentiates_by(is_kept: bool) -> None:
+    """The step sets `requires_grad` of its argument, a new tensor in each call or the same one. The program does that, too."""
+
+    def made(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x.requires_grad_()
+            y = model(x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            loss = (slope + y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    one, _, other, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
+    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    before = metrics.snapshot().get("eager_steps", 0)
+    kept = batches(1)[0][0], batches(1)[0][0]
+    for x, _ in batches(8):
+        mine, theirs = kept if is_kept else (x.clone(), x.clone())
+        torch.testing.assert_close(compiled(mine), eager(theirs))
+        assert mine.requires_grad
+        torch.testing.assert_close(mine.grad, theirs.grad)
+        torch.testing.assert_close(other.state_dict(), one.state_dict())
+    assert metrics.snapshot()["eager_steps"] - before <= 4
+
+
+def test_parameters_that_the_step_freezes() -> None:
+    def made(model: nn.Module) -> Callable[[torch.Tensor, bool], torch.Tensor]:
+        def step(x: torch.Tensor, is_frozen: bool) -> torch.Tensor:
+            first = next(model.parameters())
+            first.requires_grad_(not is_frozen)
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    one, _, other, _ = two(lambda model: None, lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))
+    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    for number, (x, _) in enumerate(batches(16)):
+        is_frozen = number % 4 > 1
+        torch.testing.assert_close(compiled(x, is_frozen), eager(x, is_frozen))
+        for mine, theirs in zip(other.parameters(), one.parameters(), strict=True):
+            assert mine.requires_grad == theirs.requires_grad
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
 def test_calls_of_many_sizes() -> None:
     """More of them, one after another, than a step without a program may find."""
     step = dynaxla.compile_step(lambda x: (x * x).sum())

@@ -28,16 +28,21 @@ class MetadataSnapshot:
             self._aliases = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in ORDINARY}
 
     def check(self) -> None:
-        """Raises: CaptureError for a change, because a program would not repeat the change."""
-        if path := next(self._with_other_requires_grad(), None):
-            hint = "detach the values that the step writes to this tensor, or set requires_grad outside the step"
-            raise CaptureError(f"the step changes requires_grad of {path}", hint=hint)
+        """Raises: CaptureError for a change that a program would not repeat."""
+        if path := next((path for path in self._with_other_requires_grad() if not self._tensors[path].is_leaf), None):
+            raise CaptureError(
+                f"the step writes a value that requires gradients to {path}", hint="detach the values that the step writes to this tensor"
+            )
         if path := next(self._with_other_memory(), None):
             raise CaptureError(f"the step replaces the memory of {path}", hint="copy into the tensor: x.data.copy_(y)")
         if found := next(self._with_other_class(), None):
             raise CaptureError(f"the step changes the class of {found[0]}", hint="change the class outside the step")
         if path := next(self._with_new_attributes(), None):
             raise CaptureError(f"the step sets an attribute of {path}, which had no attributes before")
+
+    def requires_grad_changes(self) -> list[torch.Tensor]:
+        """Returns the leaf tensors whose `requires_grad` the step has changed."""
+        return [self._tensors[path] for path in self._with_other_requires_grad() if self._tensors[path].is_leaf]
 
     def restore(self) -> None:
         """Restores the tensors and objects to their state before the recording."""

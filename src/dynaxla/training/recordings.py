@@ -11,7 +11,7 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,17 @@ class Recording:
         result: templates of the leaves of the return value.
         spec: the pytree of the return value.
         changes: the template of the new value of each changed place.
+        requires_grad: the new `requires_grad` of each leaf tensor for which the function changes it, by path.
     """
 
-    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], snapshot: Snapshot) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        result: Any,
+        changes: Mapping[Place, Any],
+        snapshot: Snapshot,
+        changed_leaves: Collection[torch.Tensor] = (),
+    ) -> None:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
@@ -73,6 +81,14 @@ class Recording:
         self.changes = {
             (path, self._key(key, path)): self._template(value, f"{path}[{_shown(key)}]") for (path, key), value in changes.items()
         }
+        self.requires_grad = {self._known_path(tensor): tensor.requires_grad for tensor in changed_leaves}
+
+    def _known_path(self, tensor: torch.Tensor) -> str:
+        """Returns the path of a tensor whose `requires_grad` changes. Raises: CaptureError for a tensor without a path."""
+        path = self._state.path_of(tensor)
+        if path is None:
+            raise CaptureError("the step changes requires_grad of a tensor that later calls cannot find", hint="pass it as an argument")
+        return path
 
     def _key(self, key: Any, where: str) -> Any:
         """Returns a place's key: a `KnownObject` for an object with a path, the key itself for a plain value.
@@ -204,7 +220,7 @@ class Recording:
                 skipped.add(node)
         own_nodes = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
         other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
-        if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys():
+        if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys() or self.requires_grad != other.requires_grad:
             return False
         # A first call puts what only it changes into its places before the program runs; the program would read a new number there.
         changed_once = {place: self.changes[place] for place in self.changes.keys() - other.changes.keys()}

@@ -343,9 +343,8 @@ class StepPrograms:
             changes = {place: value for place, value in changes.items() if place not in numbers or value is not numbers[place]}
             changes |= groups.changes()
             metadata.check()
-            return Recording(
-                recorder, result, {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}, snapshot
-            )
+            changes = {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}
+            return Recording(recorder, result, changes, snapshot, metadata.requires_grad_changes())
         finally:
             recorder.table.finish()
             tracked.restore_values(include_unread=not self._guards.have_seen_a_call)
@@ -456,7 +455,9 @@ class _RecordedProgram:
     """A recording as an executable: an XLA program, the updates that torch does after it, and the changes to Python state."""
 
     def __init__(self, recording: Recording) -> None:
-        self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
+        self._result, self._spec, self._changes, self._requires_grad = (
+            recording.result, recording.spec, recording.changes, recording.requires_grad,
+        )  # fmt: skip
         recorder = recording.recorder
         paths = {node: path for path, node in recorder.tensor_placeholders.items()}
         placeholders = recorder.graph.find_nodes(op="placeholder")
@@ -525,5 +526,7 @@ class _RecordedProgram:
         changes = {place: build(template, lambda output: outputs[output.index], snapshot) for place, template in self._changes.items()}
         leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in self._result]
         snapshot.put(changes)
+        for path, requires_grad in self._requires_grad.items():
+            snapshot.object_at(path).requires_grad_(requires_grad)
         snapshot.surroundings.accept_gradients(released)
         return tree_unflatten(leaves, self._spec)

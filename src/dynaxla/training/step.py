@@ -117,7 +117,7 @@ class CompiledStep(Generic[P, R]):
         self._eager_calls_left, self._next_backoff = 0, _FIRST_BACKOFF
         # Numbers of calls since a program has last run: calls that did something that no program does, and calls in a new state.
         self._failures = self._new_states = 0
-        # The key of the state of the last call in a new state.
+        # The key of the last call's state, if no program was valid in it.
         self._last_new_key: Any = None
         # The shapes of the tensors among the arguments, for each call that ran no program.
         self._seen_shapes: set[tuple[torch.Size, ...]] = set()
@@ -166,14 +166,14 @@ class CompiledStep(Generic[P, R]):
         if not record_now and self._programs.is_refused(snapshot):
             return self._run_in_eager_mode(args, kwargs)
         if self._new_states >= _MAX_NEW_STATES and not record_now:
-            difference = self._programs.difference(self._last_new_key, snapshot)
+            difference = self._programs.difference(self._last_new_key, snapshot) if self._last_new_key is not None else ""
             subject = f"{difference}, which the step can reach, differs" if difference else "the objects that the step can reach differ"
             return self._handle_refusal(CaptureError(f"{subject} at each call"), args, kwargs)
+        self._last_new_key = snapshot.key
         if not record_now and not self._programs.is_recordable(snapshot):
             shapes = tuple(tensor.shape for tensor in tensors)
             if shapes in self._seen_shapes or len(self._seen_shapes) >= self._options.executables:
                 self._new_states += 1
-                self._last_new_key = snapshot.key
             else:
                 self._seen_shapes.add(shapes)
             return self._run_observed(snapshot, args, kwargs)

@@ -82,7 +82,7 @@ def test_convolution(swapped: bool) -> None:
 
     def function(x: Array, weight: Array, bias: Array) -> Array:
         groups = 1 if swapped else 2
-        return onednn.convolution(x, weight, shape, (2, 1), ((1, 1), (0, 0)), (1, 2), groups, jnp.float32, bias, swapped=swapped)
+        return onednn.convolution(x, weight, shape, (2, 1), ((1, 1), (0, 0)), (1, 2), groups, jnp.float32, bias, transposed_weight=swapped)
 
     found = run(function, x.transpose(0, 2, 3, 1).copy(), weight.copy(), bias)
     np.testing.assert_allclose(found, expected.permute(0, 2, 3, 1).numpy(), rtol=1e-4, atol=1e-4)

@@ -614,6 +614,28 @@ def test_parameters_that_the_step_freezes() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+def test_gradients_that_the_step_differentiates_by() -> None:
+    """Such a step runs in eager mode: a call releases old gradients before its program runs."""
+
+    def made(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            first = next(model.parameters())
+            if first.grad is not None:
+                first.grad.requires_grad_()
+            first.grad = None
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    one, _, other, _ = two(lambda model: None, lambda: nn.Linear(6, 3))
+    eager, compiled = made(one), dynaxla.compile_step(made(other))
+    for x, _ in batches(6):
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close([item.grad for item in other.parameters()], [item.grad for item in one.parameters()])
+
+
 def test_calls_of_many_sizes() -> None:
     """More of them, one after another, than a step without a program may find."""
     step = dynaxla.compile_step(lambda x: (x * x).sum())

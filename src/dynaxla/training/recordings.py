@@ -88,6 +88,8 @@ class Recording:
         path = self._state.path_of(tensor)
         if path is None:
             raise CaptureError("the step changes requires_grad of a tensor that later calls cannot find", hint="pass it as an argument")
+        if path in self._state.surroundings.gradients | self._state.arguments.gradients:  # a call may release it before the program runs
+            raise CaptureError(f"the step changes requires_grad of {path}", hint="detach the gradient, and use the result")
         return path
 
     def _key(self, key: Any, where: str) -> Any:

@@ -39,38 +39,38 @@ $(ALL)/%: | install
 # Which of 60 faults, planted one at a time, does a suite find? An hour on two cores; it goes on where it was stopped, e.g. make faults
 # ARGS="--suite usual NAME"
 faults: install
-	PYTHONPATH=tests $(VENV)/bin/python -m planted_faults $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.planted_faults $(ARGS)
 
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2", or what eager
 # mode refuses of them: ARGS="--kind error_inputs,changed_numbers"
 conformance: install
-	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.conformance $(ARGS)
 
 # The same on the device "jax" in eager mode, with ARGS=--device=lazy in lazy mode; it goes on where it was stopped
 conformance-device: install
-	PYTHONPATH=tests $(VENV)/bin/python -m conformance --device $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.conformance --device $(ARGS)
 
 # Every op of the tests' table, its operands in seven layouts, forward and gradients, compared with eager mode; it goes on where it was stopped,
 # e.g. make layouts ARGS="--strides", which compiles nothing and takes half an hour on a core
 layouts: install
-	PYTHONPATH=tests $(VENV)/bin/python -m layout_sweep $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.layout_sweep $(ARGS)
 
 # Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
 random-programs: install
-	PYTHONPATH=tests $(VENV)/bin/python -m random_programs $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.random_programs $(ARGS)
 
 # Random surroundings of a step, one change in each, e.g. make surroundings ARGS="--count 20000 --seed 3", or ARGS=--faults
 surroundings: install
-	PYTHONPATH=tests $(VENV)/bin/python -m surroundings_cases $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.python_state $(ARGS)
 
 # All of these and hypothesis's tests in turn, others in every run, e.g. make explore ARGS="--minutes 60", or ARGS="--minutes 5 --seed 3"
 explore: install
-	PYTHONPATH=tests $(VENV)/bin/python -m explore $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.explore $(ARGS)
 
 # transformers' generate with eight small models, in six ways each, and with settings of the compiler, compared with eager mode: half an hour
 # on a core
 generate: install
-	$(VENV)/bin/python -m pytest -m slow tests/test_generate.py $(ARGS)
+	$(VENV)/bin/python -m pytest -m slow tests/end_to_end/test_generate.py $(ARGS)
 
 # The ten models, inference and training, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with
 # the CPU: an hour on a core
@@ -91,15 +91,15 @@ explain-pages: install
 # The engine that is chosen for 44 models, beside each engine alone, with docs/benchmarks/engines.md: some hours on a core; it goes on where it
 # was stopped. ARGS=--training for forward and backward, or the names of models
 engines: install
-	PYTHONPATH=tests $(VENV)/bin/python -m best_engine $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.best_engine $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install
-	PYTHONPATH=tests $(VENV)/bin/python -m stress $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m cases.stress $(ARGS)
 
 # Models and PyTorch's database of operators, lowered for GPUs and TPUs that are not there, e.g. make lower-everywhere ARGS="--match linalg"
 lower-everywhere: install
-	PYTHONPATH=tests $(VENV)/bin/python -m lower_everywhere $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.lower_everywhere $(ARGS)
 
 # What XLA makes of models for an H100, on a machine without one, with docs/benchmarks/gpu-programs.md; needs g++. Half an hour on a core,
 # and nothing for what is known of the same sources. ARGS=--check fails where a figure has grown; ARGS=--accept makes today's the measure.
@@ -107,7 +107,7 @@ GPU_PLUGIN = .gpu-programs/plugin-$(shell $(VENV)/bin/python -c "from importlib.
 gpu-programs: install
 	test -d $(GPU_PLUGIN) || $(VENV)/bin/python -m pip install --no-deps --target $(GPU_PLUGIN) \
 		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
-	PYTHONPATH=tests $(VENV)/bin/python -m gpuless $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.gpu_programs $(ARGS)
 
 # The suite with the newest and with the oldest releases, each in an environment of its own.
 OTHER_PYTHON ?= python3.12
@@ -130,14 +130,14 @@ newest:
 
 # That report of an environment that is there, e.g. make report VENV=.venv-newest
 report: install
-	PYTHONPATH=tests $(VENV)/bin/python -m newest_report
+	PYTHONPATH=tests $(VENV)/bin/python -m commands.newest_report
 
-# On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/gpu_report and the tests of tests/gpu, in ten minutes. It
+# On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/commands/gpu_report and the tests of tests/gpu, in ten minutes. It
 # installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"
 GPU_PYTHON ?= python3
 
 gpu:
-	PYTHONPATH=src:tests $(GPU_PYTHON) -m gpu_report $(ARGS)
+	PYTHONPATH=src:tests $(GPU_PYTHON) -m commands.gpu_report $(ARGS)
 
 # docs/benchmarks/gpu.md: the rows that people ask for most come first. Each call continues where the last one stopped, also on another day,
 # and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32, or ARGS="--minutes 4.5"
@@ -160,7 +160,7 @@ docs: $(DOCS)/.installed
 
 # Every code block of every page, those of `make test` among them: five minutes on a core
 docs-test: install
-	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/test_pages.py tests/test_integrations.py tests/test_site.py $(ARGS)
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/docs/test_pages.py tests/docs/test_integrations.py tests/docs/test_site.py $(ARGS)
 
 # Wheel and sdist in .dist/, as an index gets them: checked, and installed in a new environment, where README's blocks run. With the download of
 # torch and JAX, some minutes on a core. PROJECT_URL, the repository's address, makes README's links absolute (hatch_build.py).
@@ -173,7 +173,7 @@ wheel:
 	.venv-dist/bin/python -m twine check --strict $(DIST)/*
 	$(PYTHON) -m venv --clear .venv-dist
 	.venv-dist/bin/python -m pip install -c constraints.txt torch
-	$(PYTHON) tests/page_blocks.py README.md > $(DIST)/readme.py
+	$(PYTHON) tests/commands/page_blocks.py README.md > $(DIST)/readme.py
 	set -e; for file in $(DIST)/*.whl $(DIST)/*.tar.gz; do \
 		.venv-dist/bin/python -m pip install -c constraints.txt --force-reinstall --no-deps $$file; \
 		.venv-dist/bin/python -m pip install -c constraints.txt $$file; \
@@ -187,7 +187,7 @@ lint: install
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python tests/prose.py
+	$(VENV)/bin/python tests/commands/prose.py
 
 format: install
 	$(VENV)/bin/ruff check --fix

@@ -8,17 +8,17 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 
-import levels
-import planted_faults
 import pytest
-import quick
 import torch
 from hypothesis import HealthCheck, settings
-from speed import skip_guard_profile, skip_trace
 
+from commands import planted_faults
 from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
 from dynaxla.runtime import background
+from support import levels
+from support.timing import quick_compilation
+from support.timing.dynamo_speed import skip_guard_profile, skip_trace
 
 # Collecting makes objects that stay, and the garbage collector would go through all of them again and again.
 gc.disable()
@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    quick.is_asked_for = config.getoption("quick")
+    quick_compilation.is_asked_for = config.getoption("quick")
     if name := config.getoption("planted"):
         fault = planted_faults.faults()[name]()
         fault.__enter__()
@@ -82,15 +82,15 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     For tests whose subject is what we hand to XLA, and what becomes of the results. Some folders take it for all of their tests.
     """
-    if request.node.get_closest_marker("optimized") is None or quick.is_asked_for:
-        options_for, quickly = engine_options.options_for, quick.options()
+    if request.node.get_closest_marker("optimized") is None or quick_compilation.is_asked_for:
+        options_for, quickly = engine_options.options_for, quick_compilation.options()
         monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly})
 
 
 @pytest.fixture(autouse=True)
 def quick_xla_in_quick_runs(request: pytest.FixtureRequest) -> None:
     """`make quick` compiles everything quickly."""
-    if quick.is_asked_for:
+    if quick_compilation.is_asked_for:
         request.getfixturevalue("quick_xla")
 
 

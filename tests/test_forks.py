@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-import quick
-from patience import FOR_A_CHILD
-from scripts import completed
+
+from support.processes.scripts import completed
+from support.processes.time_limits import FOR_A_CHILD
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -35,7 +36,7 @@ def run(child):
 def run_script(script: str, threads: int = 1) -> tuple[str, str]:
     """What a program of its own prints to either stream."""
     code = _BEGIN.replace("{threads}", str(threads)).replace("{patience}", str(FOR_A_CHILD)) + script
-    done = completed(code, XLA_FLAGS=quick.flags())
+    done = completed(code, XLA_FLAGS=quick_compilation.flags())
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout, done.stderr
 

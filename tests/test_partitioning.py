@@ -1,5 +1,5 @@
 """Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"distributed": "spmd"}`), by the ops
-dynaxla.reshard, replicated_to_local and local_to_replicated. See partitioned.py."""
+dynaxla.reshard, replicated_to_local and local_to_replicated. See cases/processes/partitioned.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import newer
-import partitioned
 import pytest
-import quick
 import torch
-from scripts import run_script
 
 import dynaxla
+from cases.processes import partitioned
+from support import releases
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -25,7 +25,7 @@ import sys
 from torch.multiprocessing import start_processes
 
 def run(rank, *places):
-    import partitioned
+    from cases.processes import partitioned
     partitioned.run(rank, *places)
 
 start_processes(run, tuple(sys.argv[1:]), int(sys.argv[1]), start_method="fork")
@@ -34,7 +34,7 @@ start_processes(run, tuple(sys.argv[1:]), int(sys.argv[1]), start_method="fork")
 
 def run(folder: Path, world: int, *names: str) -> list[dict[str, str]]:
     """What each process raised, by case."""
-    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
+    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags())
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
 
 
@@ -59,7 +59,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "name", newer.cases(partitioned.QUICK, {"a_megatron_mlp": "its graph of a parallel layer has DTensors and plain tensors"})
+    "name", releases.cases(partitioned.QUICK, {"a_megatron_mlp": "its graph of a parallel layer has DTensors and plain tensors"})
 )
 def test_two_processes(name: str, two: list[dict[str, str]]) -> None:
     check(two, name)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from scripts import run_script
 
 from dynaxla.errors import UnsupportedVersion
 from dynaxla.lowering.registry import Registry, _load, registry
 from dynaxla.runtime import private
 from dynaxla.torch_ops import MissingOp, aten, without_missing_ops
+from support.processes.scripts import run_script
 
 
 def test_ops_are_torchs_own() -> None:

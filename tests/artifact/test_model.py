@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
-from without_torch import compare_without_torch
 
 import dynaxla
+from cases.processes.without_torch import compare_without_torch
 from dynaxla.artifact.model import ExportedModel
 from dynaxla.errors import ArtifactError
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import planted_engines
 import pytest
 import torch
 
 from dynaxla.autoselect import candidates
 from dynaxla.errors import OptionError
+from support.fakes import wrong_engines
 
 
 def test_names() -> None:
     candidates.check_names(["dynaxla", "inductor", "eager"])
-    with planted_engines.planted(planted_right=planted_engines.ENGINES["planted_right"]):
+    with wrong_engines.planted(planted_right=wrong_engines.ENGINES["planted_right"]):
         candidates.check_names(["dynaxla", "planted_right"])
     with pytest.raises(OptionError, match=r"'planted_right' cannot be an engine; there are: (.|\n)*register_backend"):
         candidates.check_names(["dynaxla", "planted_right"])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import planted_engines
 import pytest
 import torch
 from torch import nn
@@ -17,12 +16,13 @@ import dynaxla
 from dynaxla.autoselect import contest
 from dynaxla.errors import OptionError
 from dynaxla.observe import engine_decisions, metrics
+from support.fakes import wrong_engines
 
 
 @pytest.fixture(autouse=True)
 def engines() -> Iterator[None]:
     engine_decisions.reset()
-    with planted_engines.planted(**planted_engines.ENGINES):
+    with wrong_engines.planted(**wrong_engines.ENGINES):
         yield
 
 
@@ -235,7 +235,7 @@ def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:
         return lambda *args: (runs.append("engine"), module(*args))[1]
 
     x, w = torch.randn(4, 6), torch.randn(6, 5)
-    with planted_engines.planted(planted_counting=counting):
+    with wrong_engines.planted(planted_counting=counting):
         call = compiled(product, "planted_counting", "eager")
         before = metrics.snapshot().get("trials", 0)
         seen = []

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from scripts import run_script
 
 from dynaxla.autoselect import engine_agreement
 from dynaxla.autoselect.contest import SingleProcessBallot
+from support.processes.scripts import run_script
 
 FIRST = {"dynaxla": 1.0, "inductor": 2.0, "eager": 4.0}
 SECOND = {"dynaxla": 9.0, "inductor": 3.0, "eager": 6.0}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tiny_bench import Tiny, tiny_inputs
 
 from benchmarks import suites
 from dynaxla.bench import capture
+from support.fakes.tiny_benchmark import Tiny, tiny_inputs
 
 
 def test_capture_counts_graphs_and_ops() -> None:

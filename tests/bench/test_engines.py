@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.engines import ENGINES
 from torch import nn
 from torch._dynamo.utils import counters
 
-from benchmarks.engines import ENGINES
 from dynaxla.bench import engines
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.engines import BenchEngine

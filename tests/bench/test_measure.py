@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_bench import FAST, TINY, Tiny, fail, rows_of, tiny_inputs, wrapped
 from torch import nn
 
 from dynaxla.bench import engines, suites
 from dynaxla.bench.engines import BenchEngine
 from dynaxla.bench.measure import BenchSettings, measure, process_settings
+from support.fakes.tiny_benchmark import FAST, TINY, Tiny, fail, rows_of, tiny_inputs, wrapped
 
 
 def test_engines_take_turns() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_bench import FAST, TINY, tiny_inputs
 
 from dynaxla.bench import engines, suites
 from dynaxla.bench.session import ProgressBar, run
+from support.fakes.tiny_benchmark import FAST, TINY, tiny_inputs
 
 
 def test_an_interrupted_run_reports_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_bench import FAST, TINY, invoke, wrapped
 
 from benchmarks import engines
 from dynaxla.bench.measure import BenchSettings, measure
 from dynaxla.bench.runner import ModelSetup
 from dynaxla.bench.training import TrainingStep
+from support.fakes.tiny_benchmark import FAST, TINY, invoke, wrapped
 
 
 @pytest.mark.sample(usual=1)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import jax
 import pytest
-import quick
+from benchmarks.beside_jax import CASES, Measured
 from jax import numpy as jnp
-from scripts import run_script
 from typer.testing import CliRunner
 
 from benchmarks import beside_jax
-from benchmarks.beside_jax import CASES, Measured
 from dynaxla.cli import app
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 
 def test_names() -> None:
@@ -37,7 +37,7 @@ for name in sys.argv[1:]:
 @pytest.mark.parametrize("names", [["mlp", "gpt_block"], pytest.param(["resnet18"], marks=pytest.mark.slow)], ids=" ".join)
 def test_by_hand_is_the_same(names: list[str]) -> None:
     """The large one: `pytest -m slow tests/bench/test_beside_jax.py`."""
-    found = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick.flags()).splitlines()))
+    found = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick_compilation.flags()).splitlines()))
     assert list(found) == names
     assert beside_jax.is_good(found)
     for kinds in found.values():

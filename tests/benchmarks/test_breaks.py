@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_bench import check_case
 
 from benchmarks import suites
 from dynaxla.bench import engines
 from dynaxla.bench.measure import BenchSettings, measure
 from dynaxla.bench.suites import make_model
+from support.fakes.tiny_benchmark import check_case
 
 
 @pytest.mark.sample(usual=1)

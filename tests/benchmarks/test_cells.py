@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.cells import Cells
 
 HERE = {"date": "today", "cpu": "one"}

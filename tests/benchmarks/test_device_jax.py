@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from newer import not_in_oldest
-from scripts import run_script
 from typer.testing import CliRunner
 
 from benchmarks import device_jax, suites
 from dynaxla.cli import app
+from support.processes.scripts import run_script
+from support.releases import not_in_oldest
 
 ENVIRONMENT = {"date": "2026-11-23 10:00 UTC", "python": "3.12", "torch": "2.13.0", "jax": "0.10.2", "cpu": "16 cores"}
 CAPTURED = {
@@ -139,7 +139,7 @@ def test_a_measurement(tmp_path: Path) -> None:
 
 _MEASURE = """
 import sys
-from tiny_bench import TINY
+from support.fakes.tiny_benchmark import TINY
 from typer.testing import CliRunner
 from benchmarks import suites
 from dynaxla.cli import app

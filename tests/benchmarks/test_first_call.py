@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from tiny_bench import TINY
 
 from benchmarks import first_call, second_start, suites
 from dynaxla.observe import metrics
+from support.fakes.tiny_benchmark import TINY
 
 
 def test_the_process_has_caches_of_its_own_and_is_started_like_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:

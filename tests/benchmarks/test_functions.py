@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_bench import check_case
 from torch.nn import functional as F
 
 from benchmarks import functions, suites
+from support.fakes.tiny_benchmark import check_case
 
 
 @pytest.mark.parametrize("name", functions.FUNCTIONS)

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_bench import check_case
 
 from benchmarks import generation, suites
 from dynaxla.bench.suites import BenchCase
+from support.fakes.tiny_benchmark import check_case
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu_parts import FIRST, PARTS
 from typer.testing import CliRunner
 
 from benchmarks import gpu, gpu_model
-from benchmarks.gpu_parts import FIRST, PARTS
 from dynaxla.cli import app
 
 ENVIRONMENT = {"date": "2026-11-23 10:00 UTC", "python": "3.12", "torch": "2.11.0", "gpu": "H100", "cpu": "16 cores"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_bench import TINY
+from benchmarks.gpu_parts import PARTS
 from torch import nn
 
 from benchmarks import gpu_model, processes, suites
-from benchmarks.gpu_parts import PARTS
 from dynaxla.bench import runner
+from support.fakes.tiny_benchmark import TINY
 
 PART, PYTHON = "float32-batch1", sys.executable
 

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-
 from benchmarks.engines import ENGINES
 from benchmarks.gpu_parts import PARTS
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from benchmarks import lengths
 from benchmarks.__main__ import app
 from benchmarks.cells import Cells
 from benchmarks.lengths import Case, Run, Times
+from typer.testing import CliRunner
+
+from benchmarks import lengths
 
 
 def test_all_lengths_differ_and_the_graph_of_length_1_comes_early() -> None:

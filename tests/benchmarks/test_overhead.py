@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.overhead import Overhead, measure
 from typer.testing import CliRunner
 
 from benchmarks import overhead
-from benchmarks.overhead import Overhead, measure
 from dynaxla import cli
 
 

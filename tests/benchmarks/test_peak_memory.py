@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import run_script
 
 from benchmarks import cpu, peak_memory
 from dynaxla.bench.benchmark_error import BenchmarkError
+from support.processes.scripts import run_script
 
 WHAT = ("dynaxla_step", "resnet18", 4, "adamw")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.processes import Remote
 
 from benchmarks import suites
-from benchmarks.processes import Remote
 from dynaxla.bench.engines import ENGINES
 from dynaxla.bench.runner import ModelSetup, RemoteError, first_line
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bench import TINY
 
 from benchmarks import second_start, suites
+from support.fakes.tiny_benchmark import TINY
 
 
 def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from benchmarks import single_op_cases, single_ops
 from benchmarks.single_op_cases import CASES, OpCase, normal, whole
 from benchmarks.single_ops_left_out import left_out
+
+from benchmarks import single_op_cases, single_ops
 
 SMALL = {
     "sine": OpCase("sine", "sin", torch.sin, (normal(100),)),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_bench import check_case
 
 from benchmarks import small, suites
+from support.fakes.tiny_benchmark import check_case
 
 
 @pytest.mark.parametrize("case", suites.SMALL, ids=lambda case: case.name)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compare import check
 from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,6 +17,7 @@ from dynaxla.buffers.output_plan import FromBuffer
 from dynaxla.capture.graph import OpenLayouts, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients
+from support.comparisons.compare import check
 
 pytestmark = pytest.mark.quick
 

@@ -1,10 +1,11 @@
-"""Each case of tests/aot_cases as in eager mode, or, where aot_eager differs from that, as in aot_eager."""
+"""Each case of tests/cases/aot as in eager mode, or, where aot_eager differs from that, as in aot_eager."""
 
 from __future__ import annotations
 
 import pytest
-from aot_cases import CASES
-from aot_cases.judge import judge
+
+from cases.aot import CASES
+from cases.aot.judge import judge
 
 
 @pytest.mark.sample(usual=10)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal, check
 from torch._decomp import core_aten_decompositions
 from torch.nn import functional as F
 
 from dynaxla.capture import decompositions as decompositions_module
 from dynaxla.capture.decompositions import decompositions
 from dynaxla.lowering.registry import Registry, registry
+from support.comparisons.compare import assert_equal, check
 
 aten = torch.ops.aten
 

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 import torch
-from compare import check, strides
-from gradients import check_gradients
 
 from dynaxla.capture import eager_strides
+from support.comparisons.compare import check, strides
+from support.comparisons.gradients import check_gradients
 
 F = torch.nn.functional
 

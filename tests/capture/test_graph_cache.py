@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from scripts import run_script
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,6 +22,7 @@ from dynaxla.config import Options
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
 from dynaxla.runtime import machine, private
+from support.processes.scripts import run_script
 
 library = torch.library.Library("dynaxla_kept_test", "FRAGMENT")
 library.define("twice(Tensor x) -> Tensor")

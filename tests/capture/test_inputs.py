@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from compare import assert_equal
-from scripts import completed
 from torch import nn
 
 from dynaxla.observe import metrics
+from support.comparisons.compare import assert_equal
+from support.processes.scripts import completed
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
+
+from support.comparisons.compare import assert_equal
 
 # Earlier ones compile again, with the same results, for each value of a float that has been computed with, such as -lr: their
 # tensorify_python_scalars knows none of Python's operators.

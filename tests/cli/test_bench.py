@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from newer import not_in_oldest
-from scripts import run_script
-from tiny_bench import TINY, fail, invoke, wrapped
 
 from benchmarks import choices, engines, suites
 from dynaxla.bench import report
 from dynaxla.bench.measure import BenchSettings
 from dynaxla.cli.bench import QUICK_SECONDS
+from support.fakes.tiny_benchmark import TINY, fail, invoke, wrapped
+from support.processes.scripts import run_script
+from support.releases import not_in_oldest
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_device_jax(tmp_path: Path) -> None:
 
 _ON_THE_DEVICE = """
 import sys
-from tiny_bench import TINY, invoke, wrapped
+from support.fakes.tiny_benchmark import TINY, invoke, wrapped
 from benchmarks import choices, engines, suites
 suites.SUITES["tiny"] = [TINY]
 choices.SUITES += ("tiny",)

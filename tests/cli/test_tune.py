@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_bench import TINY
 from typer.testing import CliRunner
 
 from dynaxla import cli, tuning
 from dynaxla.bench import choices, suites
 from dynaxla.config import Options
 from dynaxla.tuning import Measurement
+from support.fakes.tiny_benchmark import TINY
 
 MEASURED = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
 

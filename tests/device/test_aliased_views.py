@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from aliased_views import Program, generate
-from on_device import NEEDS_DEVICE, run_checks
+from cases.aliased_views import Program, generate
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
 
 
 @NEEDS_DEVICE
 def test_programs_agree_with_the_cpu() -> None:
-    """A sample; `python -m aliased_views 2000 0` runs more."""
+    """A sample; `python -m cases.aliased_views 2000 0` runs more."""
     run_checks("aliases")
 
 

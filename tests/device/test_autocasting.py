@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from on_device import NEEDS_DEVICE, run_checks
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
 
 pytestmark = NEEDS_DEVICE
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from on_device import NEEDS_DEVICE, SAMPLE, run_checks
-from scripts import run_script
+
+from support.processes.device_checks import NEEDS_DEVICE, SAMPLE, run_checks
+from support.processes.scripts import run_script
 
 pytestmark = NEEDS_DEVICE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from on_device import NEEDS_DEVICE, run_checks
-from scripts import run_script
 
 from dynaxla.bench.suites import MODELS
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
+from support.processes.scripts import run_script
 
 pytestmark = NEEDS_DEVICE
 
@@ -32,10 +32,10 @@ def test_eight_devices() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ten", "timm", "transformers", "generate"])
 def test_every_model(kind: str) -> None:
-    run_script(f"from device_cases import models; assert not models.main({kind!r}, [])")
+    run_script(f"from cases.device import models; assert not models.main({kind!r}, [])")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in MODELS])
 def test_training_of_the_ten(name: str) -> None:
-    run_script(f"from device_cases import models; assert not models.main('training', [{name!r}])")
+    run_script(f"from cases.device import models; assert not models.main('training', [{name!r}])")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from on_device import NEEDS_DEVICE, run_checks
+
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
 
 pytestmark = NEEDS_DEVICE
 

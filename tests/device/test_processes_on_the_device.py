@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exits import BEGINNING, ENDS
-from on_device import NEEDS_DEVICE, run_checks
-from scripts import completed, run_script
+
+from cases.processes.process_ends import BEGINNING, ENDS
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
+from support.processes.scripts import completed, run_script
 
 pytestmark = NEEDS_DEVICE
 
@@ -18,7 +19,7 @@ def test_threads_children_and_interruptions() -> None:
 
 @pytest.mark.thorough
 def test_loops_do_not_grow_memory() -> None:
-    """`python -m device_cases.growth 100000` runs longer ones."""
+    """`python -m cases.device.growth 100000` runs longer ones."""
     run_checks("growth")
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_equal
-from on_device import NEEDS_DEVICE, run_checks
-from scripts import completed, run_script
 
 import dynaxla
+from support.comparisons.compare import assert_equal
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
+from support.processes.scripts import completed, run_script
 
 
 def test_nothing_is_registered_unless_asked() -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from artifact_cases import CASES, Case, compiled, gelus, made
-from newer import not_in_oldest
-from patience import PATIENCE
 
+from cases.exported_functions import CASES, Case, compiled, gelus, made
 from dynaxla.engine import artifact
 from dynaxla.engine.artifact import Artifact, load
 from dynaxla.errors import ArtifactError, OptionError, UnsupportedTensor
 from dynaxla.observe import metrics
+from support.paths import TESTS
+from support.processes.time_limits import PATIENCE
+from support.releases import not_in_oldest
 
 pytestmark = not_in_oldest("aot_compile")
 x = torch.randn(8, 8)
@@ -42,8 +43,8 @@ def test_another_process_runs_what_this_one_has_compiled(tmp_path: Path) -> None
         if case.trains:  # programs of a backward pass are in the file once they have run
             case.run(made(case), function)
         function.save_compiled_function(str(tmp_path / name))
-    command = [sys.executable, "-c", f"import artifact_cases; artifact_cases.main({str(tmp_path)!r})"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    command = [sys.executable, "-c", f"from cases import exported_functions; exported_functions.main({str(tmp_path)!r})"]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert {name: found["wrong"] for name, found in report.items() if found["wrong"]} == {}

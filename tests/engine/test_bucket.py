@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from rounded_sizes import SIZES, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
 from dynaxla.passes.padding.round_up import round_up_size
+from support.comparisons.compare import assert_equal
+from support.comparisons.rounded_sizes import SIZES, compiled, counts, features, poisoned
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 

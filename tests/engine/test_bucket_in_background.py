@@ -10,9 +10,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from compare import assert_equal, strides
-from held import Gate, gate
-from rounded_sizes import poisoned
 from torch.nn import functional as F
 
 import dynaxla
@@ -22,6 +19,9 @@ from dynaxla.engine.program_cache import ProgramCache
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
 from dynaxla.runtime import background, programs
+from support.comparisons.compare import assert_equal, strides
+from support.comparisons.rounded_sizes import poisoned
+from support.timing.paused_compilation import Gate, gate
 
 __all__ = ["gate"]
 

@@ -14,9 +14,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from compare import strides
-from held import Gate, gate
-from patience import PATIENCE
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -30,6 +27,9 @@ from dynaxla.engine.xla import CompiledGraph, Xla
 from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import events, metrics
 from dynaxla.runtime import programs
+from support.comparisons.compare import strides
+from support.processes.time_limits import PATIENCE
+from support.timing.paused_compilation import Gate, gate
 
 # What is asked here is when and where a graph runs, and how results lie: the code that XLA makes is not the subject.
 pytestmark = pytest.mark.usefixtures("quick_xla")

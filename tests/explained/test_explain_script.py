@@ -8,11 +8,11 @@ import types
 from pathlib import Path
 
 import pytest
-from fork_server import found_here
-from scripts import completed
 
 from dynaxla.explained import explain_script
 from dynaxla.observe import engine_decisions
+from support.processes.fork_server import found_here
+from support.processes.scripts import completed
 
 SCRIPT = """
 import sys, threading

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
+
+from support.comparisons.compare import assert_equal
 
 pytestmark = [
     pytest.mark.gpu,

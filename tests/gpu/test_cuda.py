@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from compare import assert_equal
 from torch import nn
 
 import dynaxla
 from dynaxla.observe import metrics
+from support.comparisons.compare import assert_equal
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from compare import assert_equal
 from torch import nn
 
 from dynaxla.observe import metrics
+from support.comparisons.compare import assert_equal
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from on_gpu import MARKS, assert_close
-from on_gpu import full_precision as full_precision
 from torch.nn import functional as F
+
+from support.comparisons.gpu_comparison import MARKS, assert_close
+from support.comparisons.gpu_comparison import full_precision as full_precision
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("full_precision")]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from on_gpu import MARKS, assert_close, assert_close_together
-from on_gpu import full_precision as full_precision
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dynaxla
+from support.comparisons.gpu_comparison import MARKS, assert_close, assert_close_together
+from support.comparisons.gpu_comparison import full_precision as full_precision
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("full_precision")]
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripts import run_script
 from torch import nn
 from torch.nn import functional as F
 
@@ -32,6 +31,7 @@ from dynaxla.guards.object_graph import ObjectGraph
 from dynaxla.guards.object_walker import walk
 from dynaxla.guards.observation import observe
 from dynaxla.observe import metrics
+from support.processes.scripts import run_script
 
 X = torch.arange(6.0)
 

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 import torch
-import zoo
 from jax import Array
 from jax import numpy as jnp
 from torch import nn
 
 from dynaxla.interop import to_jax
+from support.models import small_models
 
-TIMM, TRANSFORMERS = list(zoo.TIMM)[:30], list(zoo.TRANSFORMERS)[:20]
+TIMM, TRANSFORMERS = list(small_models.TIMM)[:30], list(small_models.TRANSFORMERS)[:20]
 SAMPLE = ["ElectraModel"]
 # They compute parts of themselves in float32, whatever the model's dtype is.
 PARTLY_FLOAT32 = {"efficientvit_b0", "CohereModel", "Gemma2Model", "GraniteModel"}
@@ -25,7 +25,7 @@ NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) fo
 
 def made(name: str) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model, ((first,), keywords) = zoo.timm_model(name) if name in zoo.TIMM else zoo.transformers_model(name)
+    model, ((first,), keywords) = small_models.timm_model(name) if name in small_models.TIMM else small_models.transformers_model(name)
     if getattr(getattr(model, "config", None), "use_cache", False):
         model.config.use_cache = False
     return model, first, keywords
@@ -76,7 +76,7 @@ def test_values_and_batches(name: str) -> None:
 def test_gradients(name: str) -> None:
     """In float64: in float32, those of networks with kinks are uncertain by themselves."""
     model, first, keywords = made(name)
-    wide = torch.float32 if name in zoo.FLOAT32 else torch.float64
+    wide = torch.float32 if name in small_models.FLOAT32 else torch.float64
     model = model.to(wide)
     first = first.to(wide) if first.is_floating_point() else first
     keywords = {key: value.to(wide) if value.is_floating_point() else value for key, value in keywords.items()}

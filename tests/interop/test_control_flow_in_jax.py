@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from jax import numpy as jnp
-from newer import fails_in_oldest
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as torch_map
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, UnsupportedOp
 from dynaxla.interop import to_jax
+from support.releases import fails_in_oldest
 
 # torch's own: TorchDynamo looks at gradients of what it captures, and torch.export at trees in an old way.
 pytestmark = [

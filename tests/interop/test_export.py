@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 import torch
-from newer import IS_OLDEST
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
-from without_torch import compare_without_torch
 
 import dynaxla
+from cases.processes.without_torch import compare_without_torch
 from dynaxla.bench.suites import Bert, import_package, torchvision_model
 from dynaxla.errors import CaptureError, LoweringError, OptionError, UnsupportedOp
+from support.releases import IS_OLDEST
 
 
 class Attention(nn.Module):

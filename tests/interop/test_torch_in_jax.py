@@ -14,7 +14,6 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from newer import fails_in_oldest
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +23,7 @@ from dynaxla.errors import ArgumentError, CaptureError, OptionError, Unsupported
 from dynaxla.guards import state_changes
 from dynaxla.guards.object_walker import walk
 from dynaxla.interop import to_jax, to_torch
+from support.releases import fails_in_oldest
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import quick
-from newer import not_in_oldest
-from scripts import run_script
+from support.processes.scripts import run_script
+from support.releases import not_in_oldest
+from support.timing import quick_compilation
 
 pytestmark = not_in_oldest("storages that can be made without memory")
 
 
 def test_torch_under_jax() -> None:
-    run_script("import device_cases; device_cases.run('under_jax')", XLA_FLAGS=quick.flags())
+    run_script("from cases import device; device.run('under_jax')", XLA_FLAGS=quick_compilation.flags())

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed._functional_collectives
 import torch.distributed._symmetric_memory
-from hand_made import Builder, begin_sum
-from newer import ops_here
 
 from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
+from support.models.graph_builder import Builder, begin_sum
+from support.releases import ops_here
 
 aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from hand_made import Builder
 
 from dynaxla.lowering import Context
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 import torch
-from hand_made import Builder
 from torch.fx import Node
 
 from dynaxla.lowering import Context
 from dynaxla.lowering.epilogue import following_activation, with_activation
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

@@ -6,25 +6,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax.numpy as jnp
 import pytest
-import quick
 import torch
-from compare import assert_equal
-from gradients import differentiable, leaf
-from lowering.table import ELSEWHERE, ROWS
-from lowering.table.rows import FLOATS, Keywords, Make, Op
-from single_op import Call, run_ops, tuples
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils import _pytree as pytree
 
 from dynaxla import interop as interop  # which has a lowering, too
 from dynaxla.lowering import registry
 from dynaxla.runtime import eager_fallback
+from lowering.table import ELSEWHERE, ROWS
+from lowering.table.rows import FLOATS, Keywords, Make, Op
+from support.comparisons.compare import assert_equal
+from support.comparisons.gradients import differentiable, leaf
+from support.comparisons.single_op import Call, run_ops, tuples
+from support.paths import TESTS
+from support.timing import quick_compilation
 
 aten = torch.ops.aten
 
@@ -39,7 +39,6 @@ pytestmark = [
     )
 ]
 
-TESTS = Path(__file__).parents[1]
 
 # So many rows are compiled as one program.
 TOGETHER = 8
@@ -126,7 +125,7 @@ def _two_dtypes(row: Op, place: int) -> Sequence[torch.dtype]:
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_values(group: Sequence[Op]) -> None:
     """In two dtypes of each row; in the first one in `make quick`."""
-    count = 1 if quick.is_asked_for else 2
+    count = 1 if quick_compilation.is_asked_for else 2
     _check([(row, *item) for place, row in enumerate(group) for item in calls(row, _two_dtypes(row, place)[:count], ["dense"])])
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
 
 import dynaxla
 from dynaxla.observe import coverage, metrics
+from support.comparisons.compare import check
 
 strided: list[tuple[int, ...]] = []
 

@@ -7,8 +7,9 @@ XLA compiles quickly in it: the subject is what JAX makes of the function.
 from __future__ import annotations
 
 import pytest
-import quick
-from scripts import run_script
+
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 SETUP = """if True:
     import sys, jax, numpy as np, torch
@@ -140,4 +141,4 @@ END = """
 
 @pytest.mark.thorough
 def test_under_jaxs_transforms() -> None:
-    assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END, XLA_FLAGS=quick.flags()) == "done\n"
+    assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END, XLA_FLAGS=quick_compilation.flags()) == "done\n"

@@ -6,10 +6,10 @@ import operator
 
 import pytest
 import torch
-from hand_made import Builder
 from torch.fx import Graph
 
 from dynaxla.lowering.graphs import describe_inputs, is_result_used, is_view, user_line, view_source
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

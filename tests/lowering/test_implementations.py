@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from compare import assert_equal
-from forced_implementations import backend_with
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,6 +24,8 @@ from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
 from dynaxla.runtime import machine
+from support.comparisons.compare import assert_equal
+from support.forced_implementations import backend_with
 
 registry.fill()  # IMPLEMENTATIONS has all of them now
 needs_onednn = pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")

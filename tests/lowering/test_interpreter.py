@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from hand_made import Builder
 from jax import Array
 from torch.fx import Node
 
@@ -17,6 +16,7 @@ from dynaxla.errors import LoweringError, UnsupportedOp
 from dynaxla.lowering import Context, Interpreter
 from dynaxla.lowering.interpreter import draws_random, is_plain_python
 from dynaxla.lowering.registry import Registry
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 LINE = '  File "/home/me/model.py", line 41, in forward\n    return f(x)'

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.entries import entries
 from torch._dynamo.exc import TorchRuntimeError
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases.conformance.entries import entries
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import kernel_refusals
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from hand_made import Builder
 from torch.fx import GraphModule, Node
 
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Context, Interpreter
 from dynaxla.lowering.keyed_random import KEY_DTYPE, KEY_SHAPE, keyed, operands, random_key, single_op_graph
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hand_made import Builder
 from jax import Array
 from torch.fx import Node
 
 from dynaxla.lowering import Context
 from dynaxla.lowering.memory_order import eager_order, in_memory_order, untransposed
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 X = torch.arange(24.0).view(2, 3, 4)

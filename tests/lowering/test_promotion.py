@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import quick
 import torch
-from compare import assert_equal, check
 from jax import export
 
 from dynaxla.lowering.promotion import broadcast_shapes, convert, number
+from support.comparisons.compare import assert_equal, check
+from support.timing import quick_compilation
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 pytestmark = pytest.mark.skipif(not X86, reason="other processors give other integers, in eager mode too")
@@ -95,7 +95,7 @@ def test_casts_at_the_limits(dtype: torch.dtype) -> None:
     """Of floats to floats, and of all others. What a float becomes as an integer is above; C++ leaves open what NaN becomes."""
     is_inexact = dtype.is_floating_point or dtype.is_complex
     targets = [target for target in NUMERIC if target.is_floating_point or target.is_complex or not is_inexact]
-    if quick.is_asked_for and is_inexact:
+    if quick_compilation.is_asked_for and is_inexact:
         # XLA's older emitters, which `make quick` asks for, give NaN (the byte 128) where a negative number is rounded to zero: of float16,
         # bfloat16, float32, float64, float8_e5m2 and complex numbers. They also give other bits of float8_e5m2fnuz and float8_e8m0fnu,
         # which are not among the dtypes that `make quick` draws (jaxlib 0.10.2, 2026-11-28).

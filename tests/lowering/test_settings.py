@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from jax import lax
-from scripts import run_script
 
 from dynaxla.lowering.settings import EXACT, Settings
 from dynaxla.runtime import private
+from support.processes.scripts import run_script
 
 # torch's own tests forbid assignments to flags of torch.backends; these are what such an assignment calls.
 set_newer = torch._C._set_fp32_precision_setter

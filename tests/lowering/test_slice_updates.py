@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cache_readers import READERS, Inputs
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cases.cache_readers import READERS, Inputs
 from dynaxla.capture.decompositions import decompositions
 from dynaxla.lowering import Context
 from dynaxla.lowering.slice_updates import PRODUCTS, UpdatedOperand, updated_operand

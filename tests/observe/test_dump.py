@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import completed, run_script
 
 from dynaxla.observe import dump
+from support.processes.scripts import completed, run_script
 
 
 def test_dump_writes_every_stage(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import types
 
 import pytest
 import torch
-from scripts import completed
 
 from dynaxla.observe import metrics, progress
 from dynaxla.observe.progress import Progress
+from support.processes.scripts import completed
 
 
 class Terminal(io.StringIO):

@@ -10,11 +10,11 @@ import time
 import weakref
 
 import pytest
-from patience import FOR_A_CHILD, PATIENCE
-from scripts import completed
 
 from dynaxla.runtime import background
 from dynaxla.runtime.background import Background
+from support.processes.scripts import completed
+from support.processes.time_limits import FOR_A_CHILD, PATIENCE
 
 
 class Worker:

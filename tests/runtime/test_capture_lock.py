@@ -8,10 +8,10 @@ import threading
 import weakref
 
 import torch
-from newer import fails_in_oldest
-from scripts import run_script
 
 from dynaxla.runtime import capture_lock
+from support.processes.scripts import run_script
+from support.releases import fails_in_oldest
 
 
 def taken_elsewhere() -> bool:

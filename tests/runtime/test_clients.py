@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 from jax._src import xla_bridge
-from scripts import run_script
 
 from dynaxla.runtime import clients, private
+from support.processes.scripts import run_script
 
 
 def test_each_number_of_threads_has_a_client() -> None:

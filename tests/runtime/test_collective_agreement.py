@@ -1,15 +1,16 @@
-"""Processes whose programs call the same collectives, and processes whose programs do not. See disagreements.py."""
+"""Processes whose programs call the same collectives, and processes whose programs do not. See mismatched_collectives.py."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
 
-import disagreements
 import pytest
-import quick
 import torch
-from scripts import run_script
+
+from cases.processes import mismatched_collectives
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -20,20 +21,24 @@ import sys
 from torch.multiprocessing import start_processes
 
 def run(rank, *places):
-    import disagreements
-    disagreements.run(rank, *places)
+    from cases.processes import mismatched_collectives
+    mismatched_collectives.run(rank, *places)
 
 start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
 """
 
 
-QUICK = [name for name in disagreements.CASES if name not in disagreements.SLOW]
+QUICK = [name for name in mismatched_collectives.CASES if name not in mismatched_collectives.SLOW]
 
 
 def check(folder: Path, names: list[str]) -> None:
     """Runs these cases. XLA compiles quickly: its code is not the subject."""
-    run_script(SCRIPT, [str(disagreements.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
-    results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(disagreements.WORLD)]
+    run_script(
+        SCRIPT,
+        [str(mismatched_collectives.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names],
+        XLA_FLAGS=quick_compilation.flags(),
+    )
+    results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(mismatched_collectives.WORLD)]
     errors = [f"{name}, rank {rank}\n{error}" for rank, found in enumerate(results) for name, error in found.items() if error]
     assert not errors, "\n".join(errors)
 
@@ -43,6 +48,6 @@ def test_agreement(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", disagreements.SLOW)
+@pytest.mark.parametrize("name", mismatched_collectives.SLOW)
 def test_slow_agreement(name: str, tmp_path: Path) -> None:
     check(tmp_path, [name])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import run_script
 
 import dynaxla
 from dynaxla.runtime import private
+from support.processes.scripts import run_script
 
 
 def test_all_are_there() -> None:

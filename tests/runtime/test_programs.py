@@ -13,15 +13,15 @@ import jax
 import numpy as np
 import pytest
 import torch
-from forced_implementations import backend_with
 from jax import numpy as jnp
-from scripts import run_script
 from torch import nn
 
 from dynaxla.lowering.cpu import onednn_support
 from dynaxla.observe import metrics
 from dynaxla.runtime import clients, heap, private, programs
 from dynaxla.runtime.store import Store
+from support.forced_implementations import backend_with
+from support.processes.scripts import run_script
 
 
 def lowered(function: Callable[..., Any], *shapes: tuple[int, ...]) -> jax.stages.Lowered:

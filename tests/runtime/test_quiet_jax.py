@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scripts import run_script
+
+from support.processes.scripts import run_script
 
 SCRIPT = """
 import sys

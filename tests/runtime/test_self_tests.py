@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import quick
-from scripts import run_script
 
 from dynaxla.lowering.cpu import onednn, onednn_support
 from dynaxla.runtime import clients, private, private_self_tests, programs, self_tests
 from dynaxla.runtime.store import Store
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 SUBJECTS = ("one", "two")
 
@@ -154,6 +154,6 @@ for rows in (3, 3, 5):
 print(sorted(state for state in private.fast_paths().values() if state != "live"))
 """
     )
-    found = run_script(program, XLA_FLAGS=quick.flags())
+    found = run_script(program, XLA_FLAGS=quick_compilation.flags())
     assert found.count("gated: TypeError: it takes other arguments now") == gated, found
     assert ("gated: the public way to import memory" in found) == ("to_buffer" in changed)

@@ -9,16 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import damaged_cache
 import pytest
 import torch
-from scripts import run_script
 
 import dynaxla
+from cases.processes import damaged_cache
 from dynaxla import config
 from dynaxla.errors import OptionError
 from dynaxla.runtime import store
 from dynaxla.runtime.store import Store
+from support.processes.scripts import run_script
 
 
 def test_keeps_bytes(tmp_path: Path) -> None:
@@ -202,4 +202,6 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
 def test_a_damaged_directory_is_as_good_as_none(damage: str, tmp_path: Path) -> None:
     """Of traced graphs, records and programs, in a process in which no test has registered ops. The names have spaces and letters of other
     languages."""
-    run_script("import sys, damaged_cache; damaged_cache.check(*sys.argv[1:])", [damage, str(tmp_path / "köş 目录")])
+    run_script(
+        "import sys; from cases.processes import damaged_cache; damaged_cache.check(*sys.argv[1:])", [damage, str(tmp_path / "köş 目录")]
+    )

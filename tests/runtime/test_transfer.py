@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from compare import assert_equal, check
 
 from dynaxla.runtime import clients, transfer
+from support.comparisons.compare import assert_equal, check
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,

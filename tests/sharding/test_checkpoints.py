@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import gloo_checkpoints
 import pytest
 import torch.multiprocessing
-from on_device import NEEDS_DEVICE, run_checks
-from scripts import run_script
+
+from cases.processes import gloo_checkpoints
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
+from support.processes.scripts import run_script
 
 pytestmark = NEEDS_DEVICE
 EIGHT = "--xla_force_host_platform_device_count=8"
@@ -17,9 +18,9 @@ EIGHT = "--xla_force_host_platform_device_count=8"
 ON_THE_MESH = """
 import sys
 import torch, dynaxla
-import gloo_checkpoints
+from cases.processes import gloo_checkpoints
 dynaxla.device.enable()
-from device_cases.checkpoints import checkpointable, loaded, mark_sharding, saved, MESH, OTHER, spec_of
+from cases.device.checkpoints import checkpointable, loaded, mark_sharding, saved, MESH, OTHER, spec_of
 what, folder, *names = sys.argv[1:]
 for mesh, specs in [(MESH, [("fsdp", "tp"), ("tp",), (None, "fsdp"), ()]), (OTHER, [("b",), ("b", "a"), (("a", "b"),), (None, "a")])]:
     expected = gloo_checkpoints.expected()

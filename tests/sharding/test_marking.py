@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from on_device import NEEDS_DEVICE, run_checks
-from scripts import completed
+
+from support.processes.device_checks import NEEDS_DEVICE, run_checks
+from support.processes.scripts import completed
 
 pytestmark = NEEDS_DEVICE
 EIGHT = "--xla_force_host_platform_device_count=8"
 
 
 def run_without_gathering(name: str) -> None:
-    """All checks of a module of device_cases, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
-    done = completed(f"import device_cases; device_cases.run({name!r})", XLA_FLAGS=EIGHT)
+    """All checks of a module of cases/device, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
+    done = completed(f"from cases import device; device.run({name!r})", XLA_FLAGS=EIGHT)
     assert done.returncode == 0, done.stderr[-3000:]
     # XLA's partitioner estimates the costs of products on copies of them, with fake parameters, and warns of those too (jaxlib 0.12).
     gathered = [line for line in done.stderr.splitlines() if "rematerialization" in line and "%fake_parameter" not in line]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from compare import assert_equal
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from support.comparisons.compare import assert_equal
 
 
 class Net(nn.Module):

@@ -1,16 +1,17 @@
-"""Training on several processes with torch's own means, compared with one process that has the whole batch. See parallelisms.py."""
+"""Training on several processes by torch's own means, compared with one process and the whole batch by cases/processes/parallelisms.py."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
 
-import parallelisms
 import pytest
-import quick
 import torch
-from newer import IS_OLDEST
-from scripts import run_script
+
+from cases.processes import parallelisms
+from support.processes.scripts import run_script
+from support.releases import IS_OLDEST
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -21,7 +22,7 @@ import sys
 from torch.multiprocessing import start_processes
 
 def run(rank, *settings):
-    import parallelisms
+    from cases.processes import parallelisms
     parallelisms.LAYERS = int(layers)
     parallelisms.run(rank, *settings)
 
@@ -38,7 +39,9 @@ QUICK = [
 def found(folder: Path, world: int, names: list[str], layers: int = parallelisms.LAYERS) -> dict[str, list[parallelisms.Found]]:
     """Returns the results of each process by case, of a network with this number of blocks. XLA compiles quickly: its code is not the
     subject."""
-    run_script(SCRIPT, [str(layers), str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
+    run_script(
+        SCRIPT, [str(layers), str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags()
+    )
     results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
     return {name: [result[name] for result in results] for name in names}
 

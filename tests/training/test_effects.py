@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from effect_cases import CASES
-from effect_cases.world import Step, World
 
 import dynaxla
+from cases.effects import CASES
+from cases.effects.world import Step, World
 from dynaxla.observe import metrics
 
 

@@ -1,15 +1,16 @@
-"""FSDP2 in steps, on two processes, compared with eager mode. See fully_sharded.py."""
+"""FSDP2 in steps, on two processes, compared with eager mode. See cases/processes/fully_sharded.py."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
 
-import fully_sharded
 import pytest
-import quick
 import torch
-from scripts import run_script
+
+from cases.processes import fully_sharded
+from support.processes.scripts import run_script
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -20,7 +21,7 @@ import sys
 from torch.multiprocessing import start_processes
 
 def run(rank, *settings):
-    import fully_sharded
+    from cases.processes import fully_sharded
     fully_sharded.run(rank, *settings)
 
 world, rendezvous, results, *names = sys.argv[1:]
@@ -42,7 +43,9 @@ needs_insides = pytest.mark.skipif(not has_insides(), reason="this torch's FSDP2
 
 def check(folder: Path, names: list[str]) -> None:
     """Runs these cases. XLA compiles quickly: its code is not the subject."""
-    run_script(SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
+    run_script(
+        SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick_compilation.flags()
+    )
     for rank in range(fully_sharded.WORLD):
         found = pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes())
         errors = [f"{name}, process {rank}\n{error}" for name, error in found.items() if error]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
 
 from dynaxla.training.fused_steps import fused_step
+from support.comparisons.compare import assert_equal
 
 aten = torch.ops.aten
 ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-6, "amsgrad": False, "maximize": False}

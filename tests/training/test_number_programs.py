@@ -1,11 +1,11 @@
-"""Random steps that compute with Python numbers do what eager mode does. `python -m number_programs --count 1000` runs more of them."""
+"""Random steps that compute with Python numbers have eager mode's results. `python -m cases.number_programs --count 1000` runs more."""
 
 from __future__ import annotations
 
 import pytest
-from number_programs.faults import FAULTS
-from number_programs.programs import difference
 
+from cases.number_programs.faults import FAULTS
+from cases.number_programs.programs import difference
 from dynaxla.observe import metrics
 
 

@@ -1,15 +1,15 @@
 """Random steps with several sets of objects in turns: as in eager mode, and each planted fault is found.
 
-`python -m object_turns --count 5000` runs more of them.
+`python -m cases.object_turns --count 5000` runs more of them.
 """
 
 from __future__ import annotations
 
 import pytest
-from object_turns.faults import FAULTS
-from object_turns.programs import differences
 
 import dynaxla
+from cases.object_turns.faults import FAULTS
+from cases.object_turns.programs import differences
 
 SEEDS = range(40)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import dynaxla
 from dynaxla.errors import CaptureError
+from support.comparisons.compare import assert_equal
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: nn.LSTM(4, 6),

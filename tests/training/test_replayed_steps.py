@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, plain, two
 
 import dynaxla
+from support.models.training_steps import OPTIMIZERS, Net, Step, assert_same, batches, plain, two
 
 
 def test_what_changes_is_seen() -> None:

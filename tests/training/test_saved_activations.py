@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dynaxla.observe import metrics
+from support.comparisons.compare import assert_equal
 
 CHANNELS = 8
 

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch._library.simple_registry import singleton
 from torch.nn import functional as F
-from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
 from dynaxla.errors import CaptureError, OptionError
 from dynaxla.guards import snapshot
 from dynaxla.guards.object_walker import walk
 from dynaxla.observe import metrics
+from support.models.training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, plain, two
 
 pytestmark = pytest.mark.quick
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from step_programs import PROGRAMS
 
 import dynaxla
+from cases.step_programs import PROGRAMS
 
 
 def is_close(one: Any, other: Any) -> bool:

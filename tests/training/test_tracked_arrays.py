@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from newer import IS_OLDEST
 
 import dynaxla
 from dynaxla.observe import metrics
+from support.releases import IS_OLDEST
 
 
 def _arrays(count: int = 6, shape: tuple[int, ...] = (4, 3)) -> list[np.ndarray[Any, Any]]:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
 from dynaxla.runtime import late_checks
 from dynaxla.training.updates import InplaceUpdate
+from support.models.training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
 

@@ -5,10 +5,11 @@ In a process of its own, which is a group by itself: whether a group exists is k
 from __future__ import annotations
 
 import pytest
-import quick
 import torch
-from newer import not_in_oldest
-from scripts import run_script
+
+from support.processes.scripts import run_script
+from support.releases import not_in_oldest
+from support.timing import quick_compilation
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -155,9 +156,9 @@ print(len(changes))
 @not_in_oldest("FSDP2 whose steps can be recorded")
 def test_a_call_costs_what_plain_gradients_cost() -> None:
     """No search among all that the step can reach, and no old gradient is kept."""
-    print(run_script(START + WORK, XLA_FLAGS=quick.flags()))
+    print(run_script(START + WORK, XLA_FLAGS=quick_compilation.flags()))
 
 
 def test_changes_are_seen() -> None:
     """But not those inside of a spec, which torch hashes and does not change either; another spec is seen."""
-    print(run_script(START + CHANGES, XLA_FLAGS=quick.flags()))
+    print(run_script(START + CHANGES, XLA_FLAGS=quick_compilation.flags()))

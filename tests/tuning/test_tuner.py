@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from forced_implementations import backend_with
 from jax import Array
 from torch import nn
 from typer.testing import CliRunner
@@ -24,6 +23,7 @@ from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
 from dynaxla.tuning import tuner
+from support.forced_implementations import backend_with
 
 registry.fill()  # IMPLEMENTATIONS has all of them now
 

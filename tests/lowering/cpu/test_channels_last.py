@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 import torch
-from hand_made import Builder
 from torch.fx import Node
 
 from dynaxla.lowering import Context
 from dynaxla.lowering.cpu.channels_last import channels_first, channels_last, order_between_convolutions, order_in_program
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

@@ -8,17 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import assert_equal
-from forced_implementations import backend_with
-from lowering.table import ROWS
-from lowering.table.rows import Op
-from lowering.test_every_op import calls
-from single_op import run_ops
 
 import dynaxla
 from dynaxla.config import Options
 from dynaxla.lowering.cpu.measurements import SAVINGS
 from dynaxla.lowering.fallback import _out_variant
+from lowering.table import ROWS
+from lowering.table.rows import Op
+from lowering.test_every_op import calls
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import run_ops
+from support.forced_implementations import backend_with
 
 FASTER = [row for row in ROWS if row.op in SAVINGS]
 TOGETHER = 8

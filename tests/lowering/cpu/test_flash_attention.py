@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compare import assert_equal
-from forced_implementations import backend_with
-from newer import IS_OLDEST
-from single_op import Call, run_ops
 from torch.nn import functional as F
 
 from dynaxla.config import Options
 from dynaxla.lowering.implementations import Operand
 from dynaxla.lowering.ops import attention_implementations
 from dynaxla.lowering.ops.attention_implementations import AttentionProblem
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import Call, run_ops
+from support.forced_implementations import backend_with
+from support.releases import IS_OLDEST
 
 ATTENTION = F.scaled_dot_product_attention
 FORCED = {"attention": "torch", "attention_gradient": "torch"}

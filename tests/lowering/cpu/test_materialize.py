@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_equal
-from forced_implementations import backend_with
 from torch import nn
 from torch.nn import functional as F
+
+from support.comparisons.compare import assert_equal
+from support.forced_implementations import backend_with
 
 
 class Residual(nn.Module):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hand_made import Builder
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering.cpu.shared_values import shared_values
+from support.models.graph_builder import Builder
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from forced_implementations import backend_with
 from torch.nn import functional as F
 
 from dynaxla import metrics
 from dynaxla.lowering.cpu.measurements import LARGE
+from support.forced_implementations import backend_with
 
 SIDE = 300
 assert SIDE * SIDE > LARGE

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cudnn_double import attention_kernel
 from jax import Array
 
 from dynaxla.lowering.cuda import fused_attention
 from dynaxla.lowering.cuda.fused_attention import AttentionSettings, backward, forward
 from dynaxla.runtime import private
+from support.fakes.simulated_cudnn import attention_kernel
 
 BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
 JAX = "jax._src.cudnn.fused_attention_stablehlo"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import assert_equal, check
-from gradients import check_gradients
-from newer import IS_OLDEST
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.releases import IS_OLDEST
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from single_op import run_op
+
+from support.comparisons.single_op import run_op
 
 aten = torch.ops.aten
 

@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
-from newer import cases
-from single_op import run_op
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import run_op
+from support.releases import cases
 
 aten = torch.ops.aten
 ATTENTION = F.scaled_dot_product_attention

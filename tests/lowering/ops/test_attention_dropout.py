@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-import quick
 from jax import numpy as jnp
 
 from dynaxla.lowering.ops.attention_dropout import dropout_mask, dropout_mask_rows
+from support.timing import quick_compilation
 
 SHAPE = (2, 3, 10, 24)
 
@@ -23,12 +23,14 @@ def wide() -> Iterator[None]:
 
 
 def rows(key: jax.Array, probability: float, shape: tuple[int, ...], whole: int, first: int) -> np.ndarray:
-    draw = jax.jit(lambda key, first: dropout_mask_rows(key, probability, shape, whole, first), compiler_options=quick.options())
+    draw = jax.jit(
+        lambda key, first: dropout_mask_rows(key, probability, shape, whole, first), compiler_options=quick_compilation.options()
+    )
     return np.asarray(draw(key, jnp.int32(first)))
 
 
 def all_rows(key: jax.Array, probability: float) -> np.ndarray:
-    return np.asarray(jax.jit(lambda key: dropout_mask(key, probability, SHAPE), compiler_options=quick.options())(key))
+    return np.asarray(jax.jit(lambda key: dropout_mask(key, probability, SHAPE), compiler_options=quick_compilation.options())(key))
 
 
 @pytest.mark.parametrize("probability", [0.9, 1 / 3, 1.0])

@@ -10,10 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import quick
 import torch
-from cudnn_double import attention_kernel
-from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.cuda import fused_attention
@@ -21,6 +18,9 @@ from dynaxla.lowering.function import Function
 from dynaxla.lowering.implementations import Chooser, Implementation, Implementations, Operand, choose_by_rules, choose_generic
 from dynaxla.lowering.ops import attention_implementations
 from dynaxla.lowering.ops.attention_implementations import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
+from support.comparisons.single_op import Call, graph_of
+from support.fakes.simulated_cudnn import attention_kernel
+from support.timing import quick_compilation
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -302,7 +302,7 @@ def hiding_rows(rows: int, columns: int) -> torch.Tensor:
 def results_by(choose: Chooser, call: Call) -> list[torch.Tensor]:
     function, arrays = function_of([call], choose=choose)
     draws = [jax.random.key(7)] if function.draws_random else []
-    found = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick.options())(arrays, draws)
+    found = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick_compilation.options())(arrays, draws)
     return [torch.from_numpy(np.array(x).astype(np.float64)) for x in found]
 
 
@@ -336,6 +336,6 @@ def test_gradients_in_blocks_are_those_of_the_implementation(monkeypatch: pytest
             seed = jax.lax.bitcast_convert_type(state, np.int64)
             return pull((grad, *zeros)), again([grad, *arrays, out, logsumexp, seed, *inputs[7:]]).outputs
 
-        by_jax, found = jax.jit(both, compiler_options=quick.options())(arrays, jax.random.key(7))
+        by_jax, found = jax.jit(both, compiler_options=quick_compilation.options())(arrays, jax.random.key(7))
     for mine, theirs in zip(found, by_jax, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)

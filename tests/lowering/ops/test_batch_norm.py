@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15), torch.float32: (1e-4, 1e-4)}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
+
+from support.comparisons.compare import check
 
 pytestmark = pytest.mark.optimized
 

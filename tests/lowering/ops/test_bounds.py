@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal, check
-from newer import cases
 from torch.nn import functional
 
 from dynaxla.lowering.context import Context
+from support.comparisons.compare import assert_equal, check
+from support.releases import cases
 
 X, V = torch.arange(12.0).reshape(3, 4), torch.arange(5.0)
 ROW = X[:, :1]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from forced_implementations import backend_with
 from torch.nn import functional as F
+
+from support.comparisons.compare import assert_equal
+from support.forced_implementations import backend_with
 
 SHAPE = (2, 3, 5, 6)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from newer import IS_OLDEST
-from operands import ALL, COMPLEX, FLOATS, REAL, check_each, make, specials
+
+from support.comparisons.operands import ALL, COMPLEX, FLOATS, REAL, check_each, make, specials
+from support.releases import IS_OLDEST
 
 
 @pytest.mark.sample(usual=2)

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from newer import IS_OLDEST
 from torch._higher_order_ops.associative_scan import associative_scan_op
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -23,6 +20,9 @@ from dynaxla.engine.unit import CompilationUnit
 from dynaxla.engine.xla import CompiledGraph
 from dynaxla.errors import UnsupportedOp
 from dynaxla.observe import coverage
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.releases import IS_OLDEST
 
 aten = torch.ops.aten
 POSITIVE, NEGATIVE = torch.rand(3, 4), -torch.rand(3, 4)

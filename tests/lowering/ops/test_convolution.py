@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 # Sums in another order: a few units in the last place of the largest terms.
 SUMS = {torch.float16: (5e-3, 2e-2), torch.bfloat16: (4e-2, 0.1), torch.float32: (1e-4, 1e-4)}

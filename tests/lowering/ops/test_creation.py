@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 
 @pytest.mark.sample(usual=3)

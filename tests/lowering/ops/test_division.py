@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from operands import FLOATS, INTEGERS, check_each, make, specials
+
+from support.comparisons.compare import check
+from support.comparisons.operands import FLOATS, INTEGERS, check_each, make, specials
 
 pytestmark = pytest.mark.optimized
 

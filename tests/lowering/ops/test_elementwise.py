@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import pytest
 import torch
-from compare import check
-from operands import ALL, COMPLEX, FLOATS, INTEGERS, check_each, make, specials, works
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dynaxla.lowering import dtypes, promotion
+from support.comparisons.compare import check
+from support.comparisons.operands import ALL, COMPLEX, FLOATS, INTEGERS, check_each, make, specials, works
 
 PROMOTED = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 NUMBERS = [True, 3, -2, 0.1, 2.5 + 0.5j]

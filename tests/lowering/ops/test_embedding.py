@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 aten = torch.ops.aten
 

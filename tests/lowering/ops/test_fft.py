@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
-from newer import fails_in_oldest
-from single_op import check_op
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op
+from support.releases import fails_in_oldest
 
 aten = torch.ops.aten
 

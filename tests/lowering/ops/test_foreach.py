@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
 
 from dynaxla.observe import coverage
+from support.comparisons.compare import check
 
 aten = torch.ops.aten
 

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 from torch.nn import functional
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

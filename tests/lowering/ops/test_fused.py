@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from single_op import check_op, run_op
 from torch.nn.utils.parametrizations import weight_norm
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op, run_op
 
 aten = torch.ops.aten
 

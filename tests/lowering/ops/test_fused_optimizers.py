@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from single_op import check_op
 
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines the ops)
+from support.comparisons.single_op import check_op
 
 
 def as_numbers(settings: dict[str, Any], names: list[str]) -> list[torch.Tensor]:

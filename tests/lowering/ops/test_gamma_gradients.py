@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal
-from single_op import check_op, run_op
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import check_op, run_op
 
 aten = torch.ops.aten
 SIZES = torch.tensor([1e-3, 0.05, 0.3, 0.79, 0.8, 1.0, 2.5, 6.0, 7.9, 8.1, 20.0, 300.0], dtype=torch.float64)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gradients import check_gradients
 from torch.nn import functional as F
 
 from dynaxla.lowering.ops import elementwise
 from dynaxla.lowering.ops.gradients_of_slices import sum_of_slices
+from support.comparisons.gradients import check_gradients
 
 
 def loop(x: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from compare import assert_equal
-from gradients import check_gradients
-from single_op import check_op
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op
 
 aten = torch.ops.aten
 

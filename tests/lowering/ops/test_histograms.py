@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
+
+from support.comparisons.compare import check
 
 ODD = torch.tensor([0.0, 1.0, 1.5, 2.0, 4.0, 3.999, -0.5, 4.5, math.nan, math.inf, -math.inf, 2.0])
 

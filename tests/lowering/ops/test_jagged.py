@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from single_op import check_op, run_op
+
+from support.comparisons.single_op import check_op, run_op
 
 aten = torch.ops.aten
 OFFSETS = torch.tensor([0, 3, 3, 7])

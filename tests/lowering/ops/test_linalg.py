@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
 
 LinAlgError = torch.linalg.LinAlgError
 

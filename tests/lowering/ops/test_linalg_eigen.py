@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
 
 DTYPES = [torch.float32, torch.complex128]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradients import check_gradients
 from torch.nn import functional as F
+
+from support.comparisons.gradients import check_gradients
 
 
 @pytest.mark.sample(usual=1)

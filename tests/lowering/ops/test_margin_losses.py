@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradients import check_gradients
-from single_op import check_op
 from torch.nn import functional as F
+
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op
 
 aten = torch.ops.aten
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from single_op import run_op
 from torch.nn import functional as F
 
 from dynaxla.lowering import kernel_refusals
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import run_op
 
 aten = torch.ops.aten
 

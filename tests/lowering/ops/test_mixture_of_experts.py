@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradients import check_gradients
-from newer import fails_in_oldest
 
 import dynaxla
 from dynaxla.bench.suites import import_package
+from support.comparisons.gradients import check_gradients
+from support.releases import fails_in_oldest
 
 
 @pytest.mark.filterwarnings("ignore")  # of the model library, on import

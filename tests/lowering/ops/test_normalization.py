@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from single_op import run_op
 from torch.nn import functional as F
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import run_op
 
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15), torch.float32: (1e-4, 1e-4)}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

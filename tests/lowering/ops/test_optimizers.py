@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from compare import check
 
 from dynaxla.lowering.ops import optimizers
+from support.comparisons.compare import check
 
 aten = torch.ops.aten
 INF = float("inf")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradients import check_gradients
 from torch.nn import functional as F
+
+from support.comparisons.gradients import check_gradients
 
 PADDINGS = {
     "constant": lambda x: (F.pad(x, (1, 2)), F.pad(x, (1, -1, 0, 2, -2, 0), value=3), F.pad(x, ())),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
+
+from support.comparisons.compare import check
 
 # Of torch.special
 NAMES = [f"{kind}chebyshev_polynomial_{letter}" for kind in ("", "shifted_") for letter in "tuvw"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from newer import fails_in_oldest
-from single_op import check_op, run_op
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op, run_op
+from support.releases import fails_in_oldest
 
 prims = torch.ops.prims
 

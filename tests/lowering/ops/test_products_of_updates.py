@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cache_readers import READERS, Inputs, by_chance
-from forced_implementations import backend_with
 from torch import Tensor
 
+from cases.cache_readers import READERS, Inputs, by_chance
 from dynaxla.lowering.ops import products_of_updates
+from support.forced_implementations import backend_with
 
 # XLA would optimize for seconds what runs twice.
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}

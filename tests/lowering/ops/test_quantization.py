@@ -5,17 +5,17 @@ from __future__ import annotations
 import jax
 import pytest
 import torch
-from compare import assert_equal
-from gradients import check_gradients
-from lower_everywhere.capture import of_function
-from lower_everywhere.lower import stablehlo
-from newer import IS_OLDEST
-from single_op import check_op, run_op
 
+from commands.lower_everywhere.capture import of_function
+from commands.lower_everywhere.lower import stablehlo
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
 from dynaxla.lowering.ops.quantization import FLOAT8_PRODUCT, Float8Product, _broadcast_scale, _scales_v2
+from support.comparisons.compare import assert_equal
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op, run_op
+from support.releases import IS_OLDEST
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from forced_implementations import backend_with
 from torch import Tensor
 from torch.nn import functional as F
 
 from dynaxla.lowering.ops import matmul, quantized_weights
 from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, QuantizedProductProblem
+from support.forced_implementations import backend_with
 
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
 IN_BLOCKS = backend_with({"quantized_product": "blocks"})

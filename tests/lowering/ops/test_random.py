@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import aliases, assert_equal, check
-from single_op import run_op
 
 from dynaxla.errors import LoweringError
+from support.comparisons.compare import aliases, assert_equal, check
+from support.comparisons.single_op import run_op
 
 HALF = [torch.float16, torch.bfloat16]
 FLOATS = [*HALF, torch.float32, torch.float64]

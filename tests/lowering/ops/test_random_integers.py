@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compare import assert_equal
-from single_op import run_op
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import run_op
 
 N = 200_000
 # What chi-square may be off by, in standard deviations: chance exceeds it less than once in 10**6 times, with as many classes as here.

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from gradients import leaf
-from lower_everywhere.capture import of_function
-from lower_everywhere.lower import calls, stablehlo
-from single_op import run_op
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from commands.lower_everywhere.capture import of_function
+from commands.lower_everywhere.lower import calls, stablehlo
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Settings
+from support.comparisons.compare import assert_equal
+from support.comparisons.gradients import leaf
+from support.comparisons.single_op import run_op
 
 aten = torch.ops.aten
 IN, HIDDEN, TIME, BATCH = 3, 4, 5, 2

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal, check
-from gradients import check_gradients
-from newer import IS_OLDEST, cases
+
+from support.comparisons.compare import assert_equal, check
+from support.comparisons.gradients import check_gradients
+from support.releases import IS_OLDEST, cases
 
 inf, nan = float("inf"), float("nan")
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 nan, inf = float("nan"), float("inf")
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 
 import dynaxla
 from dynaxla.errors import UnsupportedOp
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 aten = torch.ops.aten
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
+
+from support.comparisons.compare import check
 
 aten = torch.ops.aten
 

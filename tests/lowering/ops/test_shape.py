@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
-from newer import IS_OLDEST
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
+from support.releases import IS_OLDEST
 
 aten = torch.ops.aten
 

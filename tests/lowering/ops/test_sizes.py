@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from single_op import run_op
+
+from support.comparisons.compare import check
+from support.comparisons.single_op import run_op
 
 aten = torch.ops.aten
 

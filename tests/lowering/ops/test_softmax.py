@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

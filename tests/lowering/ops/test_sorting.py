@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
-from newer import IS_OLDEST
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
+from support.releases import IS_OLDEST
 
 nan, inf = float("nan"), float("inf")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from operands import FLOATS, check_each, make, specials
+
+from support.comparisons.compare import check
+from support.comparisons.operands import FLOATS, check_each, make, specials
 
 pytestmark = pytest.mark.optimized
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
 
 from dynaxla.errors import UnsupportedOp
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
 
 aten = torch.ops.aten
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal
-from single_op import check_op, run_op
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import check_op, run_op
 
 aten = torch.ops.aten
 EPS = 1e-3

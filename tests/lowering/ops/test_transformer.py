@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from compare import check
+
+from support.comparisons.compare import check
 
 aten = torch.ops.aten
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
-from gradients import check_gradients
-from newer import is_here
-from single_op import check_op
 from torch.nn import functional as F
+
+from support.comparisons.compare import check
+from support.comparisons.gradients import check_gradients
+from support.comparisons.single_op import check_op
+from support.releases import is_here
 
 aten = torch.ops.aten
 SUMS = (1e-4, 2e-5)

@@ -1,6 +1,7 @@
 """Activations and their gradients, and kernels that do the work of several ops at once."""
 
 import torch
+
 from lowering.table.rows import FLOATS, NO_ORDER, Keywords, Op, aten, of, same, two
 
 NO_SIZES = ("changing sizes",)

@@ -1,6 +1,7 @@
 """Arithmetic: numbers with numbers, element by element."""
 
 import torch
+
 from lowering.table.rows import (
     EVERY,
     FLOATS,

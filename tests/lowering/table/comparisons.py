@@ -1,6 +1,7 @@
 """Comparisons, logic, bits, and choices by a condition."""
 
 import torch
+
 from lowering.table.rows import EVERY, FLOATS, INTEGERS, REAL, Op, aten, either, number_and, of, prims, same, two
 
 ROWS: list[Op] = [

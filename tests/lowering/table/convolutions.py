@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, PAIR, Make, Op, aten
 
 # Sums of some twenty products, in another order, and rounded in between.

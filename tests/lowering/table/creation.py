@@ -1,8 +1,9 @@
 """Tensors from nothing, and as another dtype: filled, ranges, windows; casts, complex numbers and their parts."""
 
 import torch
-from lowering.table.rows import EVERY, FEW, PAIR, PRIM, PRIM_VIEW, REAL, Keywords, Make, Op, Samples, aten, of, prims
 from torch.utils import _pytree as pytree
+
+from lowering.table.rows import EVERY, FEW, PAIR, PRIM, PRIM_VIEW, REAL, Keywords, Make, Op, Samples, aten, of, prims
 
 COMPLEX = (torch.complex64, torch.complex128)
 

@@ -1,6 +1,7 @@
 """Random draws, and the gradients of what draws them; assertions."""
 
 import torch
+
 from lowering.table.rows import FLOATS, NO_ORDER, Op, aten
 
 ROWS: list[Op] = [

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
 from lowering.table.rows import NO_ORDER, Keywords, Make, Op, Samples, aten
 
 # torch's own shape propagation reads the values of the last argument of these, so that no graph can hold them.

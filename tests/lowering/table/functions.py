@@ -1,6 +1,7 @@
 """Mathematical functions, element by element, and activations."""
 
 import torch
+
 from lowering.table.rows import FLOATS, INTEGERS, NO_ORDER, REAL, Keywords, Op, aten, either, number_and, of, prims, same, two
 
 ROWS: list[Op] = [

@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import FLOATS, FORMULA, PAIR, Make, Op, Samples, aten
-from newer import ops_here
+from support.releases import ops_here
 
 SPACE = (4, 6, 5)
 PADDING = [1, 2, 0, 1, 2, 1]

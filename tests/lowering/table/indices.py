@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import EVERY, FEW, FLOATS, NUMERIC, PAIR, Keywords, Make, Op, Samples, alike, aten
 
 # What only moves elements does not depend on their dtype.

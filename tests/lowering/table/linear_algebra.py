@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import FORMULA, Keywords, Make, Op, Samples, aten
 
 DTYPES = (torch.float64, torch.float32, torch.complex64)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, NO_ORDER, PAIR, Make, Op, Samples, aten
 
 # Sums over the batch, in another order and rounded at other places.

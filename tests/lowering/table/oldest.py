@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lowering.table.rows import HALVES, NUMERIC, Op, Samples
-from newer import IS_OLDEST
+from support.releases import IS_OLDEST
 
 
 def along(*dims: int, rest: tuple[Any, ...]) -> Samples:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import Keywords, Make, Op, Samples, aten
 
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines two of the ops)
+from lowering.table.rows import Keywords, Make, Op, Samples, aten
 
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
 SGD = {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.1, "maximize": False, "nesterov": True, "is_first_step": False}

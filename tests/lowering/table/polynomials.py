@@ -1,6 +1,7 @@
 """Orthogonal polynomials of a point and a degree; torch has no derivatives of them."""
 
 import torch
+
 from lowering.table.rows import Make, Op, aten, number_and, of
 
 KINDS = [

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import EVERY, IN_ORDER, NO_ORDER, NUMERIC, PAIR, SHORT, Keywords, Make, Op, Samples, aten, products
 
 # Eager mode rounds between a product and a sum in half types; this does not.

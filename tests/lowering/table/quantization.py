@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import NO_FAKE, SHORT, Make, Op, Samples, aten
 
 ONE = (torch.float32,)

@@ -1,6 +1,7 @@
 """Reductions and scans."""
 
 import torch
+
 from lowering.table.rows import EVERY, FEW, FLOATS, NO_SHAPES, NUMERIC, PAIR, PRIM, REAL, Op, along_each_dim, aten, either, of, prims
 
 ORDERED = (*REAL, torch.bool)

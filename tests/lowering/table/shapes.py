@@ -1,6 +1,7 @@
 """Views, copies and what puts tensors together."""
 
 import torch
+
 from lowering.table.rows import AS_STRIDED, EVERY, FEW, PRIM, PRIM_VIEW, Make, Op, Samples, alike, along_each_dim, aten, either, of, prims
 
 

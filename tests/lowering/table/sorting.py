@@ -1,6 +1,7 @@
 """Order: sorting, ranks, search, histograms."""
 
 import torch
+
 from lowering.table.rows import FLOATS, NO_SHAPES, PAIR, REAL, Keywords, Make, Op, aten, either, of
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from lowering.table.rows import FLOATS, NO_FAKE, PAIR, Op, Samples, aten, image
 
 

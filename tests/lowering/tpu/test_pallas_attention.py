@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from jax.experimental import pallas
-from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
 from dynaxla.lowering.implementations import RecordingChooser, choose_by_rules
 from dynaxla.lowering.tpu import pallas_attention
 from dynaxla.lowering.tpu.pallas_attention import KernelSettings
+from support.comparisons.single_op import Call, graph_of
 
 aten = torch.ops.aten
 INFINITY = float("inf")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from single_op import Call, graph_of
 
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.interpreter import needs_kernel
+from support.comparisons.single_op import Call, graph_of
 
 aten = torch.ops.aten
 

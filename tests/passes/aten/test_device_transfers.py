@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from several_devices import CPU, CUDA, Devices, built, parts_of, to_device, traced
 from torch.fx import GraphModule
 
 from dynaxla.capture.graph import AtenGraph
@@ -16,6 +14,8 @@ from dynaxla.config import Options
 from dynaxla.engine.scheduler import Scheduler
 from dynaxla.errors import UnsupportedOp
 from dynaxla.passes.aten.device_transfers import has_several_devices, remove_detours
+from support.comparisons.compare import assert_equal
+from support.fakes.several_devices import CPU, CUDA, Devices, built, parts_of, to_device, traced
 
 aten = torch.ops.aten
 

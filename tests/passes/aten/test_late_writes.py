@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from chained_writes import SHAPE, Writer
 from torch import Tensor
 
 import dynaxla
+from cases.chained_writes import SHAPE, Writer
 from dynaxla.buffers.native import NativeBinding
 from dynaxla.observe import metrics
 from dynaxla.passes import pipeline

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._functional_collectives
-from hand_made import Builder, begin_sum
 
 import dynaxla
 from dynaxla.capture.graph import AtenGraph
@@ -17,6 +16,7 @@ from dynaxla.lowering import Context
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import coverage
 from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, unsupported_nodes
+from support.models.graph_builder import Builder, begin_sum
 
 aten = torch.ops.aten
 

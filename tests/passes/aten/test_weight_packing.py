@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from forced_implementations import backend_with
-from single_op import run_op
 from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.cpu import onednn_support, weight_orders
 from dynaxla.runtime import private
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import run_op
+from support.forced_implementations import backend_with
 
 pytestmark = pytest.mark.skipif(
     not onednn_support.supports_packed() or not hasattr(os, "sched_getaffinity"),

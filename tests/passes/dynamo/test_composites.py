@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
 from torch.fx import GraphModule, symbolic_trace
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dynaxla import backend
 from dynaxla.observe import events
 from dynaxla.passes.dynamo.composites import keep_composites
+from support.comparisons.compare import assert_equal
 
 IMAGES = (2, 3, 6, 7)
 SCALED = {

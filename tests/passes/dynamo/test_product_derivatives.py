@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
+
+from support.comparisons.compare import assert_equal
 
 INF, NAN = float("inf"), float("nan")
 # Places and what stands there, in numbers between 0.5 and 1.5.

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import assert_equal
-from single_op import Call, run_ops
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dynaxla.observe import metrics
+from support.comparisons.compare import assert_equal
+from support.comparisons.single_op import Call, run_ops
 
 Region = Callable[[torch.Tensor], torch.Tensor]
 

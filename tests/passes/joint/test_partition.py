@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from several_devices import CPU, CUDA, names, to_device, traced
 from torch import nn
 
 from dynaxla.passes.joint.partition import partition
+from support.fakes.several_devices import CPU, CUDA, names, to_device, traced
 
 
 def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

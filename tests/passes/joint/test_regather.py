@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph the partitioner is told to compute again. What the graphs then do: tests/fully_sharded.py."""
+"""Nodes of a joint graph that the partitioner has to compute again. cases/processes/fully_sharded.py runs the graphs."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from rounded_sizes import compiled, counts, poisoned
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.lowering.ops.masking import masked
 from dynaxla.passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, pad
+from support.comparisons.compare import assert_equal
+from support.comparisons.rounded_sizes import compiled, counts, poisoned
 
 aten = torch.ops.aten
 

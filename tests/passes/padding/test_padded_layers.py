@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from newer import IS_OLDEST, fails_in_oldest
-from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
+from support.releases import IS_OLDEST, fails_in_oldest
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from rounded_sizes import assert_one_program, features
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.rounded_sizes import assert_one_program, features
 
 pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_equal
-from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
+
+from support.comparisons.compare import assert_equal
+from support.comparisons.rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from rounded_sizes import assert_one_program, compiled, features, poisoned
+
+from support.comparisons.rounded_sizes import assert_one_program, compiled, features, poisoned
 
 pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 

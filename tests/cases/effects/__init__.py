@@ -1,0 +1,5 @@
+"""Steps whose Python has effects, or looks at values, for tests/training/test_effects.py."""
+
+from cases.effects import effects as effects
+from cases.effects import tensors as tensors
+from cases.effects.world import CASES as CASES

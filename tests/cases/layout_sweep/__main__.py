@@ -1,0 +1,109 @@
+"""`python -m cases.layout_sweep`: run the cases that are asked for, continue an interrupted run, print what differs from eager mode."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cases import LAYOUTS, LayoutCase, cases
+from .trial import depends_on_layouts, differences, promised_strides, quickly_compiled
+
+RESULTS = Path(".layout_sweep/results.jsonl")
+# So many rows of one layout are compiled as one function.
+TOGETHER = 8
+
+Record = dict[str, Any]
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    torch.set_num_threads(1)
+    path = options.results or (RESULTS.with_name("strides.jsonl") if options.strides else RESULTS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if options.fresh:
+        path.unlink(missing_ok=True)
+    known = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+    wanted = selected(options)
+    remaining = [case for case in wanted if str(case) not in known]
+    print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {path}", flush=True)
+    started = time.monotonic()
+    with path.open("a") as results, promised_strides() if options.strides else quickly_compiled():
+        for first in range(0, len(remaining), TOGETHER):
+            for record in judged(remaining[first : first + TOGETHER]):
+                known[record["case"]] = record
+                results.write(json.dumps(record) + "\n")
+                if is_bad(record):
+                    print(f"{record['case']}: {record['difference']}", flush=True)
+            results.flush()
+            if first // TOGETHER % 10 == 9:
+                print(f"{first + TOGETHER} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
+    records = [known[str(case)] for case in wanted]
+    print(summary(records))
+    return int(any(map(is_bad, records)))
+
+
+def judged(group: list[LayoutCase]) -> list[Record]:
+    """A record for each case; of those that differ from eager mode, it says how, and how torch's own aot_eager does."""
+    found = differences(group)
+    records: list[Record] = []
+    for case in group:
+        record: Record = {"case": str(case), "layout": case.layout, "difference": found.get(str(case), "")}
+        if record["difference"]:
+            record["aot_eager"] = differences([case], "aot_eager").get(str(case), "")
+            record["eager_depends_on_layouts"] = not record["aot_eager"] and depends_on_layouts(case)
+        records.append(record)
+    return records
+
+
+def is_bad(record: Record) -> bool:
+    """True if there is a difference that aot_eager does not have, and eager mode's kernel reads operands by their strides."""
+    return bool(record["difference"]) and not record["aot_eager"] and not record["eager_depends_on_layouts"]
+
+
+def summary(records: list[Record]) -> str:
+    kinds = Counter((record["layout"], _kind(record)) for record in records)
+    return "\n".join(
+        f"{layout}: {kinds[layout, 'same']} as in eager mode, {kinds[layout, 'aot_eager']} that also differ with aot_eager, "
+        f"{kinds[layout, 'eager']} for which eager mode reads the operands as if they were contiguous, {kinds[layout, 'bad']} that differ"
+        for layout in LAYOUTS
+    )
+
+
+def _kind(record: Record) -> str:
+    if not record["difference"]:
+        return "same"
+    return "bad" if is_bad(record) else "aot_eager" if record["aot_eager"] else "eager"
+
+
+def selected(options: argparse.Namespace) -> list[LayoutCase]:
+    pattern = re.compile(options.match)
+    wanted = [case for case in cases() if case.layout in options.layouts and pattern.search(str(case))]
+    if options.sample is not None:
+        chosen = set(random.Random(options.seed).sample(range(len(wanted)), min(options.sample, len(wanted))))
+        wanted = [case for index, case in enumerate(wanted) if index in chosen]
+    return wanted
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m cases.layout_sweep", description=__doc__)
+    made.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS), help="how operands lie in memory")
+    made.add_argument("--match", default="", metavar="REGEX", help="only cases that this finds, as 'aten.roll.default, transposed'")
+    made.add_argument("--strides", action="store_true", help="compile nothing: torch's kernels compute the values; a tenth of the time")
+    made.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--results", type=Path, help=f"cases found there are not run again; {RESULTS} or strides.jsonl if not given")
+    made.add_argument("--fresh", action="store_true", help="forget the results there")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Runs cases of the sweep through a backend of torch.compile, and compares with eager mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+import dynaxla.backend
+from dynaxla.capture.graph import AtenGraph
+from dynaxla.engine import compile as engine_compile
+from dynaxla.engine import options as engine_options
+from support.comparisons.compare import assert_equal
+from support.comparisons.gradients import differentiable
+from support.timing import quick_compilation
+
+from .cases import REFUSALS, LayoutCase, apply
+
+Samples = list[tuple[Any, ...]]
+
+
+class _Promised:
+    """An engine whose runners let torch's kernels compute a graph, and give the results the strides that the graph promises."""
+
+    @staticmethod
+    def runner(graph: AtenGraph) -> Any:
+        (outputs,) = graph.module.graph.output_node().args
+        promised = [node.meta.get("val") if isinstance(node, torch.fx.Node) else None for node in outputs]
+
+        def run(args: list[Any]) -> list[Any]:
+            given = list(args)
+            args.clear()
+            with torch.no_grad():
+                results = graph.module(*given)
+            return [_laid(result, value) for result, value in zip(results, promised, strict=True)]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+def _laid(result: Any, promised: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or result.stride() == promised.stride() or result.is_conj() or result.is_neg():
+        return result
+    return torch.empty_strided(result.shape, promised.stride(), dtype=result.dtype).copy_(result)
+
+
+@contextlib.contextmanager
+def promised_strides() -> Iterator[None]:
+    """Inside, the backend compiles nothing: the strides of results are those that it would give, and torch's kernels give the values."""
+    with mock.patch.object(dynaxla.backend, "engine_for", return_value=_Promised()):
+        yield
+
+
+@contextlib.contextmanager
+def quickly_compiled() -> Iterator[None]:
+    """Inside, XLA compiles in a sixth of the time, to other code."""
+    options_for, quickly = engine_options.options_for, quick_compilation.options()
+    with mock.patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly}):
+        yield
+
+
+def differences(cases: Sequence[LayoutCase], backend: str = "dynaxla") -> dict[str, str]:
+    """By case that differs from eager mode: how. Cases are compiled together, and those that differ, or fail, alone."""
+    found: dict[str, str] = {}
+    _divide([(case, samples) for case in cases if (samples := _drawn(case))], backend, found)
+    return found
+
+
+def depends_on_layouts(case: LayoutCase) -> bool:
+    """True if eager mode gives other values for contiguous copies of the operands.
+
+    Its kernel then reads the memory of any operand as if it were contiguous.
+    """
+    samples = _drawn(case)
+    results = []
+    for contiguous in (False, True):
+        given = [case.leaves(sample) for sample in samples]
+        read = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, given) if contiguous else given
+        torch.manual_seed(0)
+        outputs = [apply(case.row, sample) for sample in read]
+        gradients: list[Any] = []
+        if case.has_gradients:
+            torch.autograd.backward(differentiable(outputs), [torch.randn_like(out) for out in differentiable(outputs)])
+            gradients = _gradients([given])
+        results.append(
+            [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().contiguous(), found) for found in (outputs, gradients)]
+        )
+    try:
+        assert_equal(*results, tolerance=case.row.tolerance.get(case.dtype))
+    except AssertionError:
+        return True
+    return False
+
+
+def _drawn(case: LayoutCase) -> Samples:
+    """The same operands for every backend, whatever was drawn before: which of equal elements is a median's is nobody's promise."""
+    torch.manual_seed(0)
+    return case.samples()
+
+
+def _divide(group: list[tuple[LayoutCase, Samples]], backend: str, found: dict[str, str]) -> None:
+    if not group or not (difference := _compare(group, backend)):
+        return
+    if len(group) == 1:
+        found[str(group[0][0])] = difference
+        return
+    for part in (group[: len(group) // 2], group[len(group) // 2 :]):
+        _divide(part, backend, found)
+
+
+def _compare(group: list[tuple[LayoutCase, Samples]], backend: str) -> str:
+    """The first difference from eager mode; "" if there is none."""
+    torch._dynamo.reset()
+
+    def function(samples: list[Samples]) -> list[Any]:
+        return [[apply(case.row, sample) for sample in given] for (case, _), given in zip(group, samples, strict=True)]
+
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+    try:
+        with torch.no_grad():
+            actual, expected = (run(_leaves(group)) for run in (compiled, function))
+        if error := _difference(group, actual, expected, "result"):
+            return error
+        if not any(case.has_gradients for case, _ in group):
+            return ""
+        mine, theirs = _leaves(group), _leaves(group)
+        actual, expected = compiled(mine), function(theirs)
+        if error := _difference(group, actual, expected, "result with gradients"):
+            return error
+        torch.manual_seed(0)
+        cotangents = [torch.randn_like(out) for out in differentiable(expected)]
+        for results in (actual, expected):
+            torch.autograd.backward(differentiable(results), cotangents)
+        return _difference(group, _gradients(mine), _gradients(theirs), "gradient")
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _leaves(group: list[tuple[LayoutCase, Samples]]) -> list[Samples]:
+    return [[case.leaves(sample) for sample in samples] for case, samples in group]
+
+
+def _gradients(samples: list[Samples]) -> list[Any]:
+    return [[value.grad for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)] for given in samples]
+
+
+def _assert_exact_strides(actual: Any, expected: Any) -> None:
+    """Also those of dimensions of one element."""
+    for mine, theirs in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
+        if isinstance(theirs, torch.Tensor) and theirs.numel():
+            assert mine.stride() == theirs.stride(), f"strides {mine.stride()}, eager gives {theirs.stride()}"
+
+
+def _difference(group: list[tuple[LayoutCase, Samples]], actual: list[Any], expected: list[Any], what: str) -> str:
+    for (case, _), mine, theirs in zip(group, actual, expected, strict=True):
+        try:
+            assert_equal(mine, theirs, tolerance=case.row.tolerance.get(case.dtype), values=case.has_values)
+            _assert_exact_strides(mine, theirs)
+        except AssertionError as error:
+            return f"{what}: {str(error)[:300]}"
+    return ""

@@ -1,0 +1,46 @@
+"""`python -m cases.object_turns [--count 5000] [--seed 0] [--faults]`: random programs, or how many find each planted fault."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from cases.object_turns.faults import FAULTS
+from cases.object_turns.programs import differences
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.faults:
+        for name, fault in FAULTS.items():
+            with fault():
+                found = sum(_fails(seed) for seed in range(given.seed, given.seed + given.count))
+            print(f"{name}: found by {found} of {given.count} programs", flush=True)
+        return 0
+    failed = 0
+    for seed in range(given.seed, given.seed + given.count):
+        if difference := differences(seed):
+            failed += 1
+            print(difference, flush=True)
+        if (seed + 1) % 100 == 0:
+            print(f"{seed + 1 - given.seed} programs, {failed} differ", flush=True)
+    print(f"{given.count} programs, {failed} differ from eager mode")
+    return int(failed > 0)
+
+
+def _fails(seed: int) -> bool:
+    try:
+        return bool(differences(seed))
+    except Exception:  # a planted fault may end in an error of any kind
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs of processes that tests start, most of them several processes with collectives."""

@@ -1,0 +1,60 @@
+"""Random surroundings: what eager mode notices, a compiled step notices; and the generator finds every planted blindness."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cases.python_state import faults
+from cases.python_state.cases import draw_case, judge, judge_compiled
+from cases.python_state.choices import HypothesisChoices, SeededChoices
+
+# Blindnesses of several kinds that few cases find.
+QUICKLY_FOUND = [
+    "code_is_not_looked_at",
+    "numpy_scalars_are_known_by_their_path",
+    "slices_are_known_by_their_path",
+    "closure_cells_are_not_held",
+    "methods_are_not_looked_at",
+    "code_without_a_file_is_trusted",
+    "globals_are_not_read",
+    "the_watch_does_not_look_at_containers",
+    "the_watch_does_not_look_at_classes",
+]
+
+
+@settings(max_examples=150)
+@given(st.data(), st.booleans())
+def test_what_eager_mode_notices_is_seen(data: st.DataObject, with_observation: bool) -> None:
+    case = draw_case(HypothesisChoices(data.draw))
+    verdict = judge(case, with_observation)
+    assert not verdict.problem, f"{verdict.problem}: {case.change[0]}\n{case.text}"
+
+
+@pytest.mark.quick
+def test_a_sample_of_seeds() -> None:
+    verdicts = [judge(draw_case(SeededChoices(seed)), bool(seed % 2)) for seed in range(500, 1000)]
+    assert [500 + index for index, verdict in enumerate(verdicts) if verdict.problem] == []
+    assert sum(verdict.differs for verdict in verdicts) > 300
+    assert sum(verdict.refused for verdict in verdicts) < 10
+
+
+@pytest.mark.quick
+@pytest.mark.sample(quick=2)
+@pytest.mark.parametrize("seed", range(2000, 2012))
+def test_compiled_steps(seed: int) -> None:
+    case = draw_case(SeededChoices(seed))
+    verdict = judge_compiled(case)
+    assert not verdict.problem, f"{verdict.problem}: {case.change[0]}\n{case.text}"
+
+
+@pytest.mark.parametrize("name", QUICKLY_FOUND)
+def test_planted_blindnesses_are_found(name: str) -> None:
+    assert faults.find(faults.FAULTS[name], range(100))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_every_planted_blindness_is_found(name: str) -> None:
+    assert faults.find(faults.FAULTS[name], range(3000))

@@ -1,0 +1,24 @@
+"""A short run of the threads that compile, train and call at the same time; `make stress` is ten minutes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases.stress import runner
+from support.processes.scripts import completed
+
+
+@pytest.mark.thorough
+def test_threads_side_by_side() -> None:
+    """In a process of its own: first use is part of it."""
+    done = completed("__import__('runpy').run_module('cases.stress', run_name='__main__', alter_sys=True)", ["--seconds", "1", "--threads", "3"])
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+def test_growth_is_seen() -> None:
+    samples = [runner.Sample(float(time), 500.0, runner.Counter({"dynaxla.Thing": 10 * time}), 0) for time in range(5)]
+    assert runner.Report(samples=samples).grown == ["dynaxla.Thing: 0, then 40"]
+    samples = [runner.Sample(float(time), 500.0 + 50 * time, runner.Counter(), 0) for time in range(5)]
+    assert len(runner.Report(samples=samples).grown) == 1
+    samples = [runner.Sample(float(time), 500.0 + 50 * time, runner.Counter(), 200 * time) for time in range(5)]
+    assert not runner.Report(samples=samples).grown

@@ -1,0 +1,70 @@
+"""What a seed can stand for. Each source judges what it draws from a seed, and says what is wrong, or nothing."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+from support.paths import TESTS
+
+Source = Callable[[int], str]
+
+SAMPLES = 5
+
+
+def programs(seed: int) -> str:
+    from cases.random_programs import runner
+
+    record = runner.run_one(seed)
+    if record["outcome"] not in runner.BAD:
+        return ""
+    return "\n".join([record["outcome"], record["kind"], record["detail"], record["reproducer"]])
+
+
+def surroundings(seed: int) -> str:
+    from cases.python_state.cases import draw_case, judge
+    from cases.python_state.choices import SeededChoices
+
+    case = draw_case(SeededChoices(seed))
+    problem = judge(case, bool(seed % 2)).problem
+    return problem and f"{problem} ({case.change[0]})\n{case.text}"
+
+
+@functools.cache
+def _cases() -> list[object]:
+    from cases.conformance.entries import cases
+    from cases.conformance.expected import by_case
+
+    expected = by_case()
+    return [case for case in cases() if str(case) not in expected]
+
+
+def conformance(seed: int) -> str:
+    """The first calls of a case of PyTorch's databases."""
+    from cases.conformance.trial import quiet
+    from cases.conformance.worker import run_case
+
+    case = random.Random(seed).choice(_cases())
+    with warnings.catch_warnings():
+        quiet()
+        result = run_case(case, SAMPLES, together=SAMPLES)
+    return f"{case}: {json.dumps(result['examples'], indent=2)}" if result["failed"] else ""
+
+
+def properties(seed: int) -> str:
+    """All tests that hypothesis draws arguments for."""
+    files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "@given" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "hypothesis and not slow and not gpu", "-p", "no:cacheprovider", *files]
+    command += ["--hypothesis-profile=explore", f"--hypothesis-seed={seed}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout if done.returncode else ""
+
+
+SOURCES: dict[str, Source] = {source.__name__: source for source in (programs, surroundings, conformance, properties)}

@@ -1,0 +1,69 @@
+"""Which models are compiled, and how: each in two precisions, those of images in two layouts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from benchmarks.suites import GptBlock, activations
+
+from dynaxla.bench.suites import MODELS, BenchCase, Bert, tokens
+
+BATCH = 8
+DTYPES = ("float32", "bfloat16")
+LAYOUTS = ("NCHW", "channels-last")
+
+
+class LongBert(Bert):
+    """For 1024 tokens. dropout: of attention's weights, in training; cuDNN's kernels have none."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(max_position_embeddings=1024, attention_probs_dropout_prob=dropout)
+
+
+CASES = [
+    *MODELS,
+    BenchCase("bert_base_1024", LongBert, functools.partial(tokens, length=1024)),
+    BenchCase("bert_base_1024_dropout", functools.partial(LongBert, 0.1), functools.partial(tokens, length=1024)),
+    BenchCase("gpt_block_1024", GptBlock, activations),
+]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is compiled in one go. Attributes: model; dtype (a name of torch's); layout (one of `LAYOUTS`, "" without images)."""
+
+    model: str
+    dtype: str
+    layout: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.model, self.dtype, self.layout) if part)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.layout == "channels-last" else torch.contiguous_format
+
+
+@functools.cache
+def case(name: str) -> BenchCase:
+    return next(case for case in CASES if case.name == name)
+
+
+def inputs(name: str, batch: int = BATCH) -> tuple[torch.Tensor, ...]:
+    return case(name).inputs(batch, torch.Generator().manual_seed(0))
+
+
+def cells() -> Iterator[Cell]:
+    """All of them, those of a model together."""
+    for item in CASES:
+        has_images = any(tensor.dim() == 4 for tensor in inputs(item.name, batch=1))
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS if has_images else ("",)):
+            yield Cell(item.name, dtype, layout)

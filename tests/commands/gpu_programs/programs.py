@@ -1,0 +1,159 @@
+"""The programs that the backend makes of a call on "cuda", compiled for a GPU that is not there. Import this module before torch."""
+
+from __future__ import annotations
+
+from .fakes import MODE  # isort: skip  (before torch)
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import jax
+import torch
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from dynaxla.buffers.native import NativeBuffers
+from dynaxla.capture.graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine import scheduler
+from dynaxla.engine.compile import trace
+from dynaxla.engine.options import compile_with_cublas_fallback, options_for
+from dynaxla.engine.unit import CompilationUnit, SpecialisedGraph
+from dynaxla.engine.xla import CompiledGraph
+from dynaxla.lowering import Settings
+from dynaxla.passes.jaxpr.open_layouts import check_closed
+from dynaxla.runtime import clients
+from dynaxla.runtime.layout import Layout
+
+from . import hlo
+from .errors import GpuProgramsError
+from .runner import UNCHECKED
+from .target import H100
+
+
+@functools.cache
+def gpu() -> jax.Device:
+    """The GPU that XLA compiles for. Raises: GpuProgramsError without the plugin."""
+    if not os.environ.get(UNCHECKED):
+        raise GpuProgramsError(f"set {UNCHECKED}=1 in the environment of this process: without a driver JAX refuses its CUDA plugin")
+    try:
+        return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=H100).devices[0]
+    except (RuntimeError, NotImplementedError) as error:
+        raise GpuProgramsError(f"JAX has no CUDA plugin here (`make gpu-programs` installs one): {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program.
+
+    Attributes: name; phase ("inference", "forward", "backward"; "prepared" for what is computed of frozen parameters once); graph (the
+    ATen ops); stablehlo (the lowered program); text (the optimized one); temporary_bytes (what it needs beside inputs and outputs).
+    """
+
+    name: str
+    phase: str
+    graph: GraphModule
+    stablehlo: str
+    text: str
+    temporary_bytes: int
+
+    @property
+    def instructions(self) -> list[hlo.Instruction]:
+        """Of the entry computation."""
+        return hlo.Module.parse(self.text).entry
+
+
+def programs(
+    function: Any, *args: Any, backward: bool = False, options: Mapping[str, Any] | None = None, **compile_args: Any
+) -> list[Compiled]:
+    """The programs of one call with fake tensors, and of its gradient, in their order. options: as for torch.compile."""
+    torch._dynamo.reset()
+    made: list[Compiled] = []
+    given = {"cache": "", **(options or {})}
+    # AOTAutograd counts what runs under FakeTensorMode as looked at, not computed: programs do not run then, torch's ops do.
+    with mock.patch.object(scheduler, "Xla", functools.partial(_Engine, made)), MODE:
+        with contextlib.nullcontext() if backward else torch.no_grad():
+            out = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=given, **compile_args)(*args)
+        if backward:
+            wanted = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            torch.autograd.backward(wanted, [torch.empty_like(leaf) for leaf in wanted])
+    return made
+
+
+class _Engine:
+    """Compiles graphs when it gets them, each whole: `blocks`, as Xla has it, is not asked for. Their runners leave all to torch, which
+    traces on."""
+
+    def __init__(self, made: list[Compiled], options: Options, *, blocks: bool) -> None:
+        self._made, self._options = made, options
+        self._saved: dict[str, tuple[int, ...]] = {}
+
+    def runner(self, graph: AtenGraph) -> CompiledGraph:
+        unit = _Unit(graph, self._options)
+        compiled = _compiled(unit, self._saved)
+        if compiled is not None:
+            self._made.append(compiled)
+        return CompiledGraph(unit)
+
+
+class _Unit(CompilationUnit):
+    @property
+    def jax_device(self) -> jax.Device:  # type: ignore[override]
+        """Where constants are made while the program is traced."""
+        return clients.cpu_device()
+
+    def specialise(self, args: Sequence[Any]) -> SpecialisedGraph:  # type: ignore[override]
+        found = super().specialise(args)
+        assert isinstance(found.buffers, NativeBuffers)
+        return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
+
+
+def _compiled(unit: _Unit, saved: dict[str, tuple[int, ...]]) -> Compiled | None:
+    """None if there is nothing to compute. saved: by name, the order in memory of what the forward program gives to the backward program,
+    which XLA chooses; a forward program adds its own."""
+    specialised = unit.specialise([_in_order(node, saved) for node in unit.interpreter.placeholders])
+    if specialised.function is None:
+        return None
+    traced, buffers, _ = trace(unit, specialised.function, specialised.buffers)
+    with jax.enable_x64(True):
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    options = {**options_for(unit.platform, traced.jaxpr, Settings.current(unit.platform)), **unit.options.xla}
+    compiled = compile_with_cublas_fallback(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
+    formats = jax.tree.leaves(compiled.output_formats)
+    check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
+    saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
+    phase = "prepared" if unit.name.endswith("_prepared") else unit.phase
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return Compiled(unit.name, phase, unit.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
+
+
+def _in_order(node: Node, saved: Mapping[str, tuple[int, ...]]) -> Any:
+    """What a placeholder stands for, laid out as the forward program has it."""
+    value = node.meta["val"]
+    if node.name not in saved:
+        return value
+    return value.new_empty_strided(value.shape, Layout.ordered(tuple(value.shape), saved[node.name]).strides)
+
+
+class _OnGpu:
+    """Buffers whose arrays lie on the GPU that is not there."""
+
+    def __init__(self, buffers: Any) -> None:
+        self._buffers = buffers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffers, name)
+
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        sharding = SingleDeviceSharding(gpu())
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in self._buffers.avals()]
+
+    def ordered(self, orders: Any) -> _OnGpu:
+        return _OnGpu(self._buffers.ordered(orders))

@@ -1,0 +1,56 @@
+"""docs/benchmarks/gpu-programs.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from .models import BATCH, Cell
+from .results import KINDS, Results
+from .target import NAME
+
+PAGE = Path("docs/benchmarks/gpu-programs.md")
+
+_HEAD = """# What XLA makes of models for a GPU
+
+Written by `make gpu-programs`: torch {torch}, jax {jax}, XLA's CUDA plugin, compiled for an {gpu} on a machine without one
+(`tests/commands/gpu_programs/` says how). Nothing was run: there are no times here. XLA could not measure its choices either, so its
+tiles, and which of two ways to multiply it takes, may be others on a GPU.
+
+Batch {batch}; BERT reads 128 tokens. `bert_base_1024` is BERT on 1024, without dropout in attention, which cuDNN's kernels do not have,
+and `bert_base_1024_dropout` with it; `gpt_block_1024` is one block of GPT-2 on as many. *kernels*: what one call launches (fusions,
+library calls, copies). *moves*: those of them that only copy, transpose or cast. *memory*: MiB of temporary memory, beside inputs and
+results. *frozen*: inference with the option `freeze`; what is computed of parameters once is not in it.
+"""
+_COLUMNS = "| | program | kernels | moves | memory | custom calls |\n| --- | --- | ---: | ---: | ---: | --- |"
+
+
+def page(found: Results) -> str:
+    """A table for each model."""
+    parts = [_HEAD.format(torch=version("torch"), jax=version("jax"), gpu=NAME, batch=BATCH)]
+    model = ""
+    for name, result in found.items():
+        cell = Cell(*name.split(" "))
+        if cell.model != model:
+            model = cell.model
+            parts.append(f"\n## {model}\n\n{_COLUMNS}\n")
+        parts += [f"{row}\n" for row in _rows(" ".join((cell.dtype, cell.layout)).strip(), result)]
+    return "".join(parts)
+
+
+def _rows(name: str, result: dict) -> Iterator[str]:
+    if "error" in result:
+        yield f"| {name} | | | | | failed: {_reason(result['error'])} |"
+        return
+    for kind in KINDS:
+        if kind in result["programs"]:
+            figures = result["programs"][kind]
+            calls = ", ".join(f"{count} `{call}`" for call, count in figures["calls"].items())
+            yield f"| {name} | {kind} | {figures['kernels']} | {figures['moves']} | {figures['memory_mib']:.1f} | {calls} |"
+
+
+def _reason(trace: str) -> str:
+    """The first exception of a traceback: its first line, in which XLA's may have the operation that it could not compile."""
+    named = [line for line in trace.splitlines() if line and not line.startswith((" ", "Traceback"))]
+    return named[0][:160].replace("|", "\\|")

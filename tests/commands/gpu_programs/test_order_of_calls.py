@@ -1,0 +1,368 @@
+"""In which order a CUDA device does torch's and XLA's work, on a machine without one.
+
+The device is a double (simulated_gpu.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.buffers.native import GraphDevice, NativeBinding
+from dynaxla.engine.executable import Executable
+from dynaxla.errors import OutOfMemory, UnsupportedOp
+from dynaxla.runtime import late_checks, streams
+from dynaxla.runtime.layout import Layout
+from dynaxla.runtime.programs import XlaProgram
+from support.fakes.simulated_gpu import CUDA, Device, Stream, install
+
+CHECKS = [(IndexError, "out of range"), (ValueError, "not positive")]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return install(monkeypatch)
+
+
+def executable(
+    device: Device,
+    compute: Callable[..., Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor] = (),
+    shapes: Sequence[tuple[int, ...]] = ((4,),),
+    *,
+    draws: bool = False,
+    checks: Sequence[tuple[type[Exception], str]] = (),
+    waits: bool = False,
+    acts: bool = False,
+) -> Executable:
+    """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
+    parameters = [Parameter(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
+    arguments = Arguments(parameters, torch.device("cpu"), device)
+    place = GraphDevice(CUDA, device)
+    binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)
+    return Executable("a program", XlaProgram(device.program(compute, *shapes), str), binding, checks, acts)
+
+
+def checked(device: Device, codes: Sequence[int], **options: Any) -> Executable:
+    """A program whose calls give these codes, one after the other."""
+    left = list(codes)
+    return executable(device, lambda seed: [torch.tensor(left.pop(0), dtype=torch.float64)], shapes=[()], checks=CHECKS, **options)
+
+
+ORDERS = {
+    "XLA first": lambda device: [device.compute, *device.external, *device.streams.values()],
+    "torch first": lambda device: [device.default, *device.streams.values()],
+}
+
+
+@pytest.fixture(params=ORDERS.values(), ids=ORDERS.keys())
+def order(request: pytest.FixtureRequest, device: Device) -> Callable[[], Sequence[Stream]]:
+    return lambda: request.param(device)
+
+
+# Before a program
+
+
+def test_a_program_reads_what_torch_has_queued(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda _, x: [x * 2], [x])
+    for turn in range(4):  # imported for one call, then kept
+        device.queue(lambda turn=turn: x.fill_(turn))
+        (result,) = program([x])
+        device.go(order())
+        assert result.tolist() == [2 * turn] * 4
+    assert device.host_waits == []
+
+
+def test_a_program_reads_a_copy_that_torch_makes_for_the_call(device: Device) -> None:
+    gaps = torch.arange(8.0)[::2]
+    program = executable(device, lambda _, x: [x], [gaps])
+    (result,) = program([gaps])
+    device.go()
+    assert result.tolist() == [0, 2, 4, 6]
+
+
+def test_a_program_without_inputs_waits_too(device: Device) -> None:
+    written: list[str] = []
+    device.queue(lambda: written.append("torch"))
+    executable(device, lambda _: [torch.full((4,), len(written))])([])
+    device.go()
+    assert written == ["torch"]
+    (result,) = executable(device, lambda _: [torch.full((4,), len(written))])([])
+    device.queue(lambda: written.append("later"))
+    device.go()
+    assert result.tolist() == [1] * 4
+
+
+def test_a_seed_is_there_before_the_program(device: Device) -> None:
+    program = executable(device, lambda seed: [seed[:1].expand(4)], draws=True)
+    results = [program([])[0] for _ in range(3)]
+    device.go()
+    assert [int(result[0]) for result in results] == [1, 2, 3]
+    assert device.host_waits == []
+
+
+def test_a_side_stream_is_the_one_that_counts(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda _, x: [x + 1], [x])
+    side = Stream(50)
+    read: list[float] = []
+    for turn in range(3):
+        with device.stream(side):
+            device.queue(lambda turn=turn: x.fill_(turn))
+            (result,) = program([x])
+            device.queue(lambda result=result: read.append(float(result[0])))
+        device.go(order())
+    assert read == [1, 2, 3]
+
+
+# After a program
+
+
+@pytest.mark.parametrize("shapes", [[(4,)], [()]], ids=["a result", "nothing but what stands for one"])
+def test_what_torch_writes_afterwards_is_not_read(device: Device, shapes: list[tuple[int, ...]]) -> None:
+    x, read = torch.zeros(4), []
+
+    def compute(_: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        read.append(x.tolist())
+        return [torch.zeros(shape) for shape in shapes]
+
+    program = executable(device, compute, [x], shapes)
+    for turn in range(3):
+        device.queue(lambda turn=turn: x.fill_(turn))
+        program([x])
+        device.queue(lambda: x.fill_(-1))
+        device.go([device.default, *device.streams.values()])
+    assert read == [[turn] * 4 for turn in range(3)]
+
+
+def test_torch_reads_results_when_they_are_there(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    program = executable(device, lambda _: [torch.ones(4), torch.full((2,), 2.0)], shapes=[(4,), (2,)])
+    one, two = program([])
+    read: list[Any] = []
+    device.queue(lambda: read.extend([one.tolist(), two.tolist()]))
+    device.go(order())
+    assert read == [[1] * 4, [2] * 2]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["the same stream", "another stream"])
+def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Device, elsewhere: bool) -> None:
+    numbers = [1.0, 2.0]
+    program = executable(device, lambda _: [torch.full((4,), numbers.pop(0))])
+    (result,) = program([])
+    read: list[Any] = []
+    device.queue(lambda: read.append(result.tolist()))
+    device.free.append(result)
+    with device.stream(Stream(50)) if elsewhere else contextlib.nullcontext():
+        (other,) = program([])
+    assert other is result, "XLA's allocator takes the same memory"
+    device.go([device.compute, *device.external, *reversed(device.streams.values())])
+    assert (read, other.tolist()) == ([[1] * 4], [2] * 4)
+    assert device.host_waits == []
+
+
+def test_a_stream_that_is_not_torchs_is_not_waited_for_later(device: Device) -> None:
+    foreign = Stream(70, is_torchs=False)
+    program = executable(device, lambda _: [torch.zeros(4)])
+    with device.stream(foreign):
+        program([])
+    device.go()
+    del device.streams[70]
+    foreign.mark = None  # its owner has destroyed it
+    program([])
+    device.go()
+
+
+# Checks
+
+
+def test_no_call_waits_for_a_check(device: Device) -> None:
+    program = checked(device, [0, 2, 2])
+    program([])
+    program([])
+    assert (device.executions, device.host_waits) == (2, []), "the device has not come to the first call yet"
+    device.go()
+    with pytest.raises(IndexError, match="out of range") as raised:
+        program([])
+    assert "An earlier call of a program" in raised.value.__notes__[0]
+    assert (device.executions, device.host_waits) == (2, []), "it is raised before anything is done"
+    program([])
+    device.go()
+    assert device.executions == 3, "a failure is raised once"
+
+
+def test_whatever_program_is_called_next_raises(device: Device) -> None:
+    checked(device, [1])([])
+    device.go()
+    other = executable(device, lambda _: [torch.zeros(4)])
+    with pytest.raises(ValueError, match="not positive"):
+        other([])
+    other([])
+
+
+def test_failures_are_raised_in_their_order(device: Device) -> None:
+    program = checked(device, [2, 1, 0, 2])
+    for _ in range(4):
+        program([])
+    device.go()
+    with pytest.raises(ValueError, match="not positive"):
+        program([])
+    with pytest.raises(IndexError, match="out of range"):
+        late_checks.finish()
+    late_checks.finish()
+
+
+def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
+    checked(device, [0])([])
+    while any(stream.step() for stream in (device.compute, *device.external)) or len(device.default.work) > 2:
+        if device.default.work and len(device.default.work) > 2:
+            device.default.step()  # all but the copy of the code, and the event behind it
+    late_checks.raise_if_failed(CUDA)
+    device.go()
+    with pytest.raises(IndexError):
+        late_checks.raise_if_failed(CUDA)
+
+
+def test_finish_waits_for_what_is_under_way(device: Device) -> None:
+    checked(device, [0])([])
+    with pytest.raises(IndexError, match="out of range"):
+        late_checks.finish()
+    assert device.host_waits == ["event"]
+
+
+def test_what_nobody_has_seen_is_logged_at_the_end(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    program = checked(device, [0, 2, 1])
+    for _ in range(3):
+        program([])
+    with caplog.at_level(logging.ERROR, "dynaxla"):
+        late_checks.of(CUDA).at_exit()
+    assert [record.getMessage().splitlines()[0] for record in caplog.records] == ["IndexError: out of range", "ValueError: not positive"]
+
+
+def test_a_device_that_answers_no_more_does_not_keep_the_process(
+    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error")
+
+    checked(device, [0])([])
+    monkeypatch.setattr(late_checks.of(CUDA)._in_flight[0].sent.event, "synchronize", fail)
+    late_checks.of(CUDA).at_exit()
+    assert "CUDA error" in caplog.text
+
+
+def test_only_so_many_codes_are_under_way(device: Device) -> None:
+    program = checked(device, [2] * late_checks.MAX_IN_FLIGHT + [2, 0] + [2] * 20)
+    for _ in range(late_checks.MAX_IN_FLIGHT):
+        program([])
+    assert device.host_waits == []
+    program([])
+    assert device.host_waits == ["event"], "the first has made room"
+    program([])
+    for _ in range(late_checks.MAX_IN_FLIGHT - 2):
+        program([])
+    with pytest.raises(IndexError):
+        program([])
+    late_checks.finish()
+
+
+def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
+    program = executable(device, lambda _: [torch.tensor(0.0)], shapes=[()], checks=CHECKS, waits=True)
+
+    class Code:
+        def __int__(self) -> int:
+            device.go()
+            return 0
+
+    program.binding.export = lambda results, tensors: [Code()]
+    with pytest.raises(IndexError, match="out of range"):
+        program([])
+
+
+# Memory
+
+
+def test_a_call_without_memory_runs_when_torch_has_given_back_its_own(device: Device) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda seed, x: [x + seed[0]], [x], draws=True)
+    device.queue(lambda: x.fill_(5))
+    device.missing = 1
+    (result,) = program([x])
+    device.go()
+    assert result.tolist() == [6] * 4
+    assert (device.executions, device.given_back, device.drawn) == (2, 1, 1), "the same call once more, with the same seed"
+
+
+def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> None:
+    program = executable(device, lambda _: [torch.zeros(4)])
+    device.missing = 2
+    with pytest.raises(OutOfMemory):
+        program([])
+    assert (device.executions, device.given_back) == (2, 1)
+    assert device.host_waits == ["device"] * 2, "nothing of a failed call reads torch's memory when it has raised"
+    program([])
+
+
+def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
+    program = executable(device, lambda _: [torch.zeros(4)], acts=True)
+    device.missing = 1
+    with pytest.raises(OutOfMemory):
+        program([])
+    assert device.executions == 1
+
+
+# Threads
+
+
+def test_two_threads_each_in_its_order(device: Device) -> None:
+    calls, failed, wrong = 40, [], []
+
+    def work(number: int) -> None:
+        x = torch.zeros(4)
+        mine = executable(device, lambda _, x: [x * 2], [x])
+        check = checked(device, [2, 2, 0, 2] * (calls // 4))
+        with device.stream(Stream(50 + number)):
+            for turn in range(calls):
+                try:
+                    check([])
+                    device.queue(lambda turn=turn: x.fill_(turn))
+                    (result,) = mine([x])
+                    with device.lock:
+                        device.go()
+                except IndexError:
+                    failed.append(number)
+                    continue
+                if result.tolist() != [2 * turn] * 4:
+                    wrong.append((number, turn, result.tolist()))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    device.go()
+    with contextlib.suppress(IndexError):
+        late_checks.finish()
+    assert wrong == []
+    assert failed, "some failure has been raised"
+
+
+def test_nothing_is_tried_again_where_torch_keeps_no_memory_unused(device: Device) -> None:
+    device.cached_bytes, device.missing = 0, 1
+    with pytest.raises(OutOfMemory):
+        executable(device, lambda seed: [torch.ones(4)])([])
+    assert (device.executions, device.given_back) == (1, 0)
+
+
+def test_a_call_while_torch_records_a_cuda_graph_raises(device: Device) -> None:
+    streams.check_not_captured()
+    device.is_capturing = True
+    with pytest.raises(UnsupportedOp, match=r"outside torch\.cuda\.graph"):
+        streams.check_not_captured()

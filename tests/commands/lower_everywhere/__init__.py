@@ -1,0 +1,13 @@
+"""Every model of the benchmark and every entry of PyTorch's database of operators, lowered for GPUs and TPUs that are not there:
+`python -m commands.lower_everywhere --help`.
+
+Graphs are captured on the CPU with the platform's decompositions, and moved to its device. They become StableHLO, as the backend makes it
+there, but are not compiled: that needs neither a plugin nor a compiler, and finds what has no lowering on the platform, and what would call
+code that only exists on another.
+
+cases.py     which cases there are
+capture.py   a case's graphs, as AOTAutograd gives them
+lower.py     a graph as StableHLO for a platform, and which functions it calls
+expected.py  which calls exist where, and which cases cannot be lowered, with reasons
+trial.py     one case, judged
+"""

@@ -1,0 +1,82 @@
+"""The graphs of a case, as AOTAutograd makes them for a platform, on fake tensors of the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import aot_function
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from cases.conformance.entries import Case as Entry
+from cases.conformance.entries import trials
+from dynaxla.bench.suites import MODELS
+from dynaxla.capture.decompositions import decompositions
+from dynaxla.passes.joint.partition import partition
+from support.fakes.fake_models import fake_inputs, fake_model
+
+from .cases import Case
+
+
+def graphs(case: Case, platform: str) -> list[GraphModule]:
+    """Raises: what torch raises for what it cannot capture."""
+    return _of_model(case, platform) if case.kind == "model" else _of_op(case, platform)
+
+
+def settings(found: list[GraphModule], platform: str) -> dict[str, Any]:
+    """AOTAutograd's, as the backend has them; graphs are added to `found`."""
+
+    def keep(graph: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        found.append(graph)
+        return lambda args: graph(*args)
+
+    def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = keep(graph, inputs)
+        run._boxed_call = True
+        return run
+
+    return {
+        "fw_compiler": compiler,
+        "bw_compiler": compiler,
+        "inference_compiler": compiler,
+        "partition_fn": functools.partial(partition, platform=platform, exact_rng=False),
+        "decompositions": decompositions(platform),
+    }
+
+
+def of_function(function: Callable[..., Any], args: Sequence[Any], platform: str) -> list[GraphModule]:
+    """Of a function of tensors, without TorchDynamo."""
+    found: list[GraphModule] = []
+    mode = FakeTensorMode()
+    with torch.no_grad(), mode:
+        aot_function(function, **settings(found, platform))(*[mode.from_tensor(arg) for arg in args])
+    return found
+
+
+def _of_op(case: Case, platform: str) -> list[GraphModule]:
+    call = next(trials(Entry("op_db", case.name, case.dtype, "samples"))).call
+    return of_function(call.python_function(), call.tensors, platform)
+
+
+def _of_model(case: Case, platform: str) -> list[GraphModule]:
+    """Inference, forward and backward."""
+    found: list[GraphModule] = []
+    model = next(item for item in MODELS if item.name == case.name)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    real = model.build()
+    inputs = fake_inputs(model.inputs(1, torch.Generator().manual_seed(0)), mode, "cpu", case.torch_dtype)
+    backend = aot_autograd(**settings(found, platform))
+    for training in (False, True):
+        fake = fake_model(real.train(training), mode, "cpu", case.torch_dtype)
+        with mode, torch.set_grad_enabled(training):
+            results = torch.compile(fake, backend=backend, fullgraph=True, dynamic=False)(*inputs)
+            if training:
+                wanted = [leaf for leaf in pytree.tree_leaves(results) if leaf.requires_grad]
+                torch.autograd.backward(wanted, [torch.empty_like(leaf) for leaf in wanted])
+        torch._dynamo.reset()
+    return found

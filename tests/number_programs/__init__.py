@@ -1,1 +1,0 @@
-"""Random steps that compute with Python numbers, compared with eager mode. `python -m number_programs --count 1000` runs many."""

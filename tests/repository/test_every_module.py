@@ -1,0 +1,94 @@
+"""Tests lie as the modules do: `src/dynaxla/a/b.py` is tested by `tests/a/test_b.py`, or it is written here where it is tested, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.paths import TESTS
+
+SOURCE = TESTS.parent / "src" / "dynaxla"
+
+# By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
+ELSEWHERE = {
+    # A class without a body, and types alone, which mypy compares.
+    "bench/test_argument_checks.py": "bench/benchmark_error",
+    "buffers/test_native.py": "buffers/protocol",
+    # The way of a graph from TorchDynamo to programs.
+    "test_backend.py": "aot",
+    "passes/joint/test_partition.py": "passes/joint/saved_clones",
+    "engine/test_xla.py": "engine/protocol engine/unit engine/compile engine/program_cache",
+    "engine/test_scheduler.py": "engine/frozen_values",
+    "engine/test_bucket.py": "engine/padded_calls",
+    "engine/test_records.py": "engine/stored",
+    # What torch runs, what is found, and what waits.
+    "engine/test_eager_executable.py": "engine/build",
+    "training/test_traced_numbers.py": "runtime/number_tracer",
+    # What they find and serve shows in the contests that they are parts of.
+    "autoselect/test_contest.py": "autoselect/verification autoselect/competing_engines",
+    "lowering/test_implementations.py": "lowering/ops/weight_gradients",
+    # Nothing but rows of the table.
+    "lowering/test_every_op.py": "lowering/ops/synonyms lowering/ops/unfolding",
+    "lowering/cpu/test_faster_kernels.py": "lowering/cpu/measurements",
+    # What several lowerings are made of is tested with them.
+    "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
+    "lowering/ops/test_normalization.py": "lowering/ops/moments",
+    "passes/aten/test_weight_packing.py": "lowering/ops/packed",
+    "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
+    # What they promise is an order of what torch, XLA and the host do.
+    "commands/gpu_programs/test_order_of_calls.py": "runtime/streams runtime/late_checks",
+    # Every part of what is told, of functions that it is told of; and the forms that it is shown in.
+    "explained/test_explain_function.py": "explained/graph_breaks explained/event_collector",
+    "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/formatting",
+    "interop/test_export.py": "interop/dynamic_sizes",
+    # Enabling the device is for a process's life: what it does is tested in processes that have it.
+    "device/test_eager_mode.py": "device/op_compiler device/cpu_fallback device/kernels",
+    "device/test_lazy_mode.py": "device/lazy_programs",
+    "device/test_autocasting.py": "device/torch_streams",
+    "device/test_registration.py": (
+        "device/storages device/storage_methods device/copies device/pjrt_devices device/generators device/torch_module "
+        "device/device_templates"
+    ),
+    "device/test_models_on_the_device.py": "device/module_moves",
+    # What processes do together is tested with several of them.
+    "many_processes/test_collectives.py": "lowering/ops/collectives training/inplace_collectives",
+    "many_processes/test_process_collectives.py": (
+        "lowering/xla_collectives runtime/tcp_connections runtime/process_networks runtime/private_processes"
+    ),
+    "test_partitioning.py": "passes/aten/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
+    "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
+    "training/test_fully_sharded.py": "runtime/private_fsdp",
+    "training/test_tracked_arrays.py": "guards/numpy_arrays",
+    "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",
+    # Several devices are a process's from its start.
+    "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
+    # A search that compiles and does not run, in a process with several devices.
+    "sharding/test_planning.py": "engine/dry_run sharding/virtual_tensors sharding/placements",
+    "sharding/test_traffic.py": "runtime/replica_groups user_frames sharding/charts sharding/text_tables",
+    # The parts of one walk.
+    "guards/test_object_graph.py": "guards/object_walker guards/reference_checks",
+}
+
+
+def _modules() -> set[str]:
+    return {
+        path.relative_to(SOURCE).with_suffix("").as_posix() for path in SOURCE.rglob("*.py") if path.stem not in ("__init__", "__main__")
+    }
+
+
+def _test_of(module: str) -> str:
+    folder, _, name = module.rpartition("/")
+    return f"{folder}/test_{name}.py" if folder else f"test_{name}.py"
+
+
+def test_every_module_has_a_test() -> None:
+    written = {module for modules in ELSEWHERE.values() for module in modules.split()}
+    missing = [module for module in sorted(_modules() - written) if not (TESTS / _test_of(module)).exists()]
+    assert not missing, f"no test file of its own name, and no other one in {Path(__file__).name}"
+
+
+def test_what_is_written_here_is_so() -> None:
+    assert [test for test in ELSEWHERE if not (TESTS / test).exists()] == []
+    modules = [module for text in ELSEWHERE.values() for module in text.split()]
+    assert len(set(modules)) == len(modules)
+    assert sorted(set(modules) - _modules()) == [], "there are no such modules"
+    assert [module for module in modules if (TESTS / _test_of(module)).exists()] == [], "these have a test file of their own name"

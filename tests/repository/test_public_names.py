@@ -1,0 +1,132 @@
+"""The public names: what `import dynaxla` reaches, the old names, and the types that a type checker sees."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import pytest
+import torch
+
+import dynaxla
+from dynaxla import errors
+from support.paths import ROOT
+from support.processes.scripts import run_script
+
+README = ROOT / "README.md"
+STUB = Path(dynaxla.__file__).with_suffix(".pyi")
+
+
+def test_the_stub_is_the_list() -> None:
+    """The lines that `dynaxla` reads from it are all its imports, each of a name as itself."""
+    imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    listed = {}
+    for node in imports:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        assert (alias.asname, node.level) == (alias.name, 1)
+        listed[alias.name] = f".{node.module or ''}"
+    assert listed == dynaxla._PUBLIC
+    assert list(listed) == dynaxla.__all__
+    assert len(listed) < 16
+
+
+@pytest.mark.parametrize("use", ["[getattr(dynaxla, name) for name in dynaxla.__all__]", "from dynaxla import *; compile_step, load"])
+def test_an_import_of_dynaxla_reaches_them(use: str) -> None:
+    script = f"import dynaxla; assert {{*dynaxla.__all__}} <= {{*dir(dynaxla)}}; {use}; dynaxla.metrics.snapshot(); dynaxla.sharding.Mesh"
+    run_script(script, own=True)
+
+
+def test_there_are_no_other_names() -> None:
+    assert not {name for name in dir(dynaxla) if not name.startswith("__")} - set(dynaxla.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        dynaxla.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("old", dynaxla._RENAMED)
+def test_an_old_name_warns_and_is_the_new_one(old: str) -> None:
+    new = dynaxla._RENAMED[old]
+    with pytest.warns(DeprecationWarning, match=rf"^dynaxla\.{old} is now dynaxla\.{re.escape(new)}; ") as raised:
+        value = getattr(dynaxla, old)
+    assert [warning.filename for warning in raised] == [__file__]
+    module, _, name = f"dynaxla.{new}".rpartition(".")
+    assert value is getattr(importlib.import_module(module), name)
+    assert old not in dir(dynaxla)
+
+
+def test_every_error_has_its_old_name() -> None:
+    found = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DynaxlaError)}
+    assert {new.removeprefix("errors.") for new in dynaxla._RENAMED.values() if new.startswith("errors.")} == found
+
+
+def test_the_warning_names_the_line_of_the_user() -> None:
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        exec(compile("\nfrom dynaxla import lazy\nwith lazy():\n    pass", "of_the_user.py", "exec"), {})
+    assert {(warning.filename, warning.lineno) for warning in raised} == {("of_the_user.py", 2)}
+
+
+def test_an_old_name_fails_a_test() -> None:
+    """Tests make an error of it: they, and what they call, have new names only."""
+    with pytest.raises(DeprecationWarning, match="is now"):
+        dynaxla.finish_checks()  # type: ignore[attr-defined]
+
+
+def test_old_uses_of_conversions_warn() -> None:
+    linear = torch.nn.Linear(2, 2)
+    with pytest.warns(DeprecationWarning, match=r"to_jax\(module.forward\) is now .*method='forward'") as raised:
+        old, params = dynaxla.to_jax(linear.forward)  # type: ignore[misc]
+    new, _ = dynaxla.to_jax(linear, method="forward")
+    assert (old(params, jax.numpy.ones(2)) == new(params, jax.numpy.ones(2))).all()
+    with pytest.warns(DeprecationWarning, match=r'as_jax\(function\) is now dynaxla.to_jax\(function, device="jax"\)') as also:
+        dynaxla.as_jax(torch.exp)  # type: ignore[arg-type]
+    assert [warning.filename for warning in (*raised, *also)] == [__file__] * 2
+
+
+# By expression: the type that a type checker must see, as a pattern. README's blocks define model, x, step and jax_fn.
+TYPES = {
+    "dynaxla.__version__": "str",
+    "dynaxla.as_jax(x)": r"jax\.\S*Array",
+    "dynaxla.as_torch(jnp.ones(3))": r"torch\.\S*Tensor",
+    "dynaxla.to_jax(model)": r"tuple\[dynaxla\.interop\.torch_in_jax\.JaxModule, dict\[str, jax\.\S*Array\]\]",
+    "dynaxla.to_jax(torch.sin)": r"def \(\*Any, \*\*Any\) -> Any",
+    'dynaxla.to_jax(torch.sin, device="jax")': r"def \(\*Any, \*\*Any\) -> Any",
+    "dynaxla.to_torch(jnp.sin)": r"def \(\*Any, \*\*Any\) -> Any",
+    "dynaxla.compile_step(typed)": r"dynaxla\.training\.step\.CompiledStep\[\[number: int\], torch\.\S*Tensor\]",
+    "dynaxla.compile_step(fullgraph=True)(typed)(3)": r"torch\.\S*Tensor",
+    "dynaxla.explain(model, x)": r"dynaxla\.explained\.explanation\.Explanation",
+    "dynaxla.export(model, (x,))": r"dynaxla\.artifact\.model\.ExportedModel",
+    'dynaxla.load("model")': r"dynaxla\.artifact\.model\.ExportedModel",
+    'dynaxla.lowers("my::op")(typed)': r"def \(number: int\) -> torch\.\S*Tensor",
+    "dynaxla.synchronize": r"def \(\)",
+    "dynaxla.metrics.snapshot()": r"dict\[str, int\]",
+    "dynaxla.device.enable": r"def \(\)",
+    "dynaxla.device.lazy()": r"contextlib\._GeneratorContextManager\[None.*\]",
+    'dynaxla.sharding.Mesh((2,), ("data",))': r"dynaxla\.sharding\.mesh\.Mesh",
+    "dynaxla.sharding.report(model, x)": r"dynaxla\.sharding\.traffic\.Report",
+    "dynaxla.errors.OptionError": r"def \(message: str.*\) -> dynaxla\.errors\.OptionError",
+}
+
+
+@pytest.mark.thorough
+def test_a_type_checker_sees_types(tmp_path: Path) -> None:
+    """mypy, with its own settings, reads README's blocks with the installed package, and no public name is Any."""
+    assert STUB.with_name("py.typed").exists()
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    typed = "\n\ndef typed(number: int) -> torch.Tensor:\n    return torch.ones(number)\n\n"
+    program = "\n".join([*blocks, typed, *(f"reveal_type({expression})" for expression in TYPES)])
+    (tmp_path / "page.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--allow-redefinition", "--no-error-summary", "page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    revealed = re.findall(r'^page\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+    assert len(revealed) == len(TYPES), done.stdout + done.stderr
+    wrong = {name: found for (name, right), found in zip(TYPES.items(), revealed, strict=True) if not re.fullmatch(right, found)}
+    assert not wrong
+    assert "error:" not in done.stdout
+    assert all(any(name == part for use in TYPES for part in re.findall(r"^dynaxla\.(\w+)", use)) for name in dynaxla.__all__)

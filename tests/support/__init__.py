@@ -1,0 +1,1 @@
+"""Helpers of the tests: comparisons with eager mode, other processes, fakes, cheaper compilation, small models."""

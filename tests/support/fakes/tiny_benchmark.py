@@ -1,0 +1,80 @@
+"""A benchmark suite of one tiny model, and engines that fail, for tests of `dynaxla bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from dynaxla.bench import engines, suites
+from dynaxla.bench.engines import BenchEngine
+from dynaxla.bench.measure import BenchSettings, EngineResult, measure
+from dynaxla.cli.bench import bench
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def tiny_inputs(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, 16, generator=generator),)
+
+
+TINY = suites.BenchCase("tiny", Tiny, tiny_inputs)
+FAST = BenchSettings(rounds=3)
+
+app = Typer()
+app.command()(bench)
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(app, list(args))
+
+
+def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0, native: bool = False) -> BenchEngine:
+    """Eager mode, with a change to its results from the given call on."""
+
+    def prepare(model: nn.Module, _: Any) -> Any:
+        calls = 0
+
+        def call(x: torch.Tensor) -> Any:
+            nonlocal calls
+            calls += 1
+            return change(model(x)) if calls > from_call else model(x)
+
+        return call
+
+    return BenchEngine(name, prepare, native=native)
+
+
+def fail(_: torch.Tensor) -> torch.Tensor:
+    raise ValueError("out of luck\nsecond line")
+
+
+def rows_of(*chosen: BenchEngine, settings: BenchSettings = FAST) -> dict[str, EngineResult]:
+    return {row.engine: row for row in measure(TINY, [engines.ENGINES["eager"], *chosen], settings).rows}
+
+
+def check_case(case: suites.BenchCase) -> None:
+    """Inputs follow the generator alone and grow with the batch; the result is finite and depends on them."""
+
+    def inputs(batch: int, seed: int) -> tuple[torch.Tensor, ...]:
+        return case.inputs(batch, torch.Generator().manual_seed(seed))
+
+    model = suites.make_model(case, 0, torch.float32, torch.device("cpu"))
+    once, twice, other = inputs(1, 0), inputs(2, 0), inputs(1, 1)
+    assert all(map(torch.equal, once, inputs(1, 0)))
+    assert [2 * tensor.numel() for tensor in once] == [tensor.numel() for tensor in twice]
+    result = model(*once)
+    assert result.isfinite().all()
+    assert not torch.allclose(result, model(*other))
+    assert torch.equal(result, model(*once)), "a result that differs by itself cannot be compared"

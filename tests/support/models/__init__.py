@@ -1,0 +1,1 @@
+"""Small architectures, training steps, and graphs built node by node."""

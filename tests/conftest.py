@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from commands import planted_faults
+from cases import faults
 from dynaxla.engine import compile as engine_compile
 from dynaxla.engine import options as engine_options
 from dynaxla.runtime import background
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     quick_compilation.is_asked_for = config.getoption("quick")
     if name := config.getoption("planted"):
-        fault = planted_faults.faults()[name]()
+        fault = faults.all_faults()[name]()
         fault.__enter__()
         config.add_cleanup(lambda: fault.__exit__(None, None, None))
 

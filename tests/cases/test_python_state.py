@@ -1,4 +1,4 @@
-"""Random surroundings: what eager mode notices, a compiled step notices; and the generator finds every planted blindness."""
+"""Random changes of Python state: a compiled step sees each that eager mode sees, and the generator finds every planted fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.python_state import faults
+from cases.faults.guards import FAULTS
+from cases.python_state import fault_search
 from cases.python_state.cases import draw_case, judge, judge_compiled
 from cases.python_state.choices import HypothesisChoices, SeededChoices
 
-# Blindnesses of several kinds that few cases find.
+# Faults of several kinds that a few cases find.
 QUICKLY_FOUND = [
     "code_is_not_looked_at",
     "numpy_scalars_are_known_by_their_path",
@@ -50,11 +51,11 @@ def test_compiled_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", QUICKLY_FOUND)
-def test_planted_blindnesses_are_found(name: str) -> None:
-    assert faults.find(faults.FAULTS[name], range(100))
+def test_planted_faults_are_found(name: str) -> None:
+    assert fault_search.find(FAULTS[name], range(100))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", faults.FAULTS)
-def test_every_planted_blindness_is_found(name: str) -> None:
-    assert faults.find(faults.FAULTS[name], range(3000))
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_planted_fault_is_found(name: str) -> None:
+    assert fault_search.find(FAULTS[name], range(3000))

@@ -13,7 +13,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from cases.random_programs import faults, runner
+from cases.faults.ops import FAULTS
+from cases.random_programs import fault_search, runner
 from cases.random_programs.builder import Builder
 from cases.random_programs.choices import HypothesisChoices, SeededChoices
 from cases.random_programs.generator import draw_program, generate
@@ -153,15 +154,15 @@ def test_every_step_can_be_drawn() -> None:
 
 @pytest.mark.thorough
 def test_planted_faults_are_found(quick_xla: None) -> None:
-    programs = faults.Programs([46, *range(100)])  # 46: no program before it takes such a view
+    programs = fault_search.Programs([46, *range(100)])  # 46: no program before it takes such a view
     for name in QUICKLY_FOUND:
-        assert faults.find(faults.FAULTS[name], programs), name
+        assert fault_search.find(FAULTS[name], programs), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", faults.FAULTS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_every_planted_fault_is_found(name: str) -> None:
-    assert faults.find(faults.FAULTS[name], faults.Programs(runner.seeds(0, 2000)))
+    assert fault_search.find(FAULTS[name], fault_search.Programs(runner.seeds(0, 2000)))
 
 
 def test_a_failing_program_is_made_small() -> None:
@@ -172,7 +173,7 @@ def test_a_failing_program_is_made_small() -> None:
         Step("t", "$0.t()", (2,)),
     ]
     program = _program(*steps, outputs=(0, 2, 3, 4))
-    with faults.FAULTS["remainder_has_the_dividends_sign"]():
+    with FAULTS["remainder_has_the_dividends_sign"]():
         verdict = judge(program, expect(program))
         assert verdict.outcome == "disagrees"
         small = minimise(program, verdict)

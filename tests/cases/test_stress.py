@@ -11,7 +11,9 @@ from support.processes.scripts import completed
 @pytest.mark.thorough
 def test_threads_side_by_side() -> None:
     """In a process of its own: first use is part of it."""
-    done = completed("__import__('runpy').run_module('cases.stress', run_name='__main__', alter_sys=True)", ["--seconds", "1", "--threads", "3"])
+    done = completed(
+        "__import__('runpy').run_module('cases.stress', run_name='__main__', alter_sys=True)", ["--seconds", "1", "--threads", "3"]
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 

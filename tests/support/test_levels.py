@@ -1,13 +1,11 @@
-"""Levels of the suite: what `make quick` and `make test` leave out, and the faults that are planted to judge them."""
+"""The levels of the suite: the tests that `make quick` and `make test` leave out."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
-from commands import planted_faults
 from support import levels
 
 
@@ -41,18 +39,3 @@ def test_samples_are_drawn_for_each_test_by_itself() -> None:
     assert set(names(items, "quick")) <= set(names(items, "usual"))
     few = [Item("a[0]", sample={"quick": 3}), Item("a[1]", sample={"quick": 3})]
     assert names(few, "usual") == ["a[0]", "a[1]"]  # no count: all of them
-
-
-def test_sixty_faults_of_all_kinds_are_drawn() -> None:
-    drawn = planted_faults.drawn()
-    assert len(set(drawn)) == planted_faults.COUNT == 60
-    assert (
-        drawn
-        == planted_faults.drawn()
-        != random.Random(planted_faults.SEED + 1).sample(sorted(planted_faults.faults()), planted_faults.COUNT)
-    )
-    for source in planted_faults.FOLDERS:
-        assert set(drawn) & set(planted_faults.faults_of(source)), source
-    assert len(planted_faults.faults()) == sum(len(planted_faults.faults_of(source)) for source in planted_faults.FOLDERS), (
-        "two faults have one name"
-    )

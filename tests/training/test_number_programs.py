@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cases.number_programs.faults import FAULTS
+from cases.faults.steps import NUMBER_FAULTS
 from cases.number_programs.programs import difference
 from dynaxla.observe import metrics
 
@@ -19,7 +19,7 @@ def test_programs(first: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", NUMBER_FAULTS)
 def test_planted_faults_are_found(name: str) -> None:
-    with FAULTS[name]():
+    with NUMBER_FAULTS[name]():
         assert any(difference(seed) for seed in range(40))

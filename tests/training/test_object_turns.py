@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import dynaxla
-from cases.object_turns.faults import FAULTS
+from cases.faults.steps import FAULTS
 from cases.object_turns.programs import differences
 
 SEEDS = range(40)

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from cases.object_turns.faults import FAULTS
+from cases.faults.steps import FAULTS
 from cases.object_turns.programs import differences
 
 

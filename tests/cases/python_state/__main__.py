@@ -17,9 +17,9 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     first = options.seed * 1_000_000
     if options.faults is not None:
-        from . import faults
+        from . import fault_search
 
-        return faults.main(options.faults, range(first, first + options.most))
+        return fault_search.main(options.faults, range(first, first + options.most))
     seeds = [options.only] if options.only is not None else range(first, first + options.count)
     outcomes: Counter[str] = Counter()
     for number, seed in enumerate(seeds):
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="which ones")
     made.add_argument("--compiled", type=int, default=300, help="how many of them are compiled, too, and run")
     made.add_argument("--only", type=int, metavar="SEED", help="print and judge the case of one seed, as printed")
-    made.add_argument("--faults", nargs="*", metavar="NAME", help="plant blindnesses and count cases until each is found")
+    made.add_argument("--faults", nargs="*", metavar="NAME", help="plant faults and count cases until each is found")
     made.add_argument("--most", type=int, default=3000, help="with --faults: how many cases are tried for each")
     return made
 

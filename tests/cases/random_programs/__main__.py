@@ -22,12 +22,12 @@ def main(argv: list[str] | None = None) -> int:
         return _show(options.only, options.rounded)
     if options.faults is not None:
         if options.rounded:
-            from . import rounded_faults
+            from . import rounded_fault_search
 
-            return rounded_faults.main(options.faults)
-        from . import faults
+            return rounded_fault_search.main(options.faults)
+        from . import fault_search
 
-        return faults.main(options.faults, runner.seeds(options.seed, options.most))
+        return fault_search.main(options.faults, runner.seeds(options.seed, options.most))
     path = options.results or RESULTS / f"{'rounded-' if options.rounded else ''}seed-{options.seed}.jsonl"
     known = runner.load(path)
     wanted = runner.seeds(options.seed, options.count)

@@ -1,16 +1,28 @@
-"""Faults that are planted in how a replayed call finds its places, each of which random programs have to find."""
+"""Faults in replayed steps: in where they find and put tensors, and in the numbers that they compute with.
+
+Attributes:
+    FAULTS: the faults that random steps with several sets of objects in turns have to find.
+    NUMBER_FAULTS: the faults that random steps with Python numbers have to find.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from dynaxla.guards.snapshot import Snapshot
 from dynaxla.training import replayed_steps
+from dynaxla.training.replayed_steps import StepPrograms
+
+from . import FaultList
+
+FAULTS = FaultList()
+NUMBER_FAULTS = FaultList()
 
 
+@FAULTS.add
 @contextlib.contextmanager
 def place_of_the_recording() -> Iterator[None]:
     """A place is found once, and not from each call's own arguments."""
@@ -19,6 +31,7 @@ def place_of_the_recording() -> Iterator[None]:
         yield
 
 
+@FAULTS.add
 @contextlib.contextmanager
 def created_object_shared() -> Iterator[None]:
     """All calls put the same tensor in a place."""
@@ -31,6 +44,7 @@ def created_object_shared() -> Iterator[None]:
         yield
 
 
+@FAULTS.add
 @contextlib.contextmanager
 def creation_forgotten() -> Iterator[None]:
     """The last of the places of a call stays as it was."""
@@ -43,8 +57,19 @@ def creation_forgotten() -> Iterator[None]:
         yield
 
 
-FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "place of the recording": place_of_the_recording,
-    "created object shared": created_object_shared,
-    "creation forgotten": creation_forgotten,
-}
+@NUMBER_FAULTS.add
+@contextlib.contextmanager
+def conditions_ignored() -> Iterator[None]:
+    """The first program of a state serves all its calls."""
+    add = StepPrograms._add_program
+    with mock.patch.object(StepPrograms, "_add_program", lambda self, snapshot, _, program: add(self, snapshot, {}, program)):
+        yield
+
+
+@NUMBER_FAULTS.add
+@contextlib.contextmanager
+def numbers_of_an_earlier_call() -> Iterator[None]:
+    """A number is read once, and not in each call."""
+    read, known = Snapshot.number_at, dict[Any, Any]()
+    with mock.patch.object(Snapshot, "number_at", lambda self, place: known.setdefault(place, read(self, place))):
+        yield

@@ -1,10 +1,10 @@
-"""Defects planted in the rules for rounded sizes, one at a time: the tests of these rules must find each."""
+"""Faults in the rules for padding, which rounded sizes (`sizes="buckets"`) need."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -13,25 +13,18 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.engine import compile as engine_compile
 from dynaxla.engine.padded_calls import ValidRegion
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
 from dynaxla.passes.padding import masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
 from dynaxla.passes.padding.masks import Masks
 from dynaxla.passes.padding.valid_sizes import Extent
-from support.comparisons import rounded_sizes
-from support.timing import quick_compilation
+
+from . import FaultList
 
 aten = torch.ops.aten
-Fault = Callable[[], AbstractContextManager[Any]]
 
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(function: Fault) -> Fault:
-    FAULTS[function.__name__] = function
-    return function
+FAULTS = FaultList()
 
 
 def _unmasked(*ops: torch._ops.OpOverload) -> AbstractContextManager[Any]:
@@ -60,7 +53,6 @@ for _name, _ops in {
     "batch_norms_are_not_masked": (aten._native_batch_norm_legit_functional.default,),
     "what_is_sorted_is_not_masked": (aten.sort.default, aten.sort.stable),
     "the_largest_are_not_masked": (aten.topk.default,),
-    "extremes_are_not_masked": (aten.aminmax.default,),
     "convolutions_are_not_masked": (aten.convolution.default,),
     "windows_of_maxima_are_not_masked": (aten.max_pool2d_with_indices.default,),
     "added_rows_are_not_masked": (aten.index_add.default, aten.index_put.default, aten.scatter_add.default),
@@ -75,45 +67,42 @@ for _name, _ops in {
     "losses_count_padding": (aten.nll_loss_forward.default,),
     "gradients_of_kernels_are_not_masked": (aten.convolution_backward.default,),
     "padding_is_where_numbers_are_added": (aten.constant_pad_nd.default,),
-    "medians_are_not_masked": (aten.median.dim, aten.median.default),
-    "traces_are_not_masked": (aten.trace.default,),
     "layer_norms_are_not_masked": (aten.native_layer_norm.default,),
     "losses_of_chances_count_padding": (aten.binary_cross_entropy.default,),
     "norms_of_vectors_are_not_masked": (aten.linalg_vector_norm.default,),
     "sums_without_nan_are_not_masked": (aten.nansum.default,),
-    "numbers_are_put_anywhere": (aten.put.default,),
     "group_norms_are_not_masked": (aten.native_group_norm.default,),
     "fused_layers_attend_to_padding": (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default),
 }.items():
     FAULTS[_name] = lambda ops=_ops: _unmasked(*ops)
 
 
-@fault
+@FAULTS.add
 def least_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
     return patch.dict(padded_rules._NEUTRAL, {aten.amin.default: lambda _: 0, aten.min.dim: lambda _: 0})
 
 
-@fault
+@FAULTS.add
 def products_of_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
     return patch.dict(padded_rules._NEUTRAL, {aten.prod.dim_int: lambda _: 0})
 
 
-@fault
+@FAULTS.add
 def products_that_are_scattered_are_filled_with_zero() -> AbstractContextManager[Any]:
     return patch.dict(padded_writes._NEUTRAL, {"prod": 0})
 
 
-@fault
+@FAULTS.add
 def views_begin_where_their_memory_does() -> AbstractContextManager[Any]:
     return patch.object(padded_order, "_starts", lambda later, steps: dict.fromkeys(steps, 0))
 
 
-@fault
+@FAULTS.add
 def maxima_are_filled_with_zero() -> AbstractContextManager[Any]:
     return patch.dict(padded_rules._NEUTRAL, {aten.amax.default: lambda _: 0, aten.argmax.default: lambda _: 0})
 
 
-@fault
+@FAULTS.add
 def means_are_over_rounded_sizes() -> AbstractContextManager[Any]:
     def rounded(right: Any, lengths: Any, places: Sequence[int], times: int) -> Any:
         return right(lax.add(lengths, lax.full_like(lengths, 1)), places, times)
@@ -121,29 +110,29 @@ def means_are_over_rounded_sizes() -> AbstractContextManager[Any]:
     return _lowered(masking.size_product, rounded)
 
 
-@fault
+@FAULTS.add
 def masks_are_longer_by_one() -> AbstractContextManager[Any]:
     return _lowered(masking.masked, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
 
 
-@fault
+@FAULTS.add
 def parts_begin_at_rounded_positions() -> AbstractContextManager[Any]:
     return _lowered(
         masking.slice_at, lambda right, x, lengths, *rest, **kw: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw)
     )
 
 
-@fault
+@FAULTS.add
 def what_turns_turns_around_the_rounded_end() -> AbstractContextManager[Any]:
     return _lowered(masking.roll_or_flip, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
 
 
-@fault
+@FAULTS.add
 def what_is_written_is_not_repeated() -> AbstractContextManager[Any]:
     return _lowered(masking.repeat_last, lambda right, x, *rest: lax.select(lax.full(x.shape, True), x, x))
 
 
-@fault
+@FAULTS.add
 def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
     def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, length_index: int, start: int, count_index: int, count: int) -> Any:
         return right(x, added, lengths, dim, length_index, start, -1, added.shape[dim])
@@ -151,7 +140,7 @@ def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
     return _lowered(masking.write_into, whole)
 
 
-@fault
+@FAULTS.add
 def tensors_follow_padding() -> AbstractContextManager[Any]:
     def concatenate(right: Any, tensors: Sequence[Any], lengths: Any, dim: int, places: Sequence[int]) -> Any:
         return lax.concatenate(tensors, dim)
@@ -159,7 +148,7 @@ def tensors_follow_padding() -> AbstractContextManager[Any]:
     return _lowered(masking.cat_valid, concatenate)
 
 
-@fault
+@FAULTS.add
 def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
     right = valid_sizes.reshaped
 
@@ -169,24 +158,24 @@ def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
     return patch.object(padded_rules, "reshaped", wrong)
 
 
-@fault
+@FAULTS.add
 def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
     return patch.object(
         padded_layers, "index_of", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
     )
 
 
-@fault
+@FAULTS.add
 def positions_count_along_rounded_rows() -> AbstractContextManager[Any]:
     return patch.object(padded_windows, "_is_width_padded", lambda given, images: False)
 
 
-@fault
+@FAULTS.add
 def images_are_resized_by_rounded_sizes() -> AbstractContextManager[Any]:
     return patch.object(padded_rules, "_true_number", lambda given, number, x: None)
 
 
-@fault
+@FAULTS.add
 def mirrors_stand_at_the_rounded_end() -> AbstractContextManager[Any]:
     def mirrored(right: Any, x: Any, lengths: Any, dim: int, *rest: Any, ctx: Any) -> Any:
         return right(x, lax.full(lengths.shape, x.shape[dim], lengths.dtype), dim, *rest, ctx=ctx)
@@ -194,8 +183,8 @@ def mirrors_stand_at_the_rounded_end() -> AbstractContextManager[Any]:
     return _lowered(masking.reflect_or_replicate, mirrored)
 
 
-@fault
-def quarter_turns_are_around_the_rounded_end() -> AbstractContextManager[Any]:
+@FAULTS.add
+def flips_are_around_the_rounded_end() -> AbstractContextManager[Any]:
     def turned(self: Masks, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
         value = node.meta["val"]
         added = self.add(aten.flip.default, (node, [dim]), value.shape, value)
@@ -205,79 +194,24 @@ def quarter_turns_are_around_the_rounded_end() -> AbstractContextManager[Any]:
     return patch.object(masks.Masks, "turned", turned)
 
 
-@fault
+@FAULTS.add
 def columns_alone_are_masked() -> AbstractContextManager[Any]:
     right = masks.Masks.masked
     return patch.object(masks.Masks, "masked", lambda self, node, dims, *rest: right(self, node, list(dims)[-1:], *rest))
 
 
-@fault
+@FAULTS.add
 def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
-    right = ValidRegion.part
+    right = ValidRegion.crop
 
-    def part(self: Any, padded: torch.Tensor) -> torch.Tensor:
+    def crop(self: ValidRegion, padded: torch.Tensor) -> torch.Tensor:
         if len(self.factors) == len(self.shape):
             return right(self, padded)
-        return padded.reshape(-1)[: math.prod(self.true)]
+        return padded.reshape(-1)[: math.prod(self.valid)].view(self.valid)
 
-    return patch.object(ValidRegion, "part", part)
+    return patch.object(ValidRegion, "crop", crop)
 
 
-@fault
+@FAULTS.add
 def assumptions_are_forgotten() -> AbstractContextManager[Any]:
     return patch.object(round_up.Rounding, "_guards", lambda self: [])
-
-
-def trials() -> Iterator[tuple[str, Callable[[], None]]]:
-    """What must find them: the functions of the tests of the rules, in a program of their own."""
-    from capture import (
-        test_padded_layers,
-        test_padded_order,
-        test_padded_rules,
-        test_padded_statistics,
-        test_padded_windows,
-        test_padded_writes,
-    )
-
-    tested = test_padded_order, test_padded_statistics, test_padded_windows, test_padded_writes, test_padded_rules, test_padded_layers
-    for module in tested:
-        for name, functions in vars(module).items():
-            if name.isupper() and isinstance(functions, list) and callable(functions[0]):
-                added = [lambda *given, own=function: own(*given) + 0 for function in functions]
-                yield name, lambda functions=added: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
-    yield "ASSUMPTIONS", _assumptions
-
-
-def _assumptions() -> None:
-    """One more than a size is assumed to be at most another size: rounded, it is greater."""
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x[:1]]) + (y * 2)[: x.shape[0] + 1]
-
-    x, y = torch.ones(9), torch.ones(10)  # both are rounded to 12
-    with rounded_sizes.poisoned():
-        torch.testing.assert_close(rounded_sizes.compiled(function)(x, y), function(x, y))
-
-
-def find(planted: Fault) -> str | None:
-    """Which trial finds a fault, and how."""
-    for name, trial in trials():
-        torch._dynamo.reset()
-        with planted():
-            try:
-                trial()
-            except Exception as error:
-                return f"{name}: {type(error).__name__}: {(str(error).splitlines() or ['another program'])[0][:60]}"
-    return None
-
-
-def main(names: Sequence[str]) -> int:
-    """Print for every fault what finds it."""
-    found, options_for = {}, engine_compile.options_for
-    with patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick_compilation.options()}):
-        for name in names or FAULTS:
-            found[name] = find(FAULTS[name])
-            print(f"{name:50} {found[name] or 'not found'}", flush=True)
-    missed = [name for name, how in found.items() if how is None]
-    print(f"{len(found) - len(missed)} of {len(found)} faults found")
-    return int(bool(missed))

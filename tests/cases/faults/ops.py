@@ -1,10 +1,9 @@
-"""Defects planted in dynaxla one at a time: a generator of programs is as good as the defects that it finds."""
+"""Faults in lowerings, in results and their memory, and in inputs."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -26,21 +25,12 @@ from dynaxla.lowering.ops import division
 from dynaxla.runtime import seeds
 from dynaxla.runtime.layout import Layout, row_major
 
-from .generator import generate
-from .judge import Verdict, judge
-from .observed import Expected
-from .program import Program
+from . import Fault, FaultList
 
 aten = torch.ops.aten
-Fault = Callable[[], AbstractContextManager[Any]]
 Lowering = Callable[..., Any]
 
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(function: Callable[[], AbstractContextManager[Any]]) -> Fault:
-    FAULTS[function.__name__] = function
-    return function
+FAULTS = FaultList()
 
 
 def lowered(*ops: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Fault]:
@@ -52,7 +42,7 @@ def lowered(*ops: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Fault
 
         planted.__name__ = function.__name__
         planted.__doc__ = function.__doc__
-        return fault(planted)
+        return FAULTS.add(planted)
 
     return decorate
 
@@ -73,7 +63,7 @@ def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractConte
 # Mutations, aliases, memory
 
 
-@fault
+@FAULTS.add
 def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
     right = Scheduler.runner
 
@@ -106,7 +96,7 @@ def _address(value: Any) -> int | None:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) and value.numel() else None
 
 
-@fault
+@FAULTS.add
 def alias_of_an_input_is_a_copy() -> AbstractContextManager[Any]:
     def change(inputs: Sequence[Any], results: list[Any]) -> list[Any]:
         known = {_address(item) for item in inputs} - {None}
@@ -115,7 +105,7 @@ def alias_of_an_input_is_a_copy() -> AbstractContextManager[Any]:
     return _results_through(change)
 
 
-@fault
+@FAULTS.add
 def results_do_not_share_memory() -> AbstractContextManager[Any]:
     def change(inputs: Sequence[Any], results: list[Any]) -> list[Any]:
         seen = {_address(item) for item in inputs}
@@ -129,7 +119,7 @@ def results_do_not_share_memory() -> AbstractContextManager[Any]:
     return _results_through(change)
 
 
-@fault
+@FAULTS.add
 def result_is_contiguous() -> AbstractContextManager[Any]:
     """A permuted result comes with the strides of a contiguous one."""
     right = native._buffer_maker
@@ -141,7 +131,7 @@ def result_is_contiguous() -> AbstractContextManager[Any]:
     return patch.object(native, "_buffer_maker", maker)
 
 
-@fault
+@FAULTS.add
 def view_of_a_result_starts_at_its_beginning() -> AbstractContextManager[Any]:
     right = native._buffer_maker
 
@@ -151,7 +141,7 @@ def view_of_a_result_starts_at_its_beginning() -> AbstractContextManager[Any]:
     return patch.object(native, "_buffer_maker", maker)
 
 
-@fault
+@FAULTS.add
 def parameter_is_stale() -> AbstractContextManager[Any]:
     """The memory of a parameter at the first call is read at every later one."""
     right = Arguments.arrays
@@ -167,7 +157,7 @@ def parameter_is_stale() -> AbstractContextManager[Any]:
     return patch.object(Arguments, "arrays", arrays)
 
 
-@fault
+@FAULTS.add
 def storage_offset_is_ignored() -> AbstractContextManager[Any]:
     """An input that must be copied is read from the start of its storage."""
 
@@ -178,7 +168,7 @@ def storage_offset_is_ignored() -> AbstractContextManager[Any]:
     return patch.object(Layout, "pack_tensor", pack)
 
 
-@fault
+@FAULTS.add
 def gaps_are_read() -> AbstractContextManager[Any]:
     """An input with gaps is read as if it had none."""
 
@@ -188,7 +178,7 @@ def gaps_are_read() -> AbstractContextManager[Any]:
     return patch.object(Layout, "pack_tensor", pack)
 
 
-@fault
+@FAULTS.add
 def transposed_input_is_read_in_memory_order() -> AbstractContextManager[Any]:
     right = Layout.unpack
 
@@ -198,7 +188,7 @@ def transposed_input_is_read_in_memory_order() -> AbstractContextManager[Any]:
     return patch.object(Layout, "unpack", unpack)
 
 
-@fault
+@FAULTS.add
 def expanded_input_is_padded_with_zeros() -> AbstractContextManager[Any]:
     right = Layout.unpack
 
@@ -213,7 +203,7 @@ def expanded_input_is_padded_with_zeros() -> AbstractContextManager[Any]:
     return patch.object(Layout, "unpack", unpack)
 
 
-@fault
+@FAULTS.add
 def conjugate_bit_is_lost() -> AbstractContextManager[Any]:
     right = Arguments._prepare
 
@@ -223,12 +213,12 @@ def conjugate_bit_is_lost() -> AbstractContextManager[Any]:
     return patch.object(Arguments, "_prepare", prepare)
 
 
-@fault
+@FAULTS.add
 def program_of_one_size_serves_all() -> AbstractContextManager[Any]:
     return patch.object(Sizes, "key", lambda self, args: ())
 
 
-@fault
+@FAULTS.add
 def random_numbers_never_change() -> AbstractContextManager[Any]:
     right = seeds.seed
     first: list[Any] = []
@@ -240,7 +230,7 @@ def random_numbers_never_change() -> AbstractContextManager[Any]:
     return patch.object(seeds, "seed", seed)
 
 
-@fault
+@FAULTS.add
 def manual_seed_is_ignored() -> AbstractContextManager[Any]:
     right = seeds.seed
 
@@ -300,7 +290,7 @@ def _computed_in(choose: Callable[[Sequence[Any], Any], Any]) -> AbstractContext
     return patch.object(promotion, "computation_and_result_dtype", wrong)
 
 
-@fault
+@FAULTS.add
 def number_is_cast_to_the_tensors_dtype() -> AbstractContextManager[Any]:
     """integers * 2.5 is computed as integers * 2."""
 
@@ -312,7 +302,7 @@ def number_is_cast_to_the_tensors_dtype() -> AbstractContextManager[Any]:
     return _computed_in(choose)
 
 
-@fault
+@FAULTS.add
 def rank_zero_operand_is_cast_to_the_other_dtype() -> AbstractContextManager[Any]:
     def choose(operands: Sequence[Any], right: Any) -> Any:
         arrays = [operand for operand in operands if isinstance(operand, jax.Array)]
@@ -323,7 +313,7 @@ def rank_zero_operand_is_cast_to_the_other_dtype() -> AbstractContextManager[Any
     return _computed_in(choose)
 
 
-@fault
+@FAULTS.add
 def python_float_is_float64() -> AbstractContextManager[Any]:
     """A Python number promotes as a tensor of its dtype would."""
 
@@ -333,7 +323,7 @@ def python_float_is_float64() -> AbstractContextManager[Any]:
     return patch.object(promotion, "_combine", strong)
 
 
-@fault
+@FAULTS.add
 def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
     def choose(operands: Sequence[Any], right: Any) -> Any:
         arrays = [operand.dtype for operand in operands if isinstance(operand, jax.Array)]
@@ -346,7 +336,7 @@ def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
 # Arithmetic
 
 
-@fault
+@FAULTS.add
 def integer_division_truncates() -> AbstractContextManager[Any]:
     right = division._floor_divide
 
@@ -454,49 +444,3 @@ def gradient_of_a_slice_goes_to_the_front(
     right: Lowering, grad: Any, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Any:
     return right(grad, sizes, dim, 0, grad.shape[dim] * step, step)
-
-
-class Programs:
-    """Programs made once and used for every fault."""
-
-    def __init__(self, seeds: Iterable[int]) -> None:
-        self._seeds = iter(seeds)
-        self._made: list[tuple[int, Program, Expected]] = []
-
-    def __iter__(self) -> Iterator[tuple[int, Program, Expected]]:
-        for place in range(2**31):
-            if place == len(self._made):
-                seed = next(self._seeds, None)
-                if seed is None:
-                    return
-                self._made.append((seed, *generate(seed)))
-            yield self._made[place]
-
-
-def find(planted: Fault, programs: Iterable[tuple[int, Program, Expected]]) -> tuple[int, int, Verdict] | None:
-    """How many programs it takes until one disagrees because of the fault, that program's seed, and how it disagrees."""
-    for count, (seed, candidate, expected) in enumerate(programs, start=1):
-        with planted():
-            verdict = judge(candidate, expected)
-        if count % 20 == 0:
-            torch._dynamo.reset()
-            gc.collect()
-        if verdict.outcome == "disagrees" and judge(candidate, expected).outcome == "agrees":
-            return count, seed, verdict
-    return None
-
-
-def main(names: Sequence[str], seeds: Iterable[int]) -> int:
-    """Print for every fault after how many programs it is found."""
-    programs = Programs(seeds)
-    missed = []
-    for name in names or FAULTS:
-        found = find(FAULTS[name], programs)
-        if found is None:
-            missed.append(name)
-            print(f"{name:50} not found", flush=True)
-            continue
-        count, seed, verdict = found
-        print(f"{name:50} {count:5}  seed {seed}  {verdict.kind}", flush=True)
-    print(f"{len(names or FAULTS) - len(missed)} of {len(names or FAULTS)} faults found")
-    return int(bool(missed))

@@ -1,4 +1,4 @@
-"""Ways in which the watch could be blind, planted one at a time: a generator is as good as the blindnesses that it finds."""
+"""Faults in the guards on Python state: changes that these no longer see."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from unittest.mock import patch
 from dynaxla.guards import fingerprints, object_graph, object_walker, reference_checks, slots, trusted_code
 from dynaxla.guards.object_walker import Visitor
 
-from .cases import Verdict, draw_case, judge
-from .choices import SeededChoices
+from . import FaultList
 
-Fault = Callable[[], AbstractContextManager[Any]]
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(function: Callable[[], AbstractContextManager[Any]]) -> Fault:
-    FAULTS[function.__name__] = function
-    return function
+FAULTS = FaultList()
 
 
 def _contents(name: str, blind: Callable[[type], bool]) -> None:
@@ -54,7 +47,7 @@ _contents("dtypes_are_alike", _named("dtype"))
 _contents("strings_are_alike", _named("str", "bytes"))
 
 
-@fault
+@FAULTS.add
 def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
     right = fingerprints.fingerprint
 
@@ -132,7 +125,7 @@ _class_items("attributes_of_classes_are_not_looked_at", lambda _, value: isinsta
 _class_items("special_methods_are_not_looked_at", lambda key, _: key.startswith("__"))
 
 
-@fault
+@FAULTS.add
 def code_without_a_file_is_trusted() -> AbstractContextManager[Any]:
     return _trusting()
 
@@ -148,17 +141,17 @@ def _trusting() -> Iterator[None]:
         yield
 
 
-@fault
+@FAULTS.add
 def globals_are_not_read() -> AbstractContextManager[Any]:
     return patch.object(Visitor, "_add_globals", lambda self, *_: None)
 
 
-@fault
+@FAULTS.add
 def modules_are_not_looked_into() -> AbstractContextManager[Any]:
     return patch.object(Visitor, "_add_module", lambda self, *_, **__: None)
 
 
-@fault
+@FAULTS.add
 def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
     right = Visitor._referents
 
@@ -184,70 +177,48 @@ def _values(change: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
-@fault
+@FAULTS.add
 def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
     return _values(lambda found: fingerprints.BufferContents(found.metadata, b""))
 
 
-@fault
+@FAULTS.add
 def shapes_are_not_compared() -> AbstractContextManager[Any]:
     right = object_graph.meta
     return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
 
 
-@fault
+@FAULTS.add
 def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
     right = object_graph.meta
     return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
 
 
-@fault
+@FAULTS.add
 def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.ReferenceChecks, "_are_namespaces_unchanged", lambda self: True)
 
 
-@fault
+@FAULTS.add
 def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.ReferenceChecks, "_are_places_unchanged", lambda self: True)
 
 
-@fault
+@FAULTS.add
 def the_watch_does_not_look_at_keys() -> AbstractContextManager[Any]:
     return patch.object(reference_checks, "_keys", lambda target: ())
 
 
-@fault
+@FAULTS.add
 def the_watch_does_not_look_at_versions_of_dicts() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.DictCheck, "are_unchanged", lambda self: True)
 
 
-@fault
+@FAULTS.add
 def the_watch_does_not_look_at_classes() -> AbstractContextManager[Any]:
     return patch.object(reference_checks.Identities, "are_unchanged", lambda self: True)
 
 
-@fault
+@FAULTS.add
 def the_watch_compares_by_equality() -> AbstractContextManager[Any]:
     return patch.object(reference_checks, "_pointers", lambda values: list(map(repr, map(type, values))))
-
-
-def find(planted: Fault, seeds: Sequence[int]) -> tuple[int, int, Verdict] | None:
-    """How many cases it takes until one goes wrong because of the fault, that case's seed, and what goes wrong."""
-    for count, seed in enumerate(seeds, start=1):
-        case = draw_case(SeededChoices(seed))
-        with planted():
-            verdict = judge(case, bool(seed % 2))
-        if verdict.problem and not judge(draw_case(SeededChoices(seed)), bool(seed % 2)).problem:
-            return count, seed, verdict
-    return None
-
-
-def main(names: Sequence[str], seeds: Sequence[int]) -> int:
-    """Print for every fault after how many cases it is found."""
-    missed = 0
-    for name in names or FAULTS:
-        found = find(FAULTS[name], seeds)
-        missed += found is None
-        print(f"{name:50}", "not found" if found is None else f"{found[0]:5}  seed {found[1]}  {found[2].problem}", flush=True)
-    print(f"{len(names or FAULTS) - missed} of {len(names or FAULTS)} blindnesses found")
-    return int(bool(missed))

@@ -1,0 +1,69 @@
+"""Tells which tests of the rules for padding find each planted fault in these rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from unittest.mock import patch
+
+import torch
+
+from cases.faults import Fault
+from cases.faults.padding import FAULTS
+from dynaxla.engine import compile as engine_compile
+from support.comparisons import rounded_sizes
+from support.timing import quick_compilation
+
+
+def trials() -> Iterator[tuple[str, Callable[[], None]]]:
+    """What must find them: the functions of the tests of the rules, in a program of their own."""
+    from passes.padding import (
+        test_padded_layers,
+        test_padded_order,
+        test_padded_rules,
+        test_padded_statistics,
+        test_padded_windows,
+        test_padded_writes,
+    )
+
+    tested = test_padded_order, test_padded_statistics, test_padded_windows, test_padded_writes, test_padded_rules, test_padded_layers
+    for module in tested:
+        for name, functions in vars(module).items():
+            if name.isupper() and isinstance(functions, list) and callable(functions[0]):
+                added = [lambda *given, own=function: own(*given) + 0 for function in functions]
+                yield name, lambda functions=added: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
+    yield "ASSUMPTIONS", _assumptions
+
+
+def _assumptions() -> None:
+    """One more than a size is assumed to be at most another size: rounded, it is greater."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x[:1]]) + (y * 2)[: x.shape[0] + 1]
+
+    x, y = torch.ones(9), torch.ones(10)  # both are rounded to 12
+    with rounded_sizes.poisoned():
+        torch.testing.assert_close(rounded_sizes.compiled(function)(x, y), function(x, y))
+
+
+def find(planted: Fault) -> str | None:
+    """Which trial finds a fault, and how."""
+    for name, trial in trials():
+        torch._dynamo.reset()
+        with planted():
+            try:
+                trial()
+            except Exception as error:
+                return f"{name}: {type(error).__name__}: {(str(error).splitlines() or ['another program'])[0][:60]}"
+    return None
+
+
+def main(names: Sequence[str]) -> int:
+    """Print for every fault what finds it."""
+    found, options_for = {}, engine_compile.options_for
+    with patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick_compilation.options()}):
+        for name in names or FAULTS:
+            found[name] = find(FAULTS[name])
+            print(f"{name:50} {found[name] or 'not found'}", flush=True)
+    missed = [name for name, how in found.items() if how is None]
+    print(f"{len(found) - len(missed)} of {len(found)} faults found")
+    return int(bool(missed))

@@ -13,8 +13,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from cases import faults
-from dynaxla.engine import compile as engine_compile
-from dynaxla.engine import options as engine_options
 from dynaxla.runtime import background
 from support import levels
 from support.timing import quick_compilation
@@ -83,8 +81,7 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     For tests whose subject is what we hand to XLA, and what becomes of the results. Some folders take it for all of their tests.
     """
     if request.node.get_closest_marker("optimized") is None or quick_compilation.is_asked_for:
-        options_for, quickly = engine_options.options_for, quick_compilation.options()
-        monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly})
+        quick_compilation.apply(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dynaxla
 from dynaxla import backend
 from dynaxla.config import Options
-from dynaxla.engine import artifact
 from dynaxla.errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from dynaxla.observe import coverage, metrics
+from support import internals
 
 pytestmark = pytest.mark.quick
 
@@ -34,11 +34,7 @@ def test_torch_finds_them_by_name() -> None:
 
 
 def test_modes_of_torch_compile_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    compile_graph = backend._compile
-    monkeypatch.setattr(
-        backend, "_compile", lambda module, inputs, options, **rest: seen.append(options) or compile_graph(module, inputs, options)
-    )
+    seen = internals.seen_options(monkeypatch)
     for mode in ("reduce-overhead", "max-autotune"):
         torch.compile(torch.exp, backend="dynaxla", mode=mode)(torch.randn(3))
         torch._dynamo.reset()
@@ -73,7 +69,7 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(
 
 
 def test_a_torch_that_pickles_inductors_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "IS_POSSIBLE", False)
+    internals.no_pickled_programs(monkeypatch)
     with torch._functorch.config.patch(force_autograd_cache=True), pytest.raises(UnsupportedVersion, match=r"aot_compile.*\n.*cache"):
         torch.compile(lambda x: x + 1, backend="dynaxla")(torch.ones(2))
 

@@ -12,7 +12,7 @@ import torch
 import dynaxla
 from dynaxla import errors
 from dynaxla.lowering.registry import Registry
-from dynaxla.runtime import programs
+from support import internals
 
 pytestmark = pytest.mark.quick
 
@@ -46,7 +46,7 @@ def test_what_xla_refuses_is_a_compilation_error(error: Exception, monkeypatch: 
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_lowered", refuse)
+        internals.compiler(patch, refuse)
         with pytest.raises(dynaxla.errors.CompilationError, match=f"XLA could not compile .*{error}"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
     still_works()
@@ -56,7 +56,7 @@ def test_memory_that_compiling_lacks_is_out_of_memory(monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no")
 
-    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    internals.compiler(monkeypatch, refuse)
     with pytest.raises(dynaxla.errors.OutOfMemory, match="RESOURCE_EXHAUSTED"):
         compile_and_call(lambda x: x * 2, torch.randn(3))
 
@@ -66,7 +66,7 @@ def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatc
         raise AttributeError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_lowered", compile_lowered)
+        internals.compiler(patch, compile_lowered)
         with pytest.raises(AttributeError, match=r"^a defect$"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
     still_works()

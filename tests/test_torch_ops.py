@@ -11,6 +11,7 @@ from dynaxla.errors import UnsupportedVersion
 from dynaxla.lowering.registry import Registry, _load, registry
 from dynaxla.runtime import private
 from dynaxla.torch_ops import MissingOp, aten, without_missing_ops
+from support import internals
 from support.processes.scripts import run_script
 
 
@@ -128,8 +129,7 @@ def test_nothing_of_a_module_that_did_not_load_is_left(monkeypatch: pytest.Monke
 
 
 def test_newer_releases_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(private, "KNOWN", {"torch": ("1.0", "1.9"), "jax": ("0.1", "99.0")})
-    private.warn_of_newer_releases.cache_clear()
+    internals.tested_releases(monkeypatch, {"torch": ("1.0", "1.9"), "jax": ("0.1", "99.0")})
     try:
         for size in (2, 3):
             torch._dynamo.reset()
@@ -146,9 +146,9 @@ def test_with_newer_releases_the_error_names_the_tested_ones(monkeypatch: pytest
     def load() -> None:
         raise AttributeError("gone")
 
-    monkeypatch.setattr("dynaxla.lowering.ops.load", load)
+    internals.failing_load_of_lowerings(monkeypatch, load)
     known = {"torch": ("2.11", "2.11" if is_newer else "99.0"), "jax": ("0.10", "99.0")}
-    monkeypatch.setattr(private, "KNOWN", known)
+    internals.tested_releases(monkeypatch, known)
     if is_newer and private.release(torch.__version__) == (2, 11):
         pytest.skip("this torch is the oldest supported one")
     with pytest.raises(UnsupportedVersion if is_newer else AttributeError, match="gone") as raised:

@@ -16,6 +16,7 @@ import dynaxla
 from dynaxla.autoselect import contest
 from dynaxla.errors import OptionError
 from dynaxla.observe import engine_decisions, metrics
+from support import internals
 from support.fakes import wrong_engines
 
 
@@ -83,7 +84,7 @@ def test_engines_of_nearly_the_same_speed_are_told_apart(slower: float, most: in
     """On a machine that is up to a third slower for some calls in succession."""
     for seed in range(60):
         dice, clock, other_work = random.Random(seed), [0.0], [1.0]
-        monkeypatch.setattr(contest, "now", lambda _, clock=clock: clock[0])
+        internals.clock_of_contests(monkeypatch, lambda _, clock=clock: clock[0])
 
         def engine(seconds: float, dice: Any = dice, clock: Any = clock, other_work: Any = other_work) -> Any:
             def run(x: torch.Tensor) -> list[torch.Tensor]:
@@ -116,7 +117,7 @@ def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:
 
 
 def test_a_winner_that_is_wrong_later_is_followed_by_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest.SingleProcessBallot, "decide", lambda self, sizes, seconds: min(seconds, key="planted_other_sizes".__ne__))
+    internals.choice_of_engine(monkeypatch, lambda seconds: min(seconds, key="planted_other_sizes".__ne__))
     w = torch.randn(6, 5)
     call = compiled(product, "planted_other_sizes", "eager", dynamic=True)
     four, seven = torch.randn(4, 6), torch.randn(7, 6)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from dynaxla.autoselect import engine_agreement
 from dynaxla.autoselect.contest import SingleProcessBallot
+from support import internals
 from support.processes.scripts import run_script
 
 FIRST = {"dynaxla": 1.0, "inductor": 2.0, "eager": 4.0}
@@ -18,7 +19,7 @@ SECOND = {"dynaxla": 9.0, "inductor": 3.0, "eager": 6.0}
 
 
 def pair(monkeypatch: pytest.MonkeyPatch, patience: float = 60.0) -> list[engine_agreement.GroupBallot]:
-    monkeypatch.setattr(engine_agreement, "_PAUSE", 0.0)
+    internals.no_pause_between_votes(monkeypatch)
     store = dist.HashStore()
     return [engine_agreement.GroupBallot(store, rank, 2, "graph", patience) for rank in range(2)]
 

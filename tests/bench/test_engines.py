@@ -11,10 +11,11 @@ from torch._dynamo.utils import counters
 from dynaxla.bench import engines
 from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.engines import BenchEngine
+from support.fakes import tiny_benchmark
 
 
 def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engines.ENGINES, "inductor", BenchEngine("inductor", lambda model, _: model, lambda: "no compiler"))
+    tiny_benchmark.add_engine(monkeypatch, BenchEngine("inductor", lambda model, _: model, lambda: "no compiler"))
     chosen, notes = engines.choose([], engines.QUICK_ENGINES)
     assert [engine.name for engine in chosen] == ["eager", "dynaxla", "dynaxla_retrace"]
     assert notes == ["inductor left out: no compiler"]

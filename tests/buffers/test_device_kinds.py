@@ -9,6 +9,7 @@ import torch
 
 from dynaxla.buffers import device_kinds
 from dynaxla.runtime import clients, devices
+from support import internals
 
 
 def test_torchs_own_memory_needs_no_kind() -> None:
@@ -18,8 +19,7 @@ def test_torchs_own_memory_needs_no_kind() -> None:
 
 
 def test_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_kinds, "_kinds", {})
-    monkeypatch.setattr(devices, "_array_devices", {})
+    internals.no_other_devices(monkeypatch)
     kind: Any = object()
     device_kinds.register("meta", kind)
     devices.register("meta", lambda index: clients.cpu_device())

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from dynaxla.capture import decompositions as decompositions_module
 from dynaxla.capture.decompositions import decompositions
-from dynaxla.lowering.registry import Registry, registry
+from dynaxla.lowering.registry import registry
+from support import internals
 from support.comparisons.compare import assert_equal, check
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ def test_the_table_is_the_callers_and_a_new_lowering_is_seen(monkeypatch: pytest
     first.clear()
     assert decompositions("cpu")
     op = aten.hardswish.default
-    monkeypatch.setattr(decompositions_module, "registry", empty := Registry())
+    empty = internals.empty_registry(monkeypatch)
     assert op in decompositions("cpu")
     empty.register(op, lambda x: x)
     assert op not in decompositions("cpu")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from dynaxla.capture import eager_strides
+from support import internals
 from support.comparisons.compare import check, strides
 from support.comparisons.gradients import check_gradients
 
@@ -71,27 +71,21 @@ def test_strides_of_dimensions_of_one_element(pool: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_kernels_are_asked_with_fewer_elements(name: str) -> None:
+def test_kernels_are_asked_with_fewer_elements(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of large operands, of which a copy would take time and memory."""
     function, args = RESULTS[name]
     asked: list[int] = []
-    ask = eager_strides._try_kernel
-
-    def counted(op: Any, args: Any, kwargs: Any, most: int | None, fake: bool) -> Any:
-        asked.append(most or 0)
-        return ask(op, args, kwargs, most, fake)
-
-    with mock.patch.multiple(eager_strides, _MAX_ELEMENTS=0, _trial_results={}, _try_kernel=counted):
-        check(function, *args)
+    internals.all_operands_are_large(monkeypatch, asked)
+    check(function, *args)
     assert asked
     assert all(asked)
 
 
-def test_the_fake_implementation_counts_where_the_kernel_does_the_same() -> None:
+def test_the_fake_implementation_counts_where_the_kernel_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that takes another way for small operands is no reason to change what a large one gives."""
     x, weight = channels_last(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    with mock.patch.multiple(eager_strides, _MAX_ELEMENTS=0, _trial_results={}):
-        check(lambda x, weight: F.conv2d(x, weight, stride=2), x, weight, tolerance=(1e-4, 1e-4))
+    internals.all_operands_are_large(monkeypatch)
+    check(lambda x, weight: F.conv2d(x, weight, stride=2), x, weight, tolerance=(1e-4, 1e-4))
 
 
 def test_generators_stay_as_they_are() -> None:

@@ -7,21 +7,20 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture import graph_json
 from dynaxla.capture.fingerprint import captured_text, fingerprint
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.capture.graph_cache import KeptGraph, key_of
 from dynaxla.config import Options
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
-from dynaxla.runtime import machine, private
+from dynaxla.runtime import private
+from support import internals
 from support.processes.scripts import run_script
 
 library = torch.library.Library("dynaxla_kept_test", "FRAGMENT")
@@ -56,7 +55,8 @@ def _no_kernels_of_other_tests() -> Iterator[None]:
     """What other tests, or libraries that they import, have registered in this process would keep every graph from being kept."""
     registered = private.implemented_in_python
     left = set(registered())
-    with patch.object(private, "implemented_in_python", lambda: [name for name in registered() if name not in left]):
+    with pytest.MonkeyPatch.context() as patch:
+        internals.python_kernels(patch, lambda: [name for name in registered() if name not in left])
         yield
 
 
@@ -121,9 +121,9 @@ def precision() -> Iterator[None]:
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda: patch.object(machine, "versions", lambda: ("another",)),
-        lambda: patch.object(machine, "sources", lambda: "another"),
-        lambda: patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+        internals.other("versions"),
+        internals.other("sources"),
+        internals.other("kernels"),
         lambda: torch._functorch.config.patch(functionalize_rng_ops=True),
         precision,
     ],
@@ -142,7 +142,7 @@ def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractCo
 def test_kernels_of_others_are_known_by_no_name(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = captured(scaled, torch.ones(3, 4))
     others = [*private.implemented_in_python(), "aten/sin/MPS", "aten/sin/SparseCsrCUDA", "aten/sin/Meta", "mine/sin/CPU"]
-    monkeypatch.setattr(private, "implemented_in_python", lambda: others)
+    internals.python_kernels(monkeypatch, lambda: others)
     assert key_of(*graph, ()) is not None
     others.append(kernel)
     assert key_of(*graph, ()) is None
@@ -222,12 +222,12 @@ def test_what_is_not_known_by_its_text_has_no_name(monkeypatch: pytest.MonkeyPat
     torch._dynamo.mark_dynamic(dynamic, 0)
     assert key(scaled, dynamic) is None, "sizes that may change"
     assert key(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x) is None, "graphs within the graph"
-    monkeypatch.setattr(registry, "external_lowerings", lambda: None)
+    internals.lowerings_of_users(monkeypatch)
     assert key() is None, "a lowering of the user's"
 
 
 def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_named", dict(registry._named))
+    internals.own_names_of_registry(monkeypatch)
     before = registry.external_lowerings()
     assert before is not None
     registry.register_name("dynaxla_kept_test::twice", lambda x: x)
@@ -272,7 +272,7 @@ def test_what_would_not_be_the_same_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x.sum() + large])(x)), ()) is None, "a large constant"
     assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant[:1]])(x)), ()) is not None
     assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a backward pass follows"
-    monkeypatch.setitem(graph_json._DECODERS, "float", lambda text: 0.0)
+    internals.wrong_decoder_of_floats(monkeypatch)
     assert kept_of(lambda x: [x + 1.5], x) is None, "another number"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +9,13 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaxla.engine.xla import CompiledGraph
+from support import internals
 
 
 @pytest.fixture
 def callers(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The names of the functions from which each program was called."""
-    found: list[set[str]] = []
-    call = CompiledGraph.__call__
-
-    def noted(self: CompiledGraph, args: list[Any]) -> list[Any]:
-        found.append({frame.name for frame in traceback.extract_stack()})
-        return call(self, args)
-
-    monkeypatch.setattr(CompiledGraph, "__call__", noted)
-    return found
+    return internals.callers_of_programs(monkeypatch)
 
 
 def check(function: Callable[..., Any], *args: Any, **settings: Any) -> None:

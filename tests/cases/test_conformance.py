@@ -25,7 +25,7 @@ from cases.conformance.expected import EXPECTED, Expected, by_case
 from cases.conformance.report import Summary, coverage_page, load
 from cases.conformance.trial import Outcome, Run, Runner, quiet, run_together
 from cases.conformance.worker import run_case
-from dynaxla.lowering import registry
+from support import internals
 from support.releases import IS_OLDEST
 
 SEED, CASES, SAMPLES = 3, 30, 3
@@ -193,10 +193,7 @@ def test_wrong_random_distribution_is_found() -> None:
 
 
 def _spoil(monkeypatch: pytest.MonkeyPatch, op: torch._ops.OpOverload, function: Callable[..., Any]) -> None:
-    rules = dict(registry._rules)
-    rules.pop((op, None))
-    monkeypatch.setattr(registry, "_rules", rules)
-    registry.register(op, function)
+    internals.replace_lowering(monkeypatch, op, function)
 
 
 # What is close enough.

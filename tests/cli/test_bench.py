@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import choices, engines, suites
+from benchmarks import engines, suites
 from dynaxla.bench import report
 from dynaxla.bench.measure import BenchSettings
 from dynaxla.cli.bench import QUICK_SECONDS
-from support.fakes.tiny_benchmark import TINY, fail, invoke, wrapped
+from support.fakes import tiny_benchmark
+from support.fakes.tiny_benchmark import fail, invoke, wrapped
 from support.processes.scripts import run_script
 from support.releases import not_in_oldest
 
@@ -20,9 +21,7 @@ from support.releases import not_in_oldest
 @pytest.fixture
 def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setitem(suites.SUITES, "tiny", [TINY])
-    monkeypatch.setattr(choices, "SUITES", (*choices.SUITES, "tiny"))
-    monkeypatch.setattr(choices, "ENGINES", (*choices.ENGINES, "failing", "wrong"))
+    tiny_benchmark.add_suite(monkeypatch)
 
 
 def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
@@ -44,8 +43,8 @@ def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
 
 
 def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(engines.ENGINES, "failing", wrapped("failing", fail))
-    monkeypatch.setitem(engines.ENGINES, "wrong", wrapped("wrong", lambda y: y + 1))
+    tiny_benchmark.add_engine(monkeypatch, wrapped("failing", fail))
+    tiny_benchmark.add_engine(monkeypatch, wrapped("wrong", lambda y: y + 1))
     for name, shown in {"failing": "failed: ValueError: out of luck", "wrong": "NO: off by"}.items():
         result = invoke("--suite", "tiny", "--engines", name, "--rounds", "1", "--output", str(tmp_path))
         assert result.exit_code == 1
@@ -132,7 +131,7 @@ for name, change in (("dynamo", lambda y: y.cpu()), ("dynaxla_native", lambda y:
     ],
 )
 def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.bench.session.run", None)
+    tiny_benchmark.measure_with(monkeypatch, None)
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert known in result.output
@@ -148,7 +147,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
         return report.BenchReport(suite, settings, [])
 
-    monkeypatch.setattr("dynaxla.bench.session.run", run)
+    tiny_benchmark.measure_with(monkeypatch, run)
     for arguments in (
         ["--suite", "small"],
         ["--suite", "small", "--quick", "--training"],

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
 from dynaxla.doctor import Status
+from support import internals
 
 
 @pytest.mark.parametrize("state", Status)
@@ -14,7 +15,7 @@ def test_only_what_is_broken_is_an_error(state: Status, monkeypatch: pytest.Monk
     finding = doctor.Finding("topic", "what was found", "its value", state, "how to fix it")
     good = doctor.Finding("topic", "something else", "works", Status.GOOD)
     asked: list[bool] = []
-    monkeypatch.setattr(doctor, "examine", lambda gpu: asked.append(gpu) or [finding, good])
+    internals.findings_of_doctor(monkeypatch, lambda gpu: asked.append(gpu) or [finding, good])
     result = CliRunner().invoke(cli.app, ["doctor"])
     CliRunner().invoke(cli.app, ["doctor", "--gpu"])
     assert asked == [False, True]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from dynaxla import cli
 from dynaxla.cli import op_table
+from support import internals
 
 
 def test_ops_by_name() -> None:
@@ -24,7 +25,7 @@ def test_ops_by_name() -> None:
 def test_ways_are_those_of_the_platform_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     way = op_table.OpSupport(torch.ops.aten.cumsum.default, "kernel")
-    monkeypatch.setattr(op_table, "op_support", lambda platform: asked.append(platform) or [way])
+    internals.support_of_ops(monkeypatch, lambda platform: asked.append(platform) or [way])
     named = CliRunner().invoke(cli.app, ["ops", "cumsum", "--platform", "tpu"]).output
     counted = CliRunner().invoke(cli.app, ["ops", "--platform", "rocm"]).output
     assert asked == ["tpu", "rocm"]

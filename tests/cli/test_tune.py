@@ -9,11 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dynaxla import cli, tuning
-from dynaxla.bench import choices, suites
+from dynaxla import cli
 from dynaxla.config import Options
 from dynaxla.tuning import Measurement
-from support.fakes.tiny_benchmark import TINY
+from support.fakes import tiny_benchmark
 
 MEASURED = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
 
@@ -52,10 +51,9 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
     store = Options().store("tuning")
     assert store is not None
     store.put("one", MEASURED.encode())
-    monkeypatch.setattr(suites, "SUITES", {"models": [TINY]})
-    monkeypatch.setattr(choices, "MODELS", ("tiny",))
+    tiny_benchmark.add_suite(monkeypatch)
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(tuning, "tried", lambda: [MEASURED])
+    tiny_benchmark.measured_implementations(monkeypatch, [MEASURED])
     before = torch.get_num_threads()
     try:
         result = CliRunner().invoke(cli.app, ["tune", "tiny", "--clear", "--threads", "2"])

@@ -16,21 +16,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import blocks
-from dynaxla.engine import build as engine_build
-from dynaxla.engine import compile as engine_compile
-from dynaxla.engine import options as engine_options
 from dynaxla.engine.scheduler import engine_for
-from dynaxla.lowering import registry
 from dynaxla.observe import metrics
-from dynaxla.passes.aten import repeated_blocks
+from support import internals
+from support.timing import quick_compilation
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
-    options_for = engine_options.options_for
-    monkeypatch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
-    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
+    quick_compilation.apply(monkeypatch, {"xla_backend_optimization_level": 0})
+    internals.repeated_blocks_of(monkeypatch, 1)
 
 
 def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -40,7 +36,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_build, "compile_blocks", lambda *given: None)
+    internals.no_compilation_of_blocks(monkeypatch)
 
 
 def compilations() -> int:
@@ -321,8 +317,7 @@ def test_no_part_is_taken_for_another(tmp_path: Path) -> None:
 
 
 def test_parts_that_call_kernels_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = registry.find
-    monkeypatch.setattr(registry, "find", lambda op, *rest: None if op is torch.ops.aten.sinh.default else find(op, *rest))
+    internals.without_lowering(monkeypatch, torch.ops.aten.sinh.default)
 
     def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:

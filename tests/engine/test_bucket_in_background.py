@@ -13,12 +13,10 @@ import torch
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.engine import program_cache
-from dynaxla.engine.eager_timings import EagerTimings
 from dynaxla.engine.program_cache import ProgramCache
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
-from dynaxla.runtime import background, programs
+from support import internals
 from support.comparisons.compare import assert_equal, strides
 from support.comparisons.rounded_sizes import poisoned
 from support.timing.paused_compilation import Gate, gate
@@ -163,7 +161,7 @@ def test_what_cannot_be_compiled_is_raised_by_the_next_call(monkeypatch: pytest.
 
     run, x = compiled(sums), torch.randn(9, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_lowered", refuse)
+        internals.compiler(patch, refuse)
         assert_equal(run(x), sums(x))
         dynaxla.synchronize()
         assert "could not be compiled in the background" in caplog.text
@@ -187,14 +185,7 @@ def test_a_bucket_that_was_dropped_is_torchs_again(gate: Gate) -> None:
 
 def test_hundreds_of_sizes_wait_for_no_more_than_a_graph_keeps(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     run = compiled(lambda x, y: (x.sum(0), y.sum(0)), executables=3)
-    waiting: list[Any] = []
-    enqueue = background.enqueue
-
-    def noted(task: Any) -> None:
-        waiting.append(task)
-        enqueue(task)
-
-    monkeypatch.setattr(background, "enqueue", noted)
+    waiting = internals.background_tasks(monkeypatch)
     for size in range(2, 200):
         assert_equal(run(torch.ones(size), torch.ones(400 - size)), (torch.tensor(float(size)), torch.tensor(400.0 - size)))
     assert counts("meanwhile") == (198,)
@@ -251,7 +242,7 @@ def call_with(run: Callable[..., Any], *sizes: int) -> None:
 
 @pytest.fixture
 def program_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EagerTimings, "prefers_kernels", lambda self, valid_fraction: False)
+    internals.programs_are_faster(monkeypatch)
 
 
 @pytest.mark.usefixtures("program_is_faster")
@@ -282,8 +273,8 @@ def test_now_means_that_each_call_waits(gate: Gate, sizes: str) -> None:
 
 @pytest.mark.parametrize("sizes", ["exact", "buckets"])
 def test_two_programs_are_awaited_whatever_the_sizes(gate: Gate, monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
-    monkeypatch.setattr(program_cache, "_MIN_REQUESTS", 1)
-    monkeypatch.setattr(EagerTimings, "prefers_kernels", lambda self, valid_fraction: False)
+    internals.requests_before_compilation(monkeypatch, 1)
+    internals.programs_are_faster(monkeypatch)
     run = by_default(sums, sizes=sizes)
     call_with(run, 9, 17, 33)
     assert counts("meanwhile", "calls", "compile") == (1, 2, 2)
@@ -314,9 +305,8 @@ def test_random_numbers_do_not_depend_on_the_time_of_compilation() -> None:
 def test_the_faster_way_is_measured_and_no_more_is_compiled_if_programs_lose(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_program = EagerTimings.add_program
-    monkeypatch.setattr(program_cache, "_MIN_REQUESTS", 1)
-    monkeypatch.setattr(EagerTimings, "add_program", lambda self, seconds: add_program(self, seconds + 1e6))
+    internals.requests_before_compilation(monkeypatch, 1)
+    internals.programs_are_slower(monkeypatch)
     gate._open.set()
     run = by_default(sums)
     call_with(run, 9, 10)

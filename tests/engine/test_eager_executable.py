@@ -26,7 +26,7 @@ from dynaxla.engine.eager_executable import EagerExecutable
 from dynaxla.engine.xla import CompiledGraph, Xla
 from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import events, metrics
-from dynaxla.runtime import programs
+from support import internals
 from support.comparisons.compare import strides
 from support.processes.time_limits import PATIENCE
 from support.timing.paused_compilation import Gate, gate
@@ -210,7 +210,7 @@ def test_what_cannot_be_compiled_is_logged_and_raised_by_the_next_call(
     runner = program(lambda x: [x.sin()], torch.ones(4))
     x = torch.randn(5)
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_lowered", refuse)
+        internals.compiler(patch, refuse)
         torch.testing.assert_close(runner([x])[0], x.sin())
         dynaxla.synchronize()
         (message,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -414,16 +414,7 @@ SIDE = 300  # torch's kernels run a lone op of so many numbers for all calls
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call of a graph that torch runs for all calls, after the first one: whether it went the short way."""
-    found: list[bool] = []
-
-    def spied(self: EagerExecutable, args: list[Any], real: Callable[..., Any] = EagerExecutable.fast_path) -> Any:
-        outputs = real(self, args)
-        found.append(outputs is not None)
-        assert not found[-1] or args == []
-        return outputs
-
-    monkeypatch.setattr(EagerExecutable, "fast_path", spied)
-    return found
+    return internals.fast_calls(monkeypatch)
 
 
 def lone(function: Callable[..., Any]) -> Callable[..., Any]:

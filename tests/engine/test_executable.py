@@ -12,9 +12,9 @@ import torch
 from dynaxla.engine.executable import Executable, compilation_error, execution_error
 from dynaxla.errors import ExecutionError, OutOfMemory
 from dynaxla.observe import metrics
-from dynaxla.runtime import heap
 from dynaxla.runtime.late_checks import failure
 from dynaxla.runtime.programs import XlaProgram
+from support import internals
 
 
 class Numbers:
@@ -131,9 +131,8 @@ def test_a_program_that_cannot_be_compiled_is_named() -> None:
 
 @pytest.mark.parametrize("is_large", [True, False])
 def test_free_memory_goes_back_after_the_second_call_of_a_large_program(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    returned: list[int] = []
     calls = 0
-    monkeypatch.setattr(heap, "return_freed_memory", lambda: returned.append(calls))
+    returned = internals.returned_memory(monkeypatch, lambda: calls)
     program = executable(lambda _: [], is_large=is_large)
     for _ in range(5):
         calls += 1

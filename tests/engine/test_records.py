@@ -19,10 +19,9 @@ from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import stored
 from dynaxla.engine.xla import CompiledGraph, Xla
-from dynaxla.lowering import registry
 from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementation
 from dynaxla.observe import coverage, dump, metrics
-from dynaxla.runtime import affinity, machine
+from support import internals
 
 x = torch.randn(4, 4)
 
@@ -118,8 +117,7 @@ def calling(x: torch.Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("function", [calling, lambda x: [x.sinh()]], ids=["LAPACK", "kernel"])
 def test_what_has_to_be_made_ready_is_traced(function: Callable[..., Any], options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = registry.find
-    monkeypatch.setattr(registry, "find", lambda op, *rest: None if op is torch.ops.aten.sinh.default else find(op, *rest))
+    internals.without_lowering(monkeypatch, torch.ops.aten.sinh.default)
     for _ in range(2):
         torch.testing.assert_close(program(function, x, options=options)([x]), function(x))
         assert recalled() == (0, 1)
@@ -198,11 +196,11 @@ def test_other_graphs_and_options(options: Options) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda: patch.object(machine, "versions", lambda: ("another",)),
-        lambda: patch.object(machine, "sources", lambda: "another"),
-        lambda: patch.object(machine, "processor_facts", lambda: "another"),
-        lambda: patch.object(affinity, "processors", lambda: 99),
-        lambda: patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+        internals.other("versions"),
+        internals.other("sources"),
+        internals.other("processor"),
+        internals.other("processors"),
+        internals.other("kernels"),
         lambda: patch.dict("os.environ", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
         lambda: jax.default_matmul_precision("bfloat16"),
         lambda: jax.numpy_rank_promotion("raise"),
@@ -224,12 +222,13 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     finally:
         torch.set_num_threads(threads)
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "external_lowerings", lambda: None)
+        internals.lowerings_of_users(patched)
         assert key(options) is None
     usual = IMPLEMENTATIONS["contraction"].by_name
     implementation = Implementation("mine", lambda: None, (), lambda problem: True, lambda problem: False)
-    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {**usual, "mine": implementation})
+    internals.implementations_of(monkeypatch, IMPLEMENTATIONS["contraction"], {**usual, "mine": implementation})
     assert key(options) is None, "an implementation of the user's"
     last = list(usual.values())[-1]
-    monkeypatch.setattr(IMPLEMENTATIONS["contraction"], "by_name", {"mine": dataclasses.replace(last, registered_by="theirs"), **usual})
+    in_front = {"mine": dataclasses.replace(last, registered_by="theirs"), **usual}
+    internals.implementations_of(monkeypatch, IMPLEMENTATIONS["contraction"], in_front)
     assert key(options) not in (plain, None), "one of dynaxla's that a user has put in front"

@@ -19,9 +19,9 @@ from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.schedule import Schedule
 from dynaxla.engine.scheduler import Scheduler, engine_for
 from dynaxla.engine.xla import CompiledGraph
-from dynaxla.lowering.cpu import weight_orders
 from dynaxla.observe import coverage
 from dynaxla.passes.aten.split import split
+from support import internals
 
 
 class ByTorch:
@@ -141,11 +141,11 @@ def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyP
     program = PackedOrPlain(runner("packed"), lambda: runner("plain"))
     assert program.executables() == ["packed"]
     for holds, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
-        monkeypatch.setattr(weight_orders, "are_orders_valid", lambda holds=holds: holds)
+        internals.valid_packing(monkeypatch, lambda holds=holds: holds)
         assert program([torch.zeros(1)])[0].item() == expected
     assert made == ["packed", "plain"], "the second program is made once, when it is needed"
     assert program.executables() == ["packed", "plain"]
-    monkeypatch.setattr(weight_orders, "are_orders_valid", lambda: True)
+    internals.valid_packing(monkeypatch, lambda: True)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.zeros(1))
     seen = []

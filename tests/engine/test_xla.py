@@ -15,7 +15,6 @@ from jax import lax
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla import forks
 from dynaxla.capture.graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.build import build
@@ -28,7 +27,8 @@ from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.implementations import Implementation
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
-from dynaxla.runtime import eager_fallback, programs, streams, transfer
+from dynaxla.runtime import programs, transfer
+from support import internals
 
 
 def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> CompiledGraph:
@@ -77,7 +77,7 @@ def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
         raise jax.errors.JaxRuntimeError("INTERNAL: no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "compile_lowered", refuse)
+        internals.compiler(patch, refuse)
         with pytest.raises(CompilationError, match="could not compile graph"):
             runner([torch.ones(4)])
     assert runner.executables() == []
@@ -94,7 +94,7 @@ def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cub
         given.append(options)
         raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes")
 
-    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    internals.compiler(monkeypatch, refuse)
     traced = jax.jit(lax.neg).trace(1.0)
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
@@ -134,7 +134,7 @@ def test_what_a_machine_lacks_is_done_without(
 ) -> None:
     """Once one implementation is refused, later sizes do without it at once. With another kind of error there is nothing to do without."""
     implementation = Implementation("missing", missing, (), lambda problem: True, lambda problem: True, is_refusable=True)
-    monkeypatch.setattr(CONTRACTION, "by_name", {"missing": implementation, **CONTRACTION.by_name})
+    internals.implementations_of(monkeypatch, CONTRACTION, {"missing": implementation, **CONTRACTION.by_name})
     graph = AtenGraph("graph", make_fx(lambda x: [x @ x], tracing_mode="symbolic")(torch.ones(4, 4)))
     runner = engine(Options()).runner(graph)
     for size in (4, 5):
@@ -147,7 +147,7 @@ def test_what_a_machine_lacks_is_done_without(
     def refuse(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("INTERNAL: no")
 
-    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    internals.compiler(monkeypatch, refuse)
     with pytest.raises(CompilationError, match="INTERNAL: no"):
         runner([torch.ones(6, 6)])
 
@@ -182,12 +182,12 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
         runner = program(lambda x: [x.sin()], torch.ones(4), fallback=fallback)
         runner([torch.ones(4)])
         left: list[object] = []
-        monkeypatch.setattr(forks, "leak", left.append)
+        internals.objects_kept_from_destruction(monkeypatch, left)
         runner.cache.after_fork()
         assert len(left) == 1
         assert runner.executables() == []
-        monkeypatch.setattr(eager_fallback, "is_needed", lambda _: True)
-        monkeypatch.setattr(forks, "has_lost_xla", lambda: True)
+        internals.needed_fallbacks(monkeypatch)
+        internals.xla_is_lost(monkeypatch)
         before = compiled()
         if fallback == "kernel":
             assert torch.equal(runner([torch.ones(4)])[0], torch.ones(4).sin())
@@ -234,8 +234,8 @@ def test_a_compilation_without_memory_is_repeated_once_if_torch_can_give_some(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: autotuning")
         return right(*args)
 
-    monkeypatch.setattr(programs, "compile_lowered", compile_lowered)
-    monkeypatch.setattr(streams, "give_back_memory", lambda _: gives)
+    internals.compiler(monkeypatch, compile_lowered)
+    internals.memory_to_give_back(monkeypatch, gives)
     with contextlib.nullcontext() if missing < trials else pytest.raises(OutOfMemory):
         build(runner.unit, runner.unit.specialise([torch.ones(4)]))
     assert len(tried) == trials

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dynaxla.engine import build
+from support import internals
 
 pytestmark = [
     pytest.mark.gpu,
@@ -128,14 +127,7 @@ def test_log_sum_exp(is_causal: bool) -> None:
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of keys add to each query's gradient. XLA tells cuDNN to add them in one order, or does without cuDNN."""
-    compiled: list[Any] = []
-    real = build.compile_lowered
-
-    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
-        compiled.append(real(*args, **kwargs))
-        return compiled[-1]
-
-    monkeypatch.setattr(build, "compile_lowered", compile_and_keep)
+    compiled = internals.compiled_programs(monkeypatch)
     tensors = heads(torch.bfloat16, 2048, 2048)
     mask = torch.randn(2, 1, 2048, 2048, device="cuda", dtype=torch.bfloat16) if has_mask else None
     torch.use_deterministic_algorithms(True)
@@ -152,14 +144,7 @@ def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch
 
 def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 by 16 heads of 4096 by 4096 scores would be 4 GiB in bfloat16 alone."""
-    compiled: list[Any] = []
-    real = build.compile_lowered
-
-    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
-        compiled.append(real(*args, **kwargs))
-        return compiled[-1]
-
-    monkeypatch.setattr(build, "compile_lowered", compile_and_keep)
+    compiled = internals.compiled_programs(monkeypatch)
     tensors = [torch.randn(8, 4096, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results(torch.compile(lambda *args: F.scaled_dot_product_attention(*args, is_causal=True), backend="dynaxla"), tensors)
     assert len(compiled) == 2

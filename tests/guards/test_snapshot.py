@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from dynaxla.errors import CaptureError
-from dynaxla.guards import snapshot
 from dynaxla.guards.observation import observe
 from dynaxla.guards.slots import ABSENT
 from dynaxla.guards.snapshot import FunctionGuards, KnownObject
+from support import internals
 
 pytestmark = pytest.mark.quick
 X = torch.ones(3)
@@ -187,7 +187,7 @@ def test_code_that_no_object_leads_to() -> None:
 
 
 def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_MAX_VALUES", 10)
+    internals.most_guarded_values(monkeypatch, 10)
     data = [float(number) for number in range(20)]
     guards = guards_of(lambda: data[0])
     with pytest.raises(CaptureError, match="can reach more than 10 values"):

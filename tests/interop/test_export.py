@@ -17,6 +17,7 @@ import dynaxla
 from cases.processes.without_torch import compare_without_torch
 from dynaxla.bench.suites import Bert, import_package, torchvision_model
 from dynaxla.errors import CaptureError, LoweringError, OptionError, UnsupportedOp
+from support import internals
 from support.releases import IS_OLDEST
 
 
@@ -164,7 +165,7 @@ def test_a_dimension_is_not_blamed_for_another_defect(monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> None:
         raise TypeError("unrelated")
 
-    monkeypatch.setattr("dynaxla.lowering.ops.division.elementwise", broken)
+    internals.replace_lowering(monkeypatch, torch.ops.aten.div.Tensor, broken)
     with pytest.raises(LoweringError, match="unrelated"):
         dynaxla.export(lambda x: x / 2, (SQUARE,), dynamic_shapes=({0: Dim("batch")},))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from dynaxla import to_jax, to_torch
-from dynaxla.interop import torch_graphs
+from support import internals
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
@@ -101,7 +100,7 @@ def test_torchs_transforms(kind: str, compiled: bool, x64: bool) -> None:
 
 def test_functions_that_nobody_else_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is made anew by each trace is garbage when the trace has ended."""
-    monkeypatch.setattr(torch_graphs, "_check_constants", lambda _: gc.collect())
+    internals.garbage_is_collected_after_traces(monkeypatch)
     f = to_jax(lambda x: to_torch(in_jax)(x) * x.exp().sum(dim=1))
     value, gradient = reference(of_both, np.float32)
     close(f(jnp.asarray(X)), value, False)

@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
-from dynaxla.guards import state_changes
-from dynaxla.guards.object_walker import walk
 from dynaxla.interop import to_jax, to_torch
+from support import internals
 from support.releases import fails_in_oldest
 
 
@@ -626,8 +625,7 @@ def test_a_change_that_the_program_does_not_see_keeps_its_derivative() -> None:
 
 
 def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    walks = []
-    monkeypatch.setattr(state_changes, "walk", lambda roots: walks.append(roots) or walk(roots))
+    walks = internals.object_walks(monkeypatch)
     model = Scaled()
     f, params = to_jax(model)
     nested = to_jax(to_torch(lambda x: x * FACTOR))

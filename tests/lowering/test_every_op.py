@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import jax.numpy as jnp
 import pytest
@@ -17,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dynaxla import interop as interop  # which has a lowering, too
 from dynaxla.lowering import registry
-from dynaxla.runtime import eager_fallback
 from lowering.table import ELSEWHERE, ROWS
 from lowering.table.rows import FLOATS, Keywords, Make, Op
+from support import internals
 from support.comparisons.compare import assert_equal
 from support.comparisons.gradients import differentiable, leaf
 from support.comparisons.single_op import Call, run_ops, tuples
@@ -186,7 +185,8 @@ def _check_gradients(group: Sequence[Op], changes: bool) -> None:
     if changes:
         first = _leaves(group, _all_samples(group, SIZE))
         _mark_what_changes(first, samples)
-        with mock.patch.object(eager_fallback, "is_needed", return_value=True):
+        with pytest.MonkeyPatch.context() as patch:
+            internals.needed_fallbacks(patch)
             compiled(first)
     mine, theirs = (_leaves(group, samples) for _ in range(2))
     actual, expected = tuples(compiled(mine)), tuples(function(theirs))
@@ -271,12 +271,6 @@ def row_of(op: torch._ops.OpOverload) -> Op:
     return next(dataclasses.replace(row, dtypes=FLOATS) for row in ROWS if row.op is op)
 
 
-def _replace_cos(lowering: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.fill()
-    monkeypatch.setattr(registry, "_rules", {key: rule for key, rule in registry._rules.items() if key[0] is not aten.cos.default})
-    registry.register(aten.cos.default, lowering)
-
-
 WRONG = {
     "dense, torch.float32": (lambda x: jnp.cos(x) * 1.001, test_values),
     "dense, torch.float64": (_only(lambda x: x.dtype == jnp.float64), test_values),
@@ -290,12 +284,12 @@ WRONG = {
 def test_a_wrong_lowering_is_found(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in another property: the values, a dtype's, those of rank 0, and another size's."""
     lowering, test = WRONG[found]
-    _replace_cos(lowering, monkeypatch)
+    internals.replace_lowering(monkeypatch, aten.cos.default, lowering)
     with pytest.raises(AssertionError, match=f"^aten.cos.default, {found}"):
         test([row_of(aten.cos.default)])
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    _replace_cos(lambda x: jnp.cos(x) * 1.001, monkeypatch)
+    internals.replace_lowering(monkeypatch, aten.cos.default, lambda x: jnp.cos(x) * 1.001)
     with pytest.raises(AssertionError, match=r"^aten.sin.default, gradient"):
         test_gradients_and_changing_sizes([row_of(aten.sin.default)])

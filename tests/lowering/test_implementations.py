@@ -20,10 +20,9 @@ from dynaxla.errors import OptionError
 from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn_support
 from dynaxla.lowering.implementations import IMPLEMENTATIONS, Implementations, RecordingChooser, choose_generic
-from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
-from dynaxla.runtime import machine
+from support import internals
 from support.comparisons.compare import assert_equal
 from support.forced_implementations import backend_with
 
@@ -56,7 +55,7 @@ class Problem:
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
+    internals.no_other_implementations(monkeypatch)
     implementations: Implementations[Problem] = Implementations("test_choice")
 
     @implementations.implementation(
@@ -86,7 +85,7 @@ def test_an_implementation_for_everything_comes_last(op: str) -> None:
 
 @pytest.mark.parametrize("forced", [{}, {"test_choices": "library"}], ids=["", "forced"])
 def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaxla.lowering.implementations.IMPLEMENTATIONS", {})
+    internals.no_other_implementations(monkeypatch)
     implementations: Implementations[Problem] = Implementations("test_choices")
     implementations.implementation("library", supports=lambda problem: problem.size > 1, is_refusable=True)(lambda problem: None)
     implementations.implementation("elsewhere", platforms=["tpu"])(lambda problem: None)
@@ -240,7 +239,7 @@ def test_columns_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of some rows of places, of a sample, of several and of all; the last is smaller than the others."""
-    monkeypatch.setattr(weight_gradients, "_BLOCK_BYTES_PER_THREAD", block)
+    internals.bytes_of_weight_gradient_blocks(monkeypatch, block)
     torch.manual_seed(0)
     x, weight = torch.randn(5, 6, *sizes), torch.randn(7, 6, *kernel, requires_grad=True)
     function = functools.partial(getattr(F, f"conv{len(sizes)}d"), x, stride=stride, padding=padding)
@@ -276,7 +275,7 @@ def test_which_weight_gradient(
     has_avx2_alone: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "has_avx2_alone", lambda: has_avx2_alone)
+    internals.processor(monkeypatch, avx2_alone=has_avx2_alone)
     if " else " in implementation:
         implementation = implementation.split()[0 if has_avx2_alone else -1]
     kernel = torch.randn(weight, requires_grad=True)
@@ -420,19 +419,18 @@ def test_sizes_for_which_onednn_is_slow(
     x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], avx2: bool, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads numbers at a distance of 2 KB, with AVX2."""
-    monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
-    monkeypatch.setattr(machine, "is_intel", lambda: False)
+    internals.processor(monkeypatch, avx2_alone=avx2, intel=False)
     kind, dims = jax.numpy.dtype("float32"), ((over[0],), (over[1],))
     problem = Contraction(x, y, dims, ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
     assert CONTRACTION.choose(problem, {}).name == implementation
 
 
 def test_mkl_stays_intels_for_what_is_too_small_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_avx2_alone", lambda: True)
+    internals.processor(monkeypatch, avx2_alone=True)
     kind = jax.numpy.dtype("float32")
     problem = Contraction((256, 128), (128, 512), ((1,), (0,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
     for is_intel in (True, False):
-        monkeypatch.setattr(machine, "is_intel", lambda is_intel=is_intel: is_intel)
+        internals.processor(monkeypatch, intel=is_intel)
         assert (CONTRACTION.choose(problem, {}).name == "torch") is is_intel
 
 
@@ -440,7 +438,7 @@ def test_mkl_stays_intels_for_what_is_too_small_elsewhere(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("avx2", [True, False])
 def test_weight_gradient_for_which_onednn_is_slow(avx2: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a kernel of one place."""
-    monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
+    internals.processor(monkeypatch, avx2_alone=avx2)
     torch.manual_seed(0)
     x, weight = torch.randn(2, 512, 14, 14), torch.randn(128, 512, 1, 1, requires_grad=True)
     with taken() as implementations:

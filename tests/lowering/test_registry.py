@@ -13,6 +13,7 @@ from jax import lax
 import dynaxla
 from dynaxla.lowering.promotion import Promotion
 from dynaxla.lowering.registry import Registry, lower_table
+from support import internals
 
 library = torch.library.Library("dynaxla_registry_test", "FRAGMENT")
 for schema in (
@@ -142,7 +143,7 @@ def test_where_a_result_lies_need_not_be_known() -> None:
 
 
 def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(lower_table.__globals__, "registry", registry := Registry())
+    registry = internals.empty_registry(monkeypatch)
     aten = torch.ops.aten
     lower_table({aten.atan2.default: lax.atan2}, promote=Promotion.INT_TO_FLOAT)
     lower_table({aten.sin.default: jnp.sin})

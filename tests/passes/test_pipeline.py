@@ -15,6 +15,7 @@ import dynaxla
 from dynaxla.observe import events
 from dynaxla.passes import pipeline
 from dynaxla.passes.pipeline import PASSES, Pass, sizes
+from support import internals
 
 pytestmark = pytest.mark.quick
 ROOT = Path(dynaxla.__file__).parent
@@ -87,6 +88,6 @@ def test_sizes() -> None:
 
 
 def test_nothing_is_counted_without_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "sizes", None)
+    internals.no_sizes_of_passes(monkeypatch)
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     pipeline.NESTED_REGIONS(graph)

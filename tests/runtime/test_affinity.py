@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from dynaxla.runtime import affinity
+from support import internals
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell")
 
@@ -59,5 +60,5 @@ def test_all_threads_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "_THREADS", "/nowhere/at/all")
+    internals.threads_folder(monkeypatch, "/nowhere/at/all")
     assert not affinity.all_have(len(os.sched_getaffinity(0)))

@@ -13,6 +13,7 @@ import pytest
 
 from dynaxla.runtime import background
 from dynaxla.runtime.background import Background
+from support import internals
 from support.processes.scripts import completed
 from support.processes.time_limits import FOR_A_CHILD, PATIENCE
 
@@ -106,9 +107,7 @@ def test_the_thread_itself_does_not_wait_for_its_end() -> None:
 
 def test_it_rests_while_calls_run_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in its own thread, only then, and no profile function is left."""
-    rests: list[tuple[float, str]] = []
-    monkeypatch.setattr(background.time, "sleep", lambda seconds: rests.append((seconds, threading.current_thread().name)))
-    monkeypatch.setattr(background, "_RUN_SECONDS", 0.0)
+    rests = internals.background_rests(monkeypatch)
 
     class Python(Worker):
         def work(self) -> bool:

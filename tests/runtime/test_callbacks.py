@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.lowering.cpu import torch_kernels as lowering_kernels
 from dynaxla.runtime import callbacks
+from support import internals
 
 kept: list[Any] = []
 
@@ -157,7 +158,7 @@ def test_a_kernel_of_an_implementation_raises_its_own_exception(monkeypatch: pyt
 
     implementation = next(iter(matmul.CONTRACTION.by_name.values()))
     failing = dataclasses.replace(implementation, run=by_failing, supports=lambda _: True, preferred=lambda _: True)
-    monkeypatch.setattr(matmul.CONTRACTION, "by_name", {implementation.name: failing})
+    internals.implementations_of(monkeypatch, matmul.CONTRACTION, {implementation.name: failing})
     compiled = compile_whole(lambda x: x @ x)
     with pytest.raises(KeyError, match="an implementation's own"):
         compiled(torch.ones(4, 4))
@@ -237,7 +238,7 @@ def test_exceptions_are_kept_until_no_program_runs() -> None:
 
 
 def test_an_exception_with_a_frame_that_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "_HERE", __file__)
+    internals.file_of_callbacks(monkeypatch, __file__)
     failures = callbacks._Failures()
     with pytest.raises(ValueError, match="of this function") as caught:
         raise ValueError("of this function")

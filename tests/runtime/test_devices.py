@@ -8,6 +8,7 @@ import torch
 import dynaxla
 from dynaxla.runtime import devices
 from dynaxla.runtime.devices import common_device, jax_device, main_device, platform_of, with_index
+from support import internals
 
 CPU = torch.device("cpu")
 
@@ -49,8 +50,7 @@ def test_a_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
             self.local_hardware_id = index
 
     two, one = Seen(2), Seen(1)
-    monkeypatch.setattr(devices, "_without_preallocation", lambda start: [two, one])
-    devices._accelerator.cache_clear()
+    internals.accelerators(monkeypatch, [two, one])
     try:
         assert jax_device(torch.device("cuda:1")) is one
         assert jax_device(torch.device("cuda:2")) is two

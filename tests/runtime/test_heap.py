@@ -14,6 +14,7 @@ import pytest
 from dynaxla.config import Options
 from dynaxla.errors import OptionError
 from dynaxla.runtime import heap
+from support import internals
 
 # Each in a child of its own, whose heap is as the process's that has only imported something.
 PROGRAM = """
@@ -91,7 +92,7 @@ def test_variables_of_the_users_win(variables: dict[str, str], calls: list[Any],
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(heap, "_function", lambda name: lambda *values: made.append((name, *values)))
+    internals.libc(monkeypatch, lambda name: lambda *values: made.append((name, *values)))
     heap.keep_freed_memory.__wrapped__()
     heap.return_freed_memory()
     assert made == calls

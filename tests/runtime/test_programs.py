@@ -20,6 +20,7 @@ from dynaxla.lowering.cpu import onednn_support
 from dynaxla.observe import metrics
 from dynaxla.runtime import clients, heap, private, programs
 from dynaxla.runtime.store import Store
+from support import internals
 from support.forced_implementations import backend_with
 from support.processes.scripts import run_script
 
@@ -107,8 +108,7 @@ def test_a_fingerprint_is_of_what_is_computed() -> None:
 
 
 def test_large_programs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
-    monkeypatch.setattr(heap, "keep_freed_memory", lambda: told.append(True))
+    told = internals.kept_memory(monkeypatch)
     for elements, keep, expected in ((8, True, False), (heap.LARGE, True, True), (heap.LARGE, False, False)):
         told.clear()
         program = programs.compile_lowered(lowered(jnp.sin, (elements,)), clients.cpu_device(), {}, keep_heap=keep)

@@ -18,6 +18,7 @@ from dynaxla import config
 from dynaxla.errors import OptionError
 from dynaxla.runtime import store
 from dynaxla.runtime.store import Store
+from support import internals
 from support.processes.scripts import run_script
 
 
@@ -130,11 +131,11 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             Store(folder)
     folder.chmod(0o755)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_ROOT", -1)
+        internals.root_user(patch, -1)
         patch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
         with pytest.raises(OptionError, match="belongs to another user"):
             Store(folder)
-        patch.setattr(store, "_ROOT", folder.stat().st_uid)
+        internals.root_user(patch, folder.stat().st_uid)
         Store(folder)
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.runtime import background, late_checks
+from dynaxla.runtime import background
+from support import internals
 
 
 class _Slow:
@@ -35,7 +36,7 @@ def test_it_waits_for_compilations_and_for_checks(monkeypatch: pytest.MonkeyPatc
     dynaxla.synchronize()
     assert slow.is_done
     again = _Slow()
-    monkeypatch.setitem(late_checks._reports, torch.device("cuda"), _Failed())
+    internals.late_report(monkeypatch, torch.device("cuda"), _Failed())
     background.enqueue(again)
     with pytest.raises(IndexError, match="index 9"):
         dynaxla.synchronize()

@@ -14,6 +14,7 @@ from dynaxla.observe import metrics
 from dynaxla.runtime import late_checks
 from dynaxla.training.recorded_graph import RecordedGraph
 from dynaxla.training.traced_numbers import mark_number, op_with_traced_numbers
+from support import internals
 
 aten = torch.ops.aten
 
@@ -99,7 +100,7 @@ def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list
 def test_nothing_is_done_in_place_after_a_failure_that_the_device_knows(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, gradient, count = torch.ones(3), torch.tensor([float("nan"), 1.0, 2.0]), torch.tensor(5)
     graph = graph_of(written_in_place, x, gradient, count)
-    monkeypatch.setattr(late_checks, "any_failed", lambda _: torch.tensor(float(fails)))
+    internals.failed_checks(monkeypatch, fails)
     graph.compile(Options(), [x, gradient, count])
     assert graph.run([x, gradient, count])[0].tolist() == [2, 2, 2]
     torch.testing.assert_close(gradient, torch.tensor([float("nan"), 1.0, 2.0]) if fails else torch.zeros(3), equal_nan=True)

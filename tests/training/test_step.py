@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 import dynaxla
 from dynaxla.errors import CaptureError, OptionError
-from dynaxla.guards import snapshot
-from dynaxla.guards.object_walker import walk
 from dynaxla.observe import metrics
+from support import internals
 from support.models.training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, plain, two
 
 pytestmark = pytest.mark.quick
@@ -161,8 +160,7 @@ def gradient_steps(model: nn.Module, optimizer: torch.optim.Optimizer, old: list
 
 def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step replaces is noted, not looked for among all that it can reach; and old gradients are not kept."""
-    walks = []
-    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    walks = internals.object_walks(monkeypatch)
     one, first, other, second = two(OPTIMIZERS["SGD"])
     eager, compiled = gradient_steps(one, first, []), dynaxla.compile_step(gradient_steps(other, second, []))
     steps = batches(6)
@@ -277,8 +275,7 @@ def test_a_momentum_that_becomes_zero() -> None:
 
 def test_models_among_the_arguments_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models in turns are searched at each change; the step keeps only the last one alive."""
-    walks = []
-    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(list(roots)) or walk(roots, *rest))
+    walks = internals.object_walks(monkeypatch)
     one, first, other, second = two(OPTIMIZERS["AdamW"])
     compiled = dynaxla.compile_step(given)
     for number, (x, y) in enumerate(batches(8)):
@@ -299,8 +296,7 @@ def test_models_among_the_arguments_are_searched_once(monkeypatch: pytest.Monkey
 
 def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a scheduler's; and a new recording does not bring an old one back."""
-    walks = []
-    monkeypatch.setattr(snapshot, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    walks = internals.object_walks(monkeypatch)
     one, first, other, second = two(OPTIMIZERS["AdamW"])
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
     schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (first, second)]
@@ -523,7 +519,7 @@ def test_a_step_is_watched_again_after_a_rest() -> None:
 
 
 def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(snapshot, "_MAX_VALUES", 1000)
+    internals.most_guarded_values(monkeypatch, 1000)
     data = [float(number) for number in range(2000)]
 
     def step(x: torch.Tensor) -> torch.Tensor:

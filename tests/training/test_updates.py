@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
-from dynaxla.runtime import late_checks
 from dynaxla.training.updates import InplaceUpdate
+from support import internals
 from support.models.training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
@@ -22,10 +22,7 @@ FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the ops that torch does after programs, as they come."""
-    names: list[str] = []
-    run = InplaceUpdate.run
-    monkeypatch.setattr(InplaceUpdate, "run", lambda update, *given: names.append(update.op.__name__) or run(update, *given))
-    return names
+    return internals.inplace_updates(monkeypatch)
 
 
 @pytest.mark.sample(usual=1)
@@ -320,7 +317,7 @@ def test_nothing_is_written_after_a_program_that_has_failed(name: str, done: lis
     eager, step = plain(other, second), dynaxla.compile_step(plain(model, optimizer))
     for number, (x, y) in enumerate(batches(5)):
         fails = number == 3
-        monkeypatch.setattr(late_checks, "any_failed", lambda _, fails=fails: torch.tensor(float(fails)))
+        internals.failed_checks(monkeypatch, fails)
         done.clear()
         step(x, y)
         assert (FUSED[name.partition(" ")[0]] in done) == (number >= 2)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 import dynaxla.backend
 from dynaxla.capture.graph import AtenGraph
-from dynaxla.engine import compile as engine_compile
-from dynaxla.engine import options as engine_options
 from support.comparisons.compare import assert_equal
 from support.comparisons.gradients import differentiable
 from support.timing import quick_compilation
@@ -58,8 +57,8 @@ def promised_strides() -> Iterator[None]:
 @contextlib.contextmanager
 def quickly_compiled() -> Iterator[None]:
     """Inside, XLA compiles in a sixth of the time, to other code."""
-    options_for, quickly = engine_options.options_for, quick_compilation.options()
-    with mock.patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quickly}):
+    with pytest.MonkeyPatch.context() as patch:
+        quick_compilation.apply(patch)
         yield
 
 

@@ -9,19 +9,17 @@ the objects of its own call, as new tensors.
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.config import Options
-from dynaxla.training import recorded_graph
+from support import internals
 from support.timing import quick_compilation
 
 OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
@@ -161,16 +159,13 @@ def run(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list
     return losses, all_objects
 
 
-def run_by_torch(module: Callable[..., Any], examples: Sequence[torch.Tensor], options: Options) -> Callable[..., Any]:
-    """Stands in for `backend.compile_graph`."""
-    return module
-
-
 def differences(seed: int) -> str:
     """The first difference of a program from eager mode; "" if there is none."""
     fullgraph = seed % 2 == 0
     expected, theirs = run(seed, lambda step: step)
-    with contextlib.nullcontext() if seed % 10 in (0, 5) else mock.patch.object(recorded_graph, "compile_graph", run_by_torch):
+    with pytest.MonkeyPatch.context() as patch:
+        if seed % 10 not in (0, 5):
+            internals.recorded_graphs_run_by_torch(patch)
         losses, mine = run(seed, lambda step: dynaxla.compile_step(step, fullgraph=fullgraph, options={"xla": quick_compilation.options()}))
     try:
         torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-5)

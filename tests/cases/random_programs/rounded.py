@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from dynaxla import backend
-from dynaxla.engine import compile as engine_compile
 from dynaxla.passes import pipeline
 from dynaxla.passes.padding import round_up
 from dynaxla.passes.padding.padded_graph import Padded
@@ -26,7 +27,7 @@ def everywhere() -> Iterator[list[str]]:
 
     Gives a list: for each graph with sizes that change ROUNDED, or why it is compiled for exact ones.
     """
-    engine_for, pad, options_for = backend.engine_for, pipeline.PADDING, engine_compile.options_for
+    engine_for, pad = backend.engine_for, pipeline.PADDING
     seen: list[str] = []
 
     def engine(options: Any, **settings: Any) -> Any:
@@ -40,9 +41,7 @@ def everywhere() -> Iterator[list[str]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(pipeline, "PADDING", noticed))
-        stack.enter_context(
-            mock.patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick_compilation.options()})
-        )
+        quick_compilation.apply(stack.enter_context(pytest.MonkeyPatch.context()))
         stack.enter_context(mock.patch.object(backend, "engine_for", engine))
         stack.enter_context(mock.patch.object(round_up, "round_up_size", lambda size: size + 2 if size > 1 else size))
         stack.enter_context(rounded_sizes.poisoned())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from unittest.mock import patch
 
+import pytest
 import torch
 
 from cases.faults import Fault
 from cases.faults.padding import FAULTS
-from dynaxla.engine import compile as engine_compile
 from support.comparisons import rounded_sizes
 from support.timing import quick_compilation
 
@@ -59,8 +58,9 @@ def find(planted: Fault) -> str | None:
 
 def main(names: Sequence[str]) -> int:
     """Print for every fault what finds it."""
-    found, options_for = {}, engine_compile.options_for
-    with patch.object(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick_compilation.options()}):
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        quick_compilation.apply(patch)
         for name in names or FAULTS:
             found[name] = find(FAULTS[name])
             print(f"{name:50} {found[name] or 'not found'}", flush=True)

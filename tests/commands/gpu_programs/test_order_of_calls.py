@@ -21,6 +21,7 @@ from dynaxla.errors import OutOfMemory, UnsupportedOp
 from dynaxla.runtime import late_checks, streams
 from dynaxla.runtime.layout import Layout
 from dynaxla.runtime.programs import XlaProgram
+from support.fakes import simulated_gpu
 from support.fakes.simulated_gpu import CUDA, Device, Stream, install
 
 CHECKS = [(IndexError, "out of range"), (ValueError, "not positive")]
@@ -253,7 +254,7 @@ def test_a_device_that_answers_no_more_does_not_keep_the_process(
         raise RuntimeError("CUDA error")
 
     checked(device, [0])([])
-    monkeypatch.setattr(late_checks.of(CUDA)._in_flight[0].sent.event, "synchronize", fail)
+    simulated_gpu.on_synchronization_of_checks(monkeypatch, fail)
     late_checks.of(CUDA).at_exit()
     assert "CUDA error" in caplog.text
 

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from dynaxla.lowering.cpu import gemv
+from support import internals
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -38,9 +39,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("dtype", "rows", "is_moved", "is_over_last", "way"), WAYS)
 def test_ways(dtype: str, rows: int, is_moved: bool, is_over_last: bool, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    for name in ("_by_lanes", "_by_slices"):
-        monkeypatch.setattr(gemv, name, lambda x, y, name=name: taken.append(name))
+    taken = internals.small_products(monkeypatch)
     x, y = jax.numpy.zeros((2, rows, 32), dtype), jax.numpy.zeros((2, 32, 32), dtype)
     gemv.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
     assert taken == ([way] if way else [])

@@ -14,7 +14,8 @@ from jax import Array
 from torch.nn import functional as F
 
 from dynaxla.lowering.cpu import onednn, onednn_support
-from dynaxla.runtime import clients, private, programs
+from dynaxla.runtime import clients, programs
+from support import internals
 
 needs_onednn = pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -36,7 +37,7 @@ def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onednn_support.supports(np.dtype(np.float32)) == onednn_support.is_available()
     assert not onednn_support.supports(np.dtype(np.float64))
     assert not onednn_support.supports(np.dtype(np.int32))
-    monkeypatch.setattr(private, "jaxlib_version", lambda: "0.99.0")
+    internals.jaxlib_release(monkeypatch, "0.99.0")
     assert not onednn_support.supports_packed()
 
 

@@ -15,8 +15,8 @@ from jax import Array
 
 from dynaxla.lowering.cuda import fused_attention
 from dynaxla.lowering.cuda.fused_attention import AttentionSettings, backward, forward
-from dynaxla.runtime import private
-from support.fakes.simulated_cudnn import attention_kernel
+from support import internals
+from support.fakes import simulated_cudnn
 
 BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
 JAX = "jax._src.cudnn.fused_attention_stablehlo"
@@ -126,7 +126,7 @@ MASKS: dict[str, Callable[[np.dtype[Any]], Array | None]] = {
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize(("heads_inside", "key_heads"), [(True, 4), (False, 2)])
 def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_attention, "_call", attention_kernel)
+    simulated_cudnn.install(monkeypatch)
     generator = np.random.default_rng(0)
     with jax.enable_x64(True):
         mask = MASKS[mask_name](dtype)
@@ -149,7 +149,7 @@ def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_he
 
 
 def test_causal_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_attention, "_call", attention_kernel)
+    simulated_cudnn.install(monkeypatch)
     with jax.enable_x64(True):
         query, key, value = (jnp.asarray(np.random.default_rng(seed).standard_normal((1, 2, 5, 8)), F16) for seed in range(3))
         settings = AttentionSettings(0.5, True, True)
@@ -177,5 +177,5 @@ def test_takes(dtype: np.dtype[Any], size: int, taken: bool) -> None:
 
 @pytest.mark.parametrize(("version", "known"), [("0.10.2", True), ("0.11.0", True), ("0.13.0", False), ("1.10.0", False)])
 def test_an_unknown_jaxlib_may_read_a_call_otherwise(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "jaxlib_version", lambda: version)
+    internals.jaxlib_release(monkeypatch, version)
     assert fused_attention.is_known() == known

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from dynaxla.lowering import Interpreter, Settings
-from dynaxla.lowering.cuda import fused_attention
 from dynaxla.lowering.function import Function
 from dynaxla.lowering.implementations import Chooser, Implementation, Implementations, Operand, choose_by_rules, choose_generic
 from dynaxla.lowering.ops import attention_implementations
 from dynaxla.lowering.ops.attention_implementations import ATTENTION, ATTENTION_GRADIENT, AttentionProblem
+from support import internals
 from support.comparisons.single_op import Call, graph_of
-from support.fakes.simulated_cudnn import attention_kernel
+from support.fakes import simulated_cudnn
 from support.timing import quick_compilation
 
 aten = torch.ops.aten
@@ -190,7 +190,7 @@ def test_other_platforms_have_other_implementations(platform: str, names: list[s
 
 
 def test_an_unknown_jaxlib_has_one_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_attention, "KNOWN", ())
+    internals.jaxlib_release(monkeypatch, "0.99.0")
     assert targets(flash(*heads())) == []
 
 
@@ -213,7 +213,7 @@ def test_heads_are_taken_as_they_lie() -> None:
 @pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
 def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and gradient agree with the implementation that keeps the scores in memory."""
-    monkeypatch.setattr(fused_attention, "_call", attention_kernel)
+    simulated_cudnn.install(monkeypatch)
 
     def results(call: Call, choose: Chooser) -> list[torch.Tensor]:
         function, arrays = function_of([call], choose=choose)
@@ -310,7 +310,7 @@ def results_by(choose: Chooser, call: Call) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other implementation."""
-    monkeypatch.setattr(attention_implementations, "_block_rows", lambda _: 4)
+    internals.rows_of_attention_blocks(monkeypatch, 4)
     call = IN_BLOCKS[name]()
     tolerance = 0.02 if call.args[0].dtype == BF16 else 1e-5
     with jax.enable_x64(True):
@@ -322,7 +322,7 @@ def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gradients_in_blocks_are_those_of_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX differentiates the forward's blocks; the gradient's blocks get the key that the forward hands on."""
-    monkeypatch.setattr(attention_implementations, "_block_rows", lambda _: 4)
+    internals.rows_of_attention_blocks(monkeypatch, 4)
     call = flash(*heads(10, 13, dtype=torch.float32), dropout_p=0.3)
     with jax.enable_x64(True):
         function, arrays = function_of([call], choose=in_blocks)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dynaxla.lowering.context import Context
+from support import internals
 from support.comparisons.compare import assert_equal, check
 from support.releases import cases
 
@@ -190,8 +190,7 @@ def test_masked_indices_are_clamped() -> None:
 
 
 def count_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *args: Any) -> int:
-    asked: list[str] = []
-    monkeypatch.setattr(Context, "require", lambda self, condition, error, message: asked.append(message))
+    asked = internals.checks(monkeypatch)
     torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False)(*args)
     return len(asked)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dynaxla.lowering import kernel_refusals
+from support import internals
 from support.comparisons.compare import assert_equal, check
 from support.comparisons.gradients import check_gradients
 from support.comparisons.single_op import run_op
@@ -234,7 +234,7 @@ def test_bilinear_and_gradients() -> None:
 
 def test_products_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     """mm.dtype, bmm.dtype, addmm.dtype and baddbmm.dtype have kernels for GPUs alone, so torch would refuse them here."""
-    monkeypatch.setattr(kernel_refusals, "refusal_of_node", lambda node: "")
+    internals.no_refusals(monkeypatch)
     x, y, wide = torch.randn(2, 3, 5).bfloat16(), torch.randn(2, 5, 4).bfloat16(), torch.randn(2, 3, 4)
     product = x.float() @ y.float()
     assert_equal(run_op(aten.mm.dtype, x[0], y[0], torch.float32, expected=product[0]), product[0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cases.cache_readers import READERS, Inputs, by_chance
-from dynaxla.lowering.ops import products_of_updates
+from support import internals
 from support.forced_implementations import backend_with
 
 # XLA would optimize for seconds what runs twice.
@@ -20,11 +20,7 @@ BY_PARTS = backend_with({"product_of_update": "parts"})
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The first operands of all products with an old tensor, and of those with new slices."""
-    found: list[Tensor] = []
-    for name in ("product", "strided_product"):
-        original = getattr(products_of_updates, name)
-        monkeypatch.setattr(products_of_updates, name, lambda *args, original=original: found.append(args[0]) or original(*args))
-    return found
+    return internals.products_with_updated_operands(monkeypatch)
 
 
 def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype) -> None:

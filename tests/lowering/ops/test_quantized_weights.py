@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynaxla.lowering.ops import matmul, quantized_weights
 from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, QuantizedProductProblem
+from support import internals
 from support.forced_implementations import backend_with
 
 OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
@@ -49,10 +49,8 @@ PRODUCTS: dict[str, tuple[Product, int]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of four rows, of which the last begins in the one before."""
-    found: list[bool] = []
-    original = matmul.product_of_quantized
-    monkeypatch.setattr(matmul, "product_of_quantized", lambda *args: (out := original(*args), found.append(out is not None))[0])
-    monkeypatch.setattr(quantized_weights, "_BLOCK_BYTES", 4 * SIZE * 4)
+    found = internals.quantized_products(monkeypatch)
+    internals.bytes_of_quantized_blocks(monkeypatch, 4 * SIZE * 4)
 
     def run(x: Tensor, w: Tensor, s: Tensor) -> dict[str, Tensor]:
         return {name: product(x, w, s) for name, (product, _) in PRODUCTS.items()}

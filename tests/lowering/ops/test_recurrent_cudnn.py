@@ -14,6 +14,7 @@ from commands.lower_everywhere.capture import of_function
 from commands.lower_everywhere.lower import calls, stablehlo
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Settings
+from support import internals
 from support.comparisons.compare import assert_equal
 from support.comparisons.gradients import leaf
 from support.comparisons.single_op import run_op
@@ -237,7 +238,7 @@ def test_the_precision_is_that_of_recurrent_networks(monkeypatch: pytest.MonkeyP
     case = given("LSTM")
     counts = []
     for settings in (Settings(matmul_tf32=True, convolution_tf32=True), Settings(recurrent_tf32=True)):
-        monkeypatch.setattr(Settings, "current", staticmethod(lambda _, settings=settings: settings))
+        internals.torch_settings(monkeypatch, settings)
         (graph,) = of_function(lambda *operands: torch.ops.aten._cudnn_rnn(*case.call(*operands))[:3], case.operands, "cuda")
         text = stablehlo(graph, "cuda")
         counts.append((text.count("stablehlo.dot_general"), text.count("[HIGHEST, HIGHEST]")))

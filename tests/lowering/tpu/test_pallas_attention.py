@@ -17,6 +17,7 @@ from dynaxla.lowering.function import Function
 from dynaxla.lowering.implementations import RecordingChooser, choose_by_rules
 from dynaxla.lowering.tpu import pallas_attention
 from dynaxla.lowering.tpu.pallas_attention import KernelSettings
+from support import internals
 from support.comparisons.single_op import Call, graph_of
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ INFINITY = float("inf")
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
-    monkeypatch.setattr(pallas_attention, "_BLOCKS", (256, 128))
+    internals.blocks_of_pallas_attention(monkeypatch, 256, 128)
 
 
 def heads(rows: int, columns: int, *, count: int = 2, key_heads: int = 2, size: int = 16, value_size: int = 16) -> list[torch.Tensor]:

@@ -12,11 +12,9 @@ from torch import Tensor
 
 import dynaxla
 from cases.chained_writes import SHAPE, Writer
-from dynaxla.buffers.native import NativeBinding
 from dynaxla.observe import metrics
-from dynaxla.passes import pipeline
-from dynaxla.passes.aten import late_writes
 from dynaxla.passes.aten.late_writes import LateWrites
+from support import internals
 
 Function = Callable[..., Any]
 
@@ -24,16 +22,8 @@ Function = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
     """What has been taken out of graphs, in which nothing is too small."""
-    found: list[LateWrites] = []
-
-    def take(graph: Any) -> LateWrites | None:
-        if (late := late_writes.take_late_writes(graph)) is not None:
-            found.append(late)
-        return late
-
-    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", 0)
-    monkeypatch.setattr(pipeline, "LATE_WRITES", take)
-    return found
+    internals.late_writes_of(monkeypatch, 0)
+    return internals.late_writes_found(monkeypatch)
 
 
 # A write of a number: torch 2.15 keeps these ops, older releases write a tensor of the number.
@@ -314,9 +304,8 @@ def test_nothing_is_written_if_an_index_is_refused(i: int, j: int) -> None:
 @pytest.mark.parametrize(("i", "j", "holds"), [(1, 2, True), (8, 0, False), (0, 8, False), (-1, 0, False), (0, -9, False), (0, -1, True)])
 def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the failure is raised by a later call."""
-    codes: list[bool] = []
-    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
-    monkeypatch.setattr(NativeBinding, "report", lambda _, code, checks, name: codes.append(int(code) == len(checks)))
+    internals.late_writes_without_checks(monkeypatch)
+    codes = internals.reported_checks(monkeypatch)
 
     def function(a: Tensor, b: Tensor, i: Tensor, j: Tensor, k: Tensor) -> None:
         a[1:].copy_(a[:-1] * 2)
@@ -334,7 +323,7 @@ def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds:
 
 
 def test_writes_that_cannot_be_held_stay_in_the_program(monkeypatch: pytest.MonkeyPatch, taken: list[LateWrites]) -> None:
-    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    internals.late_writes_without_checks(monkeypatch)
     check(accumulated, c(), at(3, 3, 1), row(3))
     check(masked, c(), row())
     check(scatters, c(), at(3, 5), row(2))
@@ -467,11 +456,11 @@ def test_a_module_with_a_cache(freeze: bool, taken: list[LateWrites]) -> None:
 
 
 def test_what_is_small_is_written_as_a_whole(taken: list[LateWrites], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", c().nbytes + 1)
+    internals.late_writes_of(monkeypatch, c().nbytes + 1)
     check(index_copy, c(), at(3), row())
     assert taken == []
     torch._dynamo.reset()
-    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", c().nbytes)
+    internals.late_writes_of(monkeypatch, c().nbytes)
     check(index_copy, c(), at(3), row())
     assert len(taken) == 1
 

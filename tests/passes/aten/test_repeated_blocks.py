@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import SymbolValues
-from dynaxla.passes.aten import repeated_blocks
 from dynaxla.passes.aten.repeated_blocks import Segment, split_into_segments
+from support import internals
 
 Step = Callable[[torch.Tensor, Sequence[torch.Tensor], int], torch.Tensor]
 WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
@@ -20,7 +20,7 @@ WEIGHTS = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for 
 
 @pytest.fixture(autouse=True)
 def small_blocks_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
+    internals.repeated_blocks_of(monkeypatch, 1)
 
 
 def found(step: Step, count: int = 4, x: torch.Tensor | None = None, weights: list[torch.Tensor] = WEIGHTS) -> list[Segment] | None:
@@ -76,11 +76,11 @@ def test_small_blocks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(x: torch.Tensor, w: Sequence[torch.Tensor], i: int) -> torch.Tensor:
         return (x @ w[i]).relu() + x
 
-    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 4 * (12 + 16 + 12))
+    internals.repeated_blocks_of(monkeypatch, 4 * (12 + 16 + 12))
     assert found(step) is not None
-    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 4 * (12 + 16 + 12) + 1)
+    internals.repeated_blocks_of(monkeypatch, 4 * (12 + 16 + 12) + 1)
     assert found(step) is None
-    monkeypatch.setattr(repeated_blocks, "MIN_PRODUCT_BYTES", 1)
+    internals.repeated_blocks_of(monkeypatch, 1)
     assert found(lambda x, w, i: x.sin().cos() * 2) is None, "what has no products is fused"
 
 

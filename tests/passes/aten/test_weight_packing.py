@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.cpu import onednn_support, weight_orders
-from dynaxla.runtime import private
+from support import internals
 from support.comparisons.compare import assert_equal
 from support.comparisons.single_op import run_op
 from support.forced_implementations import backend_with
@@ -156,10 +156,10 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 256)
     compiled = frozen(net, tmp_path)
     compiled(x)
-    monkeypatch.setattr(weight_orders, "are_orders_valid", lambda: False)
+    internals.valid_packing(monkeypatch, lambda: False)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
     monkeypatch.undo()
-    monkeypatch.setattr(weight_orders, "_of_matrices", lambda dtype: [weight_orders.Packing((0, 1), (1,), (40,))])
+    internals.packings(monkeypatch, [weight_orders.Packing((0, 1), (1,), (40,))])
     other = nn.Linear(256, 201).requires_grad_(False)
     torch._dynamo.reset()
     assert_equal(frozen(other, tmp_path / "other")(x), other(x), tolerance=TOLERANCE[torch.float32])
@@ -168,7 +168,7 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.10.3", "0.11.0", "0.10.2.dev20260101"])
 def test_only_with_the_versions_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(private, "jaxlib_version", lambda: version)
+    internals.jaxlib_release(monkeypatch, version)
     net = nn.Linear(256, 256).requires_grad_(False)
     x = torch.randn(4, 256)
     torch._dynamo.reset()

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.passes.aten import late_writes
 from dynaxla.passes.aten.write_chains import states
 from dynaxla.passes.aten.written_places import read_places
+from support import internals
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def layers(c: Tensor, d: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writes, "MIN_BYTES_PER_WRITE", 0)
+    internals.late_writes_of(monkeypatch, 0)
     mine: Sequence[Tensor] = torch.randn(4, 4, 6, 5), torch.randn(4, 4, 6, 5), torch.randn(6, 5)
     theirs = copy.deepcopy(mine)
     with torch.no_grad():

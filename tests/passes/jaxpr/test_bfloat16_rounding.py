@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dynaxla.engine import stored
-from dynaxla.runtime import machine
+from support import internals
 
 BF16 = torch.bfloat16
 
@@ -20,8 +19,7 @@ BF16 = torch.bfloat16
 @pytest.fixture(params=[False, True], ids=["short", "wide"], autouse=True)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether this seems to be a machine with vectors of 512 bits."""
-    monkeypatch.setattr(machine, "has_wide_vectors", lambda: request.param)
-    monkeypatch.setattr(stored, "_live_programs", type(stored._live_programs)())  # programs of the other kind
+    internals.processor(monkeypatch, wide_vectors=request.param)
     is_wide: bool = request.param
     return is_wide
 

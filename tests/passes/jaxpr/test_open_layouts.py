@@ -22,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, OpenLayouts
 from dynaxla.config import Options
-from dynaxla.engine import scheduler
 from dynaxla.engine.frozen_values import FrozenValues
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.scheduler import Scheduler
@@ -31,9 +30,9 @@ from dynaxla.engine.xla import CompiledGraph
 from dynaxla.errors import CompilationError
 from dynaxla.observe import metrics
 from dynaxla.passes.aten.freeze import freeze
-from dynaxla.passes.jaxpr import open_layouts
 from dynaxla.passes.jaxpr.open_layouts import check_closed, opens_layouts, with_open_layouts
 from dynaxla.runtime import private
+from support import internals
 
 SAVED, SHOWN = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
 
@@ -137,8 +136,7 @@ def test_what_is_saved_lies_as_it_was_computed(kind: type[CompiledGraph]) -> Non
 @pytest.fixture
 def transposing(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:CPU chooses row-major order for every argument; here it has to take the other one of two."""
-    other = Format(Layout((1, 0)), SingleDeviceSharding(jax.devices("cpu")[0]))
-    monkeypatch.setattr(open_layouts, "_open", lambda _: other)
+    internals.array_layout(monkeypatch, Format(Layout((1, 0)), SingleDeviceSharding(jax.devices("cpu")[0])))
 
 
 @WAYS
@@ -213,7 +211,7 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
         names = dict(net.named_parameters())
         return [torch.func.functional_call(net, dict(zip(names, inputs, strict=False)), inputs[-1])]
 
-    monkeypatch.setattr(scheduler, "graph_devices", lambda *_: {torch.device("cuda")})
+    internals.devices_of_graphs(monkeypatch, torch.device("cuda"))
     graph = AtenGraph("net", traced(function, *parameters, x), static=tuple(range(len(parameters))))
     runner = Scheduler(Recording(), Options(freeze=True)).runner(graph)
     prepared, rest = graphs

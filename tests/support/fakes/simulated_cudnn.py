@@ -7,7 +7,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import Array, lax
+
+from dynaxla.lowering.cuda import fused_attention
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Attention calls of cuDNN are computed by `attention_kernel`."""
+    patch.setattr(fused_attention, "_call", attention_kernel)
 
 
 def attention_kernel(target: str, config: dict[str, Any], operands: Sequence[Array], results: Sequence[Any], settings: Any) -> list[Array]:

@@ -240,3 +240,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     pack = Layout.pack_tensor
     monkeypatch.setattr(Layout, "pack_tensor", lambda layout, tensor: made.later(pack(layout, tensor).clone()))
     return made
+
+
+def on_synchronization_of_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[[], None]) -> None:
+    """The host calls a function when it waits for the first of the checks in flight."""
+    monkeypatch.setattr(late_checks.of(CUDA)._in_flight[0].sent.event, "synchronize", function)

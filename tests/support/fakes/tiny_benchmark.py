@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from typer import Typer
 from typer.testing import CliRunner, Result
 
-from dynaxla.bench import engines, suites
+from benchmarks import choices as all_choices
+from benchmarks import engines as all_engines
+from benchmarks import suites as all_suites
+from dynaxla import tuning
+from dynaxla.bench import choices, engines, session, suites
 from dynaxla.bench.engines import BenchEngine
 from dynaxla.bench.measure import BenchSettings, EngineResult, measure
 from dynaxla.cli.bench import bench
@@ -78,3 +83,28 @@ def check_case(case: suites.BenchCase) -> None:
     assert result.isfinite().all()
     assert not torch.allclose(result, model(*other))
     assert torch.equal(result, model(*once)), "a result that differs by itself cannot be compared"
+
+
+def add_engine(patch: pytest.MonkeyPatch, engine: BenchEngine) -> None:
+    """The command knows this engine, or this one in place of another of its name."""
+    for table, names in ((engines, choices), (all_engines, all_choices)):
+        patch.setitem(table.ENGINES, engine.name, engine)
+        patch.setattr(names, "ENGINES", tuple(dict.fromkeys((*names.ENGINES, engine.name))))
+
+
+def add_suite(patch: pytest.MonkeyPatch) -> None:
+    """The command knows the suite "tiny" and its model."""
+    for table, names in ((suites, choices), (all_suites, all_choices)):
+        patch.setitem(table.SUITES, "tiny", [TINY])
+        patch.setattr(names, "SUITES", (*names.SUITES, "tiny"))
+    patch.setattr(choices, "MODELS", (*choices.MODELS, "tiny"))
+
+
+def measure_with(patch: pytest.MonkeyPatch, run: Callable[..., Any] | None) -> None:
+    """The function that measures a suite for the command; None: it must not be called."""
+    patch.setattr(session, "run", run)
+
+
+def measured_implementations(patch: pytest.MonkeyPatch, found: list[Any]) -> None:
+    """What `dynaxla tune` has measured."""
+    patch.setattr(tuning, "tried", lambda: found)

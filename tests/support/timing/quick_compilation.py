@@ -6,6 +6,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
+from dynaxla.engine import compile as engine_compile
 from dynaxla.engine.options import quick_options
 
 # True in a run of `make quick`.
@@ -22,3 +25,9 @@ def options() -> Mapping[str, Any]:
 def flags() -> str:
     """The same as a value of the variable XLA_FLAGS, for a process whose own JAX compiles, too."""
     return " ".join(f"--{name}={str(value).lower()}" for name, value in options().items())
+
+
+def apply(patch: pytest.MonkeyPatch, own_options: Mapping[str, Any] | None = None) -> None:
+    """XLA compiles graphs with these options, by default `options()`, until `patch` is undone."""
+    options_for, quick = engine_compile.options_for, options() if own_options is None else own_options
+    patch.setattr(engine_compile, "options_for", lambda *problem: {**options_for(*problem), **quick})

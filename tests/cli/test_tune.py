@@ -51,7 +51,7 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
     store = Options().store("tuning")
     assert store is not None
     store.put("one", MEASURED.encode())
-    tiny_benchmark.add_suite(monkeypatch)
+    tiny_benchmark.add_model(monkeypatch)
     monkeypatch.setattr(torch, "compile", compile)
     tiny_benchmark.measured_implementations(monkeypatch, [MEASURED])
     before = torch.get_num_threads()

@@ -93,10 +93,15 @@ def add_engine(patch: pytest.MonkeyPatch, engine: BenchEngine) -> None:
 
 
 def add_suite(patch: pytest.MonkeyPatch) -> None:
-    """The command knows the suite "tiny" and its model."""
+    """The commands know the suite "tiny"."""
     for table, names in ((suites, choices), (all_suites, all_choices)):
         patch.setitem(table.SUITES, "tiny", [TINY])
         patch.setattr(names, "SUITES", (*names.SUITES, "tiny"))
+
+
+def add_model(patch: pytest.MonkeyPatch) -> None:
+    """The commands know the model "tiny"."""
+    patch.setitem(suites.SUITES, "models", [*suites.SUITES["models"], TINY])
     patch.setattr(choices, "MODELS", (*choices.MODELS, "tiny"))
 
 

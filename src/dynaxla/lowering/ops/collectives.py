@@ -120,8 +120,8 @@ def _lower_collective(*args: Any, ctx: Context) -> Any:
     def write(outputs: Tensors, inputs: Tensors) -> None:
         agreement.run(index, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
 
-    plain = (*map(str, other_args), str(group_name))
-    outputs = call_back(ctx, write, arrays, output_specs, views=views, plain=plain, has_effect=True)
+    non_tensor_args = (*map(str, other_args), str(group_name))
+    outputs = call_back(ctx, write, arrays, output_specs, views=views, non_tensor_args=non_tensor_args, has_effect=True)
     return outputs if isinstance(ctx.output, (tuple, list)) else outputs[0]
 
 

@@ -185,8 +185,8 @@ def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
     In C++ the result is undefined for NaN and for numbers out of range, so ATen's result depends on the processor. XLA saturates, as CUDA
     and ARM do. The instructions of x86 return the lowest integer in all these cases.
 
-    Casts to narrow dtypes go through int32 and wrap: -1.0 becomes 255 as uint8. Casts to uint32, and from float64 to uint8, go through int64.
-    For numbers below the range of int32 or above that of uint32, ATen's vectorized loops and scalar loops return different uint32
+    Casts to narrow dtypes go through int32 and wrap: -1.0 becomes 255 as uint8. Casts to uint32, and from float64 to uint8, go through
+    int64. For numbers below the range of int32 or above that of uint32, ATen's vectorized loops and scalar loops return different uint32
     (the scalar loops run over the remainder, and over strided memory). This function returns the result of the scalar loops.
 
     Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type

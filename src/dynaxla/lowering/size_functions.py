@@ -21,8 +21,8 @@ class _NotArithmetic(Exception):
 def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
     """Returns a function from the values of symbols to the value of a sympy expression.
 
-    The value is an int, or a bool for a condition. A condition that the symbols' values do not decide is False. If the mapping lacks a symbol,
-    it may instead contain an expression of the symbol, such as 2 * s0.
+    The value is an int, or a bool for a condition. A condition that the symbols' values do not decide is False. If a symbol is not in the
+    mapping, the mapping may instead contain an expression of the symbol, such as 2 * s0.
     """
     names: dict[Any, str] = {}
     try:

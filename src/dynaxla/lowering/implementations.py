@@ -166,13 +166,13 @@ def external_implementations() -> list[tuple[str, str, str, str]] | None:
 
     Returns: (op, name, module, function) for each, sorted; None if one of the functions is not defined in dynaxla.
     """
-    found = [
+    external = [
         (op, item.name, item.run.__module__, item.run.__qualname__)
         for op, implementations in IMPLEMENTATIONS.items()
         for item in implementations.by_name.values()
         if not item.registered_by.startswith("dynaxla.lowering.")
     ]
-    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
+    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in external) else sorted(external)
 
 
 # Chooses one of an op's implementations for a problem.

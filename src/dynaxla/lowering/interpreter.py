@@ -135,28 +135,28 @@ class Interpreter:
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:
-        found: list[_Step] = []
+        steps: list[_Step] = []
         missing: list[Node] = []
         for node in self.module.graph.nodes:
             if node.op == "get_attr":
-                found.append(_constant_step(self.module, node))
+                steps.append(_constant_step(self.module, node))
             elif node.op == "call_function":
                 rule = find_rule(node, self.platform, self._registry)
                 if node.target in CONTROL_FLOW:
-                    found.append(self._control_flow_step(node, self._registry))
+                    steps.append(self._control_flow_step(node, self._registry))
                 elif rule is not None and (refusal := kernel_refusals.refusal_of_node(node)):
-                    found.append(self._refused_step(node, refusal))
+                    steps.append(self._refused_step(node, refusal))
                 elif node.target is keyed:
-                    found.append(self._keyed_step(node, self._registry))
+                    steps.append(self._keyed_step(node, self._registry))
                 elif rule is not None or is_plain_python(node):
-                    found.append(_step(node, rule, self.kernels))
+                    steps.append(_step(node, rule, self.kernels))
                 elif self.kernels:
-                    found.append(_Step(node, None, list(node.args), dict(node.kwargs), fallback_reason="it has no lowering"))
+                    steps.append(_Step(node, None, list(node.args), dict(node.kwargs), fallback_reason="it has no lowering"))
                 else:
                     missing.append(node)
         if missing:
             raise _unsupported(missing)
-        return found
+        return steps
 
     @functools.cached_property
     def _effectful(self) -> set[Node]:
@@ -269,8 +269,8 @@ class Interpreter:
         """Evaluates the graph and returns all outputs. Constants among the outputs are returned unchanged."""
         outputs = self.output_node.args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        found = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
-        return [next(found) if isinstance(output, Node) else output for output in outputs]
+        values = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
+        return [next(values) if isinstance(output, Node) else output for output in outputs]
 
     def _evaluate(self, step: _Step, values: dict[Node, Any], ctx: Context) -> Any:
         """Returns a node's value, from its lowering or, if the lowering cannot compute it, from torch's kernel."""
@@ -414,13 +414,13 @@ def _has_effects(node: Node) -> bool:
 
 def _graph_arguments(node: Node) -> dict[int, GraphModule]:
     """Returns the graphs that a control-flow op calls, by their positions among its arguments."""
-    found = {}
+    graphs = {}
     for position, arg in enumerate(node.args):
         if isinstance(arg, Node) and arg.op == "get_attr" and arg.graph.owning_module is not None:
             value = constant_value(arg.graph.owning_module, arg)
             if isinstance(value, GraphModule):
-                found[position] = value
-    return found
+                graphs[position] = value
+    return graphs
 
 
 def inner_graphs(module: GraphModule) -> list[GraphModule]:

@@ -267,7 +267,7 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
         tuple([(name, _hashable(value)) for name, value in named_operands.items()]),
         target_operands, slots, torch.get_default_dtype(), settings,
     )  # fmt: skip
-    is_doubtful = bool(call.numbers) and kernel_refusals.is_doubtful(functional_op.name, call.numbers, call.dtypes)
+    is_doubtful = bool(call.numbers) and kernel_refusals.may_refuse_numbers(functional_op.name, call.numbers, call.dtypes)
     program, number_inputs = find_or_compile(
         _traced_programs if is_traced else _programs, trace_op if is_traced else compile_op, key, call.numbers, is_doubtful,
         lambda: OpSpecialization(functional_op, operands, named_operands, target_operands, slots, device, tuple(call.numbers), where),

@@ -359,7 +359,7 @@ class _LazyCall:
 
     def has_doubtful_numbers(self) -> bool:
         """True if torch's kernel may reject the numbers."""
-        return bool(self.numbers) and kernel_refusals.is_doubtful(self.functional_op.name, self.numbers, self.dtypes)
+        return bool(self.numbers) and kernel_refusals.may_refuse_numbers(self.functional_op.name, self.numbers, self.dtypes)
 
     def specialization(self) -> OpSpecialization:
         """Returns the call as an `OpSpecialization`. It does not read the storages again, since other threads may have changed them."""

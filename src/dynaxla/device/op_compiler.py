@@ -243,7 +243,7 @@ def _check_numbers(specialization: OpSpecialization, mode: FakeTensorMode) -> No
     operands = [operand for operand in _operands((args, kwargs, list(specialization.targets))) if isinstance(operand, TensorOperand)]
     leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, TensorOperand))
     name = specialization.functional_op.functional._schema.name.removeprefix("aten::")
-    if kernel_refusals.is_doubtful(name, leaves, {operand.view.dtype for operand in operands}):
+    if kernel_refusals.may_refuse_numbers(name, leaves, {operand.view.dtype for operand in operands}):
         with _disable_current_modes(), mode:
             fake_args, fake_kwargs = _map_operands((args, kwargs), lambda operand: _fake(operand.view))
         if refusal := kernel_refusals.refusal_of_numbers(specialization.functional_op.functional, fake_args, fake_kwargs):

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 _INT32 = np.dtype(np.int32)
-# The index that stands for "no check failed".
+# The result of `Checks.failure` if no check failed.
 NONE_FAILED = -1
 
 
@@ -49,18 +49,18 @@ class Checks(list[Check]):
 
     def failure(self) -> Array:
         """In a program: returns the index of the first check that fails, or NONE_FAILED. int32[]."""
-        nothing = lax.full((), NONE_FAILED, _INT32)
+        none_failed = lax.full((), NONE_FAILED, _INT32)
         if not self:
-            return nothing
+            return none_failed
         code = Check.first_failed(self)
-        return lax.select(lax.eq(code, np.int32(len(self))), nothing, code)
+        return lax.select(lax.eq(code, np.int32(len(self))), none_failed, code)
 
     def add_inner(self, inner: Sequence[Check], failure: Array, has_run: Array | None = None) -> None:
         """Adds the checks of an inner graph.
 
         Args:
             inner: The inner graph's checks.
-            failure: The result of the inner graph's `failure()`.
+            failure: The result of the inner graph's `failure()`: the index of its first failed check, or NONE_FAILED. int32[].
             has_run: bool[]; true if the inner graph ran. None if it always runs.
         """
         for index, check in enumerate(inner):

@@ -1,4 +1,4 @@
-"""The context that the interpreter passes to lowerings. Most of its parts have their own modules."""
+"""The context that the interpreter passes to lowerings."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Context:
         checks: The conditions that the program verifies while it runs.
         fused_results: The results of nodes that were computed together with an earlier node.
         kernels: For each torch kernel that the program calls, the node's name and the arguments that are not tensors.
-        agreement: The record of torch's collectives in the program, on which the processes must agree.
+        agreement: The torch collectives that the program calls, in order. The processes compare these lists before the first run.
         members: The processes over which XLA's own collectives run; None if torch's collectives are called.
-        effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, depends on it.
-        replicated: On a mesh, the sharding of a value that is replicated on all devices; otherwise None.
+        effect_token: uint8[1]; orders effects: the next kernel with a side effect, or the next collective, reads this token.
+        replicated: On a mesh of devices, the sharding of a value that is replicated on all of them; otherwise None.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Context:
         replicated: NamedSharding | None = None,
         members: Members | None = None,
     ) -> None:
-        """Starts a context for one trace. Arguments without a description are attributes.
+        """Starts a context for one trace. The arguments without a description are attributes of the class.
 
         Args:
             symbols: The values of the graph's symbolic sizes.
             key: The JAX PRNG key from which the graph's random numbers are derived; None if it draws none.
-            reorders: True if passes/jaxpr/transposes.py will process the traced program.
+            reorders: True if passes/jaxpr/transposes.py will process the traced program. That pass chooses memory orders.
             key_offset: The number of keys that other programs derive from `key` before this one.
         """
         self.platform = platform
@@ -89,7 +89,7 @@ class Context:
         It has its own values and checks, and derives its random numbers from `key`.
         """
         inner = copy.copy(self)
-        inner.members = None  # XLA may run an inner graph any number of times, or never: its collectives must be torch's
+        inner.members = None  # XLA may run an inner graph any number of times, or never, so an inner graph calls torch's collectives
         inner._begin(key)
         return inner
 
@@ -106,17 +106,18 @@ class Context:
     def require(self, condition: Array, error: type[Exception], message: str) -> None:
         """Makes the call of the program raise error(message), and mutate nothing, unless all elements of `condition` are true.
 
-        On a GPU, reading the condition would need a synchronization. There a later call raises the error, as with CUDA's own assertions.
+        On a GPU, the call does not read the condition, which would need a synchronization: a later call raises the error, as with CUDA's
+        own assertions.
         """
         self.checks.require(condition, error, message)
 
     @property
     def output(self) -> Any:
-        """Metadata of the current node's result: a TensorSpec, or a tuple of them, with None for results that are None."""
+        """Metadata of the current node's result: a TensorSpec, or a tuple with a TensorSpec or None for each of several results."""
         return self.spec(self.node)
 
     def input(self, index: int) -> Any:
-        """Returns the metadata of a positional argument of the current node: a TensorSpec, a list of them, or None."""
+        """Returns the metadata of a positional argument of the current node: a TensorSpec, a list of TensorSpecs, or None."""
         return torch.fx.node.map_arg(self.node.args[index], self.spec)
 
     def spec(self, node: Node) -> Any:

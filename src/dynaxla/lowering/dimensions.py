@@ -1,6 +1,6 @@
 """Normalizes ATen's dimensions and sizes to plain non-negative ints.
 
-In a program for export a size may be symbolic: an expression of JAX's dynamic dimensions, for which some comparisons are inconclusive.
+In a program for export a size may be symbolic: an expression of JAX's symbolic dimensions. Some comparisons of such sizes are undecidable.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..errors import UnsupportedOp
 
 
 def definitely(comparison: Callable[[], bool]) -> bool:
-    """Returns the result of a comparison of sizes; False if it depends on the values of symbolic sizes.
+    """Returns the result of a comparison of sizes; False if the result depends on the values of symbolic sizes.
 
-    Use it only for decisions that affect time or memory, not results.
+    Use this function only for decisions that affect time or memory, not results.
     """
     try:
         return comparison()
@@ -35,7 +35,7 @@ def wrap(dim: int, rank: int) -> int:
     """Returns a non-negative dimension. A rank-0 tensor has the dimensions 0 and -1, both of which give 0.
 
     Raises:
-        UnsupportedOp: The tensor does not have the dimension. Torch's kernel then computes the op, and raises eager mode's error.
+        UnsupportedOp: The tensor does not have the dimension. The interpreter then calls torch's kernel, which raises eager mode's error.
     """
     size = max(rank, 1)
     if not -size <= dim < size:
@@ -60,15 +60,15 @@ def reduction_dims(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ..
 
 
 def infer_size(sizes: Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns `sizes` with a -1 replaced by the size for which the shape has `count` elements."""
+    """Returns `sizes` with a -1 replaced by the size for which the shape has `count` elements: [2, -1] gives (2, 3) for 6 elements."""
     if -1 not in sizes:
         return tuple(sizes)
-    known = -math.prod(sizes)
-    return tuple((count // known if known else 0) if size == -1 else size for size in sizes)
+    given_elements = -math.prod(sizes)
+    return tuple((count // given_elements if given_elements else 0) if size == -1 else size for size in sizes)
 
 
 def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) -> tuple[int, int, int]:
-    """Returns a Python slice over a dimension of `size` as (start, end, number of elements), with start <= end."""
+    """Returns (start, end, number of elements) of a Python slice over a dimension of `size`, with 0 <= start <= end <= size."""
     if not is_static(value for value in (size, start, end) if value is not None):
         first, last = _clamped(size, 0 if start is None else start), _clamped(size, size if end is None else end)
         last = core.max_dim(first, last)
@@ -97,7 +97,7 @@ def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> ja
 
 
 def move(x: jax.Array, source: int, destination: int) -> jax.Array:
-    """Moves one dimension, as `torch.movedim` does."""
+    """Moves one dimension, as `torch.movedim` does. Both positions are non-negative."""
     if source == destination:
         return x
     order = [dim for dim in range(x.ndim) if dim != source]

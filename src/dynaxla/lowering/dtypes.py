@@ -36,7 +36,8 @@ _TORCH_TO_JAX: dict[torch.dtype, np.dtype] = {
 }
 _JAX_TO_TORCH = {jax_dtype: torch_dtype for torch_dtype, jax_dtype in _TORCH_TO_JAX.items()}
 
-_SHORT = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
+# Names of dtypes in messages that do not follow the rule of `describe`.
+_SHORT_NAMES = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -97,9 +98,9 @@ def widen_integers(dtype: DType) -> DType:
 
 
 def real(dtype: DType) -> DType:
-    """Returns the dtype of the real part."""
-    halves: dict[DType, DType] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
-    return halves.get(np.dtype(dtype), np.dtype(dtype))
+    """Returns the dtype of the real part of numbers of a dtype; the dtype itself if it is not complex."""
+    real_dtypes: dict[DType, DType] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
+    return real_dtypes.get(np.dtype(dtype), np.dtype(dtype))
 
 
 _thread = threading.local()  # `defaulting_to` sets its attribute `default`
@@ -126,15 +127,15 @@ def default() -> torch.dtype:
 
 
 def default_float() -> DType:
-    """Returns the dtype to which ATen converts integers for ops on floats."""
+    """Returns the dtype to which ATen converts integers for ops on floats, such as sin: torch's default dtype."""
     return to_jax(default())
 
 
 def describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """Returns a dtype and a shape as XLA writes them, for messages: `f32[8, 1024]`."""
+    """Returns a dtype and a shape as text for messages, with JAX's abbreviations of dtypes: `f32[8, 1024]`."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("uint", "u"), ("int", "i"), ("complex", "c"), ("float", "f")):
-        if name.startswith(long) and name not in _SHORT:
+        if name.startswith(long) and name not in _SHORT_NAMES:
             name = name.replace(long, short, 1)
             break
-    return f"{_SHORT.get(name, name)}[{', '.join(map(str, shape))}]"
+    return f"{_SHORT_NAMES.get(name, name)}[{', '.join(map(str, shape))}]"

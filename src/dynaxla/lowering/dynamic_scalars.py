@@ -3,10 +3,10 @@
 A lowering gets a `DynamicScalar` in place of a float or an int of the graph:
 
 - If the lowering converts it to an array (`promotion.number`), the program gets an input of that dtype.
-- If the lowering compares it with another number, the comparison becomes a condition. The program is valid for all numbers with the same
-  outcomes, so `alpha == 1` causes two programs, not one for each alpha.
+- If the lowering compares it with another number, the comparison becomes a condition of the program. The program is valid for all numbers
+  for which the comparisons have the same outcomes. So `alpha == 1` causes two programs, not one for each alpha.
 - Arithmetic on the number is recorded as a formula.
-- Any other access to the value raises `NumberInspected`, and the number has to be compiled in as a constant.
+- Any other access to the value raises `NumberInspected`. Then the number has to be a constant of the program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScalarTrace(NumberTrace):
     """The record of one trace of a function with dynamic scalars.
 
     Attributes:
-        scalar_inputs: The scalar inputs that the program needs, as far as recorded.
+        scalar_inputs: The position of each scalar input among the program's scalar inputs. Complete at the end of the first trace.
         was_inspected: True if a lowering needed a value at compile time.
     """
 
@@ -50,28 +50,37 @@ class ScalarTrace(NumberTrace):
         """Starts a trace.
 
         Args:
-            inputs: One array for each entry of `scalar_inputs`. Empty in a first trace, which determines `scalar_inputs`.
+            inputs: One array for each entry of `scalar_inputs`. Empty in the first trace, which determines `scalar_inputs`.
         """
         self._inputs = inputs
         self.conditions.clear()
 
     def number(self, position: int) -> DynamicScalar:
-        """Returns the dynamic scalar for a number, by its position."""
+        """Returns the dynamic scalar for the number at a position of `numbers`."""
         return DynamicScalar(self, Input(position), self._numbers[position])
 
     def cast(self, formula: Formula, dtype: Any) -> Array:
-        """Returns the program's input for the value of a formula in a dtype; in a first trace, a placeholder array."""
+        """Returns the program's input for the value of a formula in a dtype; in the first trace, an array of zero."""
         position = self.scalar_inputs.setdefault(ScalarInput(formula, np.dtype(dtype)), len(self.scalar_inputs))
         return self._inputs[position] if position < len(self._inputs) else lax.full((), 0, np.dtype(dtype))
 
     def inspect(self, *formulas: Formula) -> NoReturn:
-        """Records that a value is needed at compile time. Raises: NumberInspected."""
+        """Records that a value is needed at compile time.
+
+        Raises:
+            NumberInspected: Always.
+        """
         self.was_inspected = True
-        raise NumberInspected("a lowering needs to know the value of a number that is to be an input")
+        raise NumberInspected("a lowering needs the value of a number that is an input of the program")
 
 
 class GuardedInputs(NamedTuple):
-    """The conditions of a program, and its scalar inputs as formulas of the dynamic scalars."""
+    """The conditions under which a program is valid, and its scalar inputs.
+
+    Attributes:
+        conditions: By comparison of dynamic scalars, the outcome that it must have.
+        scalar_inputs: The scalar inputs, as formulas of the dynamic scalars, in the program's order.
+    """
 
     conditions: Mapping[Formula, bool]
     scalar_inputs: tuple[ScalarInput, ...]
@@ -93,7 +102,7 @@ class DynamicScalar(NumberTracer):
     __slots__ = ()
 
     def dynaxla_is_operand(self, value: Any) -> bool:
-        """True for a dynamic scalar, a Python number, and a number of NumPy."""
+        """True for a dynamic scalar, a Python number, and a NumPy scalar."""
         return super().dynaxla_is_operand(value) or isinstance(value, (np.number, np.bool_))
 
     def cast(self, dtype: Any) -> Array:
@@ -102,5 +111,5 @@ class DynamicScalar(NumberTracer):
 
 
 def is_dynamic(value: Any) -> bool:
-    """True if a value is a dynamic scalar, which `isinstance` cannot tell."""
+    """True if a value is a dynamic scalar. For `isinstance`, a dynamic scalar is an int or a float."""
     return type(value) is DynamicScalar

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform as machine
 from dataclasses import dataclass, replace
 
-# Used in place of a platform's name for a function that runs on every platform, and that JAX may differentiate, batch and shard. Such a
-# function consists of JAX's own operations only, without any implementation, lowering or dimension order that is specific to one platform.
+# The "platform" of a function that runs on every platform, and that JAX may differentiate, batch and shard. Such a function consists of
+# JAX's own operations only, without any implementation, lowering or memory order that is specific to one platform.
 PORTABLE = "portable"
 
 
@@ -15,21 +15,23 @@ class EagerBehavior:
     """The behaviour of ATen's kernels on one platform.
 
     Attributes:
-        refuses_zero_divisors: An integer division by zero raises; otherwise its result is an arbitrary number.
-        divides_exactly: A division of several elements by one number is a true division; otherwise a product with the reciprocal.
-        fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product.
-        widens_small_scales: Quantization replaces a very small scale by a larger one.
-        casts_like_x86: A float outside an integer dtype's range becomes the lowest integer; otherwise the nearest one.
-        centers_first: A batch norm with running statistics subtracts the mean before it multiplies; otherwise it adds one shift per channel
-            afterwards.
-        rounds_operands: The other operand of a half-precision tensor is rounded to that dtype, although the op computes in float32.
-        loops_over_few_terms: ATen's own loops compute products of batches of small matrices, and complex matrix-vector products; otherwise
-            BLAS does.
+        refuses_zero_divisors: If True, an integer division by zero raises; if False, its result is an arbitrary number.
+        divides_exactly: If True, a division of several elements by one number is a true division; if False, a product with the reciprocal.
+        fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product: "none" or "tanh".
+        widens_small_scales: If True, quantization replaces a very small scale by a larger one.
+        casts_like_x86: If True, a float outside an integer dtype's range becomes the lowest integer; if False, the nearest one. See
+            `promotion._float_to_integer`.
+        centers_first: If True, a batch norm with running statistics subtracts the mean before it multiplies; if False, it multiplies first,
+            and then adds one shift per channel.
+        rounds_operands: If True, an op of a half-precision tensor and a number (or a rank-0 float32) rounds the number to the tensor's
+            dtype, although the op computes in float32.
+        loops_over_few_terms: If True, ATen's own loops compute products of batches of small matrices, and complex matrix-vector products;
+            if False, BLAS computes them.
     """
 
     refuses_zero_divisors: bool = False
     divides_exactly: bool = False
-    fused_gelu: str = "tanh"  # the only one that cuBLAS has
+    fused_gelu: str = "tanh"  # cuBLAS has no exact GELU
     widens_small_scales: bool = False
     casts_like_x86: bool = False
     centers_first: bool = True
@@ -37,7 +39,7 @@ class EagerBehavior:
     loops_over_few_terms: bool = False
 
 
-_OTHER = EagerBehavior()
+_ACCELERATOR = EagerBehavior()
 _CPU = EagerBehavior(
     refuses_zero_divisors=True,
     divides_exactly=True,
@@ -48,11 +50,11 @@ _CPU = EagerBehavior(
     loops_over_few_terms=True,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
-# As on the CPU, but independent of this machine's processor, and without the barrier that preserves the last bit of quotients: it costs
-# time.
+# As on the CPU, but independent of this machine's processor. Quotients may differ in the last bit, because the barrier that makes divisions
+# exact (`ops/division.py`) costs time.
 _PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
 
 
 def eager_behavior_on(platform: str) -> EagerBehavior:
     """Returns eager mode's behaviour on a platform: a JAX platform name, or PORTABLE."""
-    return {"cpu": _CPU, PORTABLE: _PORTABLE}.get(platform, _OTHER)
+    return {"cpu": _CPU, PORTABLE: _PORTABLE}.get(platform, _ACCELERATOR)

@@ -1,4 +1,4 @@
-"""Epilogues: activations that are computed together with a matrix product because no other node reads the product."""
+"""Epilogues: activations that a library computes together with a matrix product. No other node reads the product."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Epilogue:
     Attributes:
         name: "gelu", "gelu_tanh", "sigmoid" or "tanh".
         node: The node of the activation.
-        reshapes: The nodes between the product and the activation, which only change the shape.
+        reshapes: The nodes between the product and the activation. They only change the shape.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Epilogue:
 
 
 def following_activation(node: Node) -> Epilogue | None:
-    """Returns the activation that is applied to a node's result; None if there is none, or if another node uses the result."""
-    reshapes = []
+    """Returns the activation that is applied to a node's result; None if no activation follows, or if another node uses the result."""
+    path = []  # the product and the reshapes
     while len(node.users) == 1:
         (user,) = node.users
         if not user.args or user.args[0] is not node:
             return None
-        reshapes.append(node)
+        path.append(node)
         if name := _activation(user):
-            return Epilogue(name, user, tuple(reshapes[1:]))
+            return Epilogue(name, user, tuple(path[1:]))
         if user.target not in _RESHAPES:
             return None
         node = user
@@ -65,19 +65,21 @@ class FusedResults:
         return node in self._values
 
     def __getitem__(self, node: Node) -> Array | None:
-        """Returns a node's value; None if no value is needed."""
+        """Returns a node's value; None for a reshape of an epilogue, whose value is not needed."""
         return self._values[node]
 
 
-def with_activation(ctx: Context, offered: Collection[str], compute: Callable[[str], Array]) -> Array:
-    """Returns the current node's value, computed together with the activation that follows it.
+def with_activation(ctx: Context, supported: Collection[str], compute: Callable[[str], Array]) -> Array:
+    """Computes the current node together with the activation that follows the node.
+
+    Returns the value after the activation, as the value of both nodes: no other node reads the value before the activation.
 
     Args:
-        offered: The names of the activations that `compute` supports.
-        compute: Takes the name of the activation, or "" if no offered activation follows, and returns the value.
+        supported: The names of the activations that `compute` supports.
+        compute: Takes the name of the activation, or "" if no supported activation follows, and returns the value.
     """
     following = following_activation(ctx.node)
-    if following is None or following.name not in offered:
+    if following is None or following.name not in supported:
         return compute("")
     out = compute(following.name)
     ctx.fused_results.add(following, lax.reshape(out, ctx.spec(following.node).shape))
@@ -85,6 +87,7 @@ def with_activation(ctx: Context, offered: Collection[str], compute: Callable[[s
 
 
 def _activation(node: Node) -> str:
+    """Returns the name of a node's activation as in `Epilogue`; "" if the node is no activation."""
     if node.target is aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     return {aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}.get(node.target, "")

@@ -1,7 +1,9 @@
 """The fallback for ops without a lowering: the program calls torch's own kernel on its buffers, through XLA's foreign function interface.
 
-Two kinds of op run between programs instead (`dynaxla.passes.aten.unsupported_nodes`): asynchronous ops (see `asynchronous.py`), whose
-results would be read before they have arrived, and ops that write to an operand, which would write to a buffer of the program.
+Two kinds of op run between programs instead (`dynaxla.passes.aten.unsupported_nodes`):
+
+- asynchronous ops (see `asynchronous.py`), whose results a program would read before they have arrived;
+- ops that write to an operand, because in a program the operand is a buffer of XLA, which must not change.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def may_retain_operands(op: Any) -> bool:
 def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, use_out_variant: bool = False) -> Any:
     """Returns the current node's results, which torch's kernel computes when the program runs.
 
-    The kernel receives tensors with the strides of eager mode. A kernel that is not ATen's receives copies in torch's memory.
+    The kernel receives tensors with the strides of eager mode. A kernel of another library receives copies in torch's memory.
 
     Args:
         args, kwargs: The node's arguments, with arrays in place of tensors.
@@ -72,23 +74,23 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     function: Any = ctx.node.target
     if is_asynchronous(ctx.node) or mutates(function):
         raise UnsupportedOp(f"{function} runs in the background or writes to an operand, and a program cannot call such an op")
-    given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
+    flat_args, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
-    positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
-    # The callback lives as long as the program. It must not hold tracers, which would keep the whole trace alive.
-    leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
-    operands = [_in_memory_order(given[index], specs[index]) for index in positions]
+    positions = [index for index, leaf in enumerate(flat_args) if isinstance(leaf, jax.Array)]
+    # The callback lives as long as the program. So the callback must not hold tracers, which would keep the whole trace alive.
+    leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in flat_args]
+    operands = [_in_memory_order(flat_args[index], specs[index]) for index in positions]
     arrays, views = [array for array, _ in operands], [view for _, view in operands]
     outputs, output_tree = pytree.tree_flatten(_as_list(ctx.output))
     tensor_outputs = [spec for spec in outputs if isinstance(spec, TensorSpec)]
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
         raise UnsupportedOp(f"{function} returns numbers, and a program can return only tensors", op=str(function))
 
-    # If these ops had no side effect, XLA would merge two equal draws of random numbers, and remove ops that are called for their effect.
+    # XLA merges equal calls without a side effect, such as two draws of random numbers, and removes calls whose results are not used.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
     variant = _out_variant(function) if use_out_variant and len(tensor_outputs) == len(outputs) else None
-    is_checked = not may_retain_operands(function)
+    has_checked_aliases = not may_retain_operands(function)
 
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)
@@ -98,18 +100,19 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
         if variant is not None and len(variant.names) == len(buffers):
             variant.op(*real_args, **real_kwargs, **dict(zip(variant.names, buffers, strict=True)))
             return
-        nonlocal is_checked
-        with contextlib.nullcontext() if is_checked else private.check_of_aliases():
-            is_checked = True
+        nonlocal has_checked_aliases
+        with contextlib.nullcontext() if has_checked_aliases else private.check_of_aliases():
+            has_checked_aliases = True
             results = pytree.tree_leaves(function(*real_args, **real_kwargs))
         _copy_results(function, results, buffers, tensor_outputs)
 
-    plain = tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)
+    non_tensor_args = tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)
     has_effect = must_run or draws or not tensor_outputs
-    found = iter(
-        call_back(ctx, write, arrays, tensor_outputs, views=views, plain=plain, has_effect=has_effect, copies=may_retain_operands(function))
+    copies = may_retain_operands(function)
+    results = iter(
+        call_back(ctx, write, arrays, tensor_outputs, views=views, non_tensor_args=non_tensor_args, has_effect=has_effect, copies=copies)
     )
-    values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
+    values = [next(results) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
 
 
@@ -122,11 +125,15 @@ def _in_memory_order(array: jax.Array, spec: TensorSpec) -> tuple[jax.Array, Str
 
 
 def _copy_results(op: Any, results: Sequence[Any], buffers: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> None:
-    """Copies the tensors among a kernel's results to the program's buffers. Raises RuntimeError if they differ from the fake tensors."""
-    found = [result for result in results if isinstance(result, torch.Tensor)]
-    if len(found) != len(specs):
-        raise RuntimeError(f"{op} returned {len(found)} tensors, its fake (meta) implementation promised {len(specs)}")
-    for buffer, result, spec in zip(buffers, found, specs, strict=True):
+    """Copies the tensors among a kernel's results to the program's buffers.
+
+    Raises:
+        RuntimeError: The results differ from the fake tensors in number, shape or dtype.
+    """
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    if len(tensors) != len(specs):
+        raise RuntimeError(f"{op} returned {len(tensors)} tensors, its fake (meta) implementation promised {len(specs)}")
+    for buffer, result, spec in zip(buffers, tensors, specs, strict=True):
         if result.shape != spec.shape or result.dtype != spec.dtype:
             raise RuntimeError(
                 f"{op} returned {result.dtype} of shape {list(result.shape)}, "
@@ -154,13 +161,13 @@ def _out_variant(op: Any) -> _OutVariant | None:
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return None
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
-    wanted = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
+    inputs = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
     for name in packet.overloads():
-        other = getattr(packet, name)
-        out = [argument for argument in other._schema.arguments if argument.is_out]
-        given = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
-        if out and given == wanted and all(str(argument.type) == "Tensor" for argument in out):
-            return _OutVariant(other, tuple(argument.name for argument in out))
+        overload = getattr(packet, name)
+        out = [argument for argument in overload._schema.arguments if argument.is_out]
+        overload_inputs = [(argument.name, str(argument.type)) for argument in overload._schema.arguments if not argument.is_out]
+        if out and overload_inputs == inputs and all(str(argument.type) == "Tensor" for argument in out):
+            return _OutVariant(overload, tuple(argument.name for argument in out))
     return None
 
 
@@ -171,17 +178,18 @@ def call_back(
     outputs: Sequence[TensorSpec],
     *,
     views: Sequence[Strided],
-    plain: tuple[str, ...] = (),
+    non_tensor_args: tuple[str, ...] = (),
     has_effect: bool,
     copies: bool = False,
 ) -> list[jax.Array]:
     """Makes the program call back into torch for the current node, and returns the results.
 
     Args:
-        write, views, copies: See `Kernel`.
+        write, copies: See `Kernel`.
         arrays: The operands.
         outputs: The specs of the results.
-        plain: The node's arguments that are not tensors, as text. They distinguish programs that are otherwise the same.
+        views: The shape and strides with which `write` reads each operand.
+        non_tensor_args: The node's arguments that are not tensors, as text. They distinguish programs that are otherwise the same.
         has_effect: True if the call has an effect besides computing its results. Such calls run in the order of the graph.
 
     Raises:
@@ -194,7 +202,7 @@ def call_back(
             hint="keep its operands on one device, or write a lowering: docs/add-an-op.md",
         )
     shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in outputs]
-    ctx.kernels.append((ctx.node.name, plain))
+    ctx.kernels.append((ctx.node.name, non_tensor_args))
     if not has_effect:
         call = buffer_callback(Kernel(write, views, copies), shapes)
         if ctx.replicated is None:
@@ -206,8 +214,8 @@ def call_back(
         buffers[-1].zero_()
         write(buffers[:-1], tensors[:-1])
 
-    # XLA defines no order among such calls. So each call reads a token that the call before it has written. AOTAutograd's tokens would
-    # express the same order, but they have no elements, and XLA treats an array without elements as a constant.
+    # XLA defines no order among calls with side effects. So each call reads a token that the call before it has written. AOTAutograd's
+    # tokens would express the same order, but they have no elements, and XLA treats an array without elements as a constant.
     token = jnp.zeros(1, jnp.uint8) if ctx.effect_token is None else ctx.effect_token
     kernel = Kernel(write_in_order, [*views, ((1,), (1,))], copies)
     shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))

@@ -31,7 +31,7 @@ class Results:
     Attributes:
         outputs: The output arrays, in logical shapes.
         checks: Conditions that must hold; otherwise the call fails.
-        numbers: The outputs that are numbers. They follow from sizes.
+        numbers: The outputs that are numbers, computed from sizes.
         kernels: The torch kernels that the function calls; see `Context`.
         draws: The number of PRNG keys that the function takes.
     """
@@ -49,27 +49,28 @@ class Function:
     Args:
         interpreter: The graph with its lowerings.
         symbols: The values of its symbolic sizes.
-        numbers: The inputs that are not tensors, by position.
+        numbers: The values of the inputs that are not tensors, by position among all inputs.
         outputs: The nodes whose arrays the function returns; by default the graph's tensor outputs.
         number_outputs: The nodes whose values are numbers that the function returns.
         settings, choose, reorders, replicated, members: See `Context`.
 
     Attributes:
-        default_dtype: Torch's default dtype when the function was made.
-        draws_random: True if it needs a PRNG key.
-        specs: The spec of each tensor input, by position.
+        default_dtype: Torch's default dtype when the function was created.
+        draws_random: True if the function needs a PRNG key.
+        specs: The spec of each tensor input, by position among all inputs.
         used_inputs: The positions of the tensor inputs that have users.
         reorders: See `Context`.
 
-    Without `choose` it uses the generic implementations, so that JAX can batch the function. JAX's derivative of the function is not always
-    torch's (`detach`, ties in a maximum): torch's backward pass is a graph of its own.
+    Without `choose` the function uses the generic implementations, so that JAX can batch the function. JAX's derivative of the function is
+    not always torch's (examples: `detach`, ties in a maximum), because torch's backward pass is a graph of its own.
     """
 
     @staticmethod
     def portable(module: GraphModule) -> Function:
-        """Returns a graph without symbols as a function for all platforms, without calls of torch's kernels, libraries or callbacks.
+        """Returns a graph without symbolic sizes as a function for all platforms. It calls no torch kernel, no library and no callback.
 
-        Trace it under `jax.enable_x64(True)`. The caller handles its random numbers (`draws_random`) and its checks (`Results.checks`).
+        Trace the function under `jax.enable_x64(True)`. Its caller passes a PRNG key (`draws_random`), and tests its checks
+        (`Results.checks`).
 
         Raises:
             UnsupportedOp: Only torch's kernel can compute one of the ops.
@@ -133,12 +134,12 @@ class Function:
         )
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
-            given = [values[position] for position in range(len(values))]
-            found = self._interpreter.run(given, ctx, [*self._outputs, *self._number_outputs])
+            all_inputs = [values[position] for position in range(len(values))]
+            results = self._interpreter.run(all_inputs, ctx, [*self._outputs, *self._number_outputs])
         if self._members is not None and self._members.keeps_collectives:
             xla_collectives.keep_collectives(ctx)
         count = len(self._outputs)
-        return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)
+        return Results(tuple(results[:count]), tuple(ctx.checks), tuple(results[count:]), tuple(ctx.kernels), ctx.draws)
 
 
 def _is_tensor(node: Any) -> bool:

@@ -20,8 +20,8 @@ from ..runtime import private
 from ..torch_ops import aten
 from . import dtypes
 
-# Matches the steps of a module's path in torch's notation.
-_ATTRIBUTES = re.compile(r"\._modules\['([^']*)'\]")
+# Matches a step of a module's path in torch's notation: `._modules['0']`.
+_MODULE_STEP = re.compile(r"\._modules\['([^']*)'\]")
 
 # Metadata key of nodes that are evaluated for their checks, even if nothing uses their values.
 FOR_CHECKS = "dynaxla_for_checks"
@@ -31,37 +31,37 @@ _UNDECLARED_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.u
 
 
 def is_view(node: Node) -> bool:
-    """True if the node's results alias its argument's memory, by its op's schema."""
+    """True if the node's value is a view of its argument's memory, according to the schema of the node's op."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and is_view(node.args[0])
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def is_result_used(node: Node, index: int) -> bool:
-    """True if the graph uses one result of a node with several results. `index`: the number of the result."""
+    """True if the graph uses the result at `index` of a node with several results."""
     return any(user.target is not operator.getitem or user.args[1] == index for user in node.users)
 
 
 def view_source(node: Node) -> Node | None:
-    """Returns the node whose memory a node's value aliases; None if there is none.
+    """Returns the node whose memory a node's value aliases; None if the value has its own memory.
 
-    The value is a view, declared or not, or the target of a mutation.
+    A value that aliases another one is a view, declared or not, or the target of a mutation.
     """
-    maker = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
+    producer = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(producer, Node) or not isinstance(producer.target, torch._ops.OpOverload):
         return None
-    shares = maker.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in maker.target._schema.returns)
-    return maker.args[0] if shares and isinstance(maker.args[0], Node) else None
+    is_alias = producer.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in producer.target._schema.returns)
+    return producer.args[0] if is_alias and isinstance(producer.args[0], Node) else None
 
 
 def is_undeclared_view(node: Node) -> bool:
     """True if the node's value is a view that autograd does not track as one."""
-    origin: Node | None = node
-    while origin is not None:
-        maker = origin.args[0] if origin.target is operator.getitem else origin
-        if isinstance(maker, Node) and maker.target in _UNDECLARED_VIEWS:
+    source: Node | None = node
+    while source is not None:
+        producer = source.args[0] if source.target is operator.getitem else source
+        if isinstance(producer, Node) and producer.target in _UNDECLARED_VIEWS:
             return True
-        origin = view_source(origin)
+        source = view_source(source)
     return False
 
 
@@ -78,7 +78,7 @@ def storage_of(node: Node) -> int:
 
 
 def describe_inputs(node: Node) -> str:
-    """Returns the node's arguments as text: tensors as `f32[8, 1024]`, other values under their schema's names."""
+    """Returns the node's arguments as text: tensors as `f32[8, 1024]`, other values with their names in the schema, as `dim=1`."""
     parts: list[str] = []
     arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
     for index, arg in enumerate(node.args):
@@ -125,11 +125,11 @@ def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
 def user_frame(trace: str | None) -> str:
     """Returns the innermost frame of the user's own code in a node's stack trace; "" if there is none.
 
-    The first line of the result is the location, the second one the code.
+    The first line of the result is the location, the second line the code.
     """
     lines = (trace or "").splitlines()
-    own = [index for index, line in enumerate(lines) if line.strip().startswith("File ") and "/torch/" not in line]
-    for index in own[-1:]:
+    frames = [index for index, line in enumerate(lines) if line.strip().startswith("File ") and "/torch/" not in line]
+    for index in frames[-1:]:
         return "\n".join(lines[index : index + 2])
     return ""
 
@@ -140,6 +140,6 @@ def user_frame_or_module(node: Node) -> str:
         return frame
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     for path, kind in list(stack.values())[-1:]:
-        name = _ATTRIBUTES.sub(r".\1", path).removeprefix("L['self']").removeprefix("L['fn']").strip(".")
+        name = _MODULE_STEP.sub(r".\1", path).removeprefix("L['self']").removeprefix("L['fn']").strip(".")
         return f'module "{name}" ({getattr(kind, "__name__", str(kind).rpartition(".")[2])})'
     return ""

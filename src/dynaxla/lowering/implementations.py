@@ -4,11 +4,14 @@
     def by_onednn(problem, x, weight, bias): ...
 
 An implementation is a function of the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands. All
-implementations of an op return the same result up to rounding. The first implementation, in registration order, that supports the problem
-(`supports`) and is expected to be the fastest (`preferred`) is used. The last one must support every problem on every platform. With the
-option `tune`, all implementations that support the problem are measured instead (see dynaxla.tuning). An implementation that needs a
-library or hardware feature that a machine may lack is registered as refusable: if XLA refuses to compile it, the program is compiled
-without it.
+implementations of an op return the same result up to rounding.
+
+The first implementation in registration order is used that supports the problem (`supports`) and is expected to be the fastest
+(`preferred`). The last implementation must support every problem on every platform. With the option `tune`, all implementations that
+support the problem are measured instead (see dynaxla.tuning).
+
+An implementation that needs a library or hardware feature that a machine may lack is registered as refusable: if XLA refuses to compile a
+program with this implementation, the program is compiled without it.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class OpProblem(Protocol):
 
 @runtime_checkable
 class Measurable(OpProblem, Protocol):
-    """A problem whose implementations can be measured. Problems with the same repr are the same; str() is the text for people.
+    """A problem whose implementations can be measured. Problems with equal repr() are equal; str() is the text in reports.
 
     Attributes:
         operands: The arguments that an implementation takes after the problem.
@@ -139,9 +142,9 @@ class Implementations(Generic[Problem]):
         Args:
             forced: By op, the name of an implementation. If it supports the problem, it is the only one returned.
         """
-        wanted = self.by_name.get(forced.get(self.op, ""))
-        if wanted is not None and wanted.can_run(problem):
-            return [wanted]
+        forced_implementation = self.by_name.get(forced.get(self.op, ""))
+        if forced_implementation is not None and forced_implementation.can_run(problem):
+            return [forced_implementation]
         return [implementation for implementation in self.by_name.values() if implementation.can_run(problem)]
 
     def choose(self, problem: Problem, forced: Mapping[str, str]) -> Implementation[Problem]:
@@ -154,7 +157,7 @@ class Implementations(Generic[Problem]):
         return next(item for item in self.by_name.values() if not item.is_refusable and item.can_run(problem) and item.preferred(problem))
 
 
-# The implementations by op. Complete only after all lowerings have been imported (`Registry.fill`).
+# The implementations by op. The dict is complete only after all lowerings have been imported (`Registry.fill`).
 IMPLEMENTATIONS: dict[str, Implementations[Any]] = {}
 
 
@@ -163,13 +166,13 @@ def external_implementations() -> list[tuple[str, str, str, str]] | None:
 
     Returns: (op, name, module, function) for each, sorted; None if one of the functions is not defined in dynaxla.
     """
-    found = [
+    external = [
         (op, item.name, item.run.__module__, item.run.__qualname__)
         for op, implementations in IMPLEMENTATIONS.items()
         for item in implementations.by_name.values()
         if not item.registered_by.startswith("dynaxla.lowering.")
     ]
-    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
+    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in external) else sorted(external)
 
 
 # Chooses one of an op's implementations for a problem.
@@ -232,17 +235,17 @@ def check_forced(forced: Mapping[str, str]) -> None:
         forced: By op, the name of an implementation.
 
     Raises:
-        OptionError: An op has no alternative implementations, or none of this name.
+        OptionError: An op has no alternative implementations, or no implementation of this name.
     """
     if forced:
         registry.fill()
     for op, name in forced.items():
         if op not in IMPLEMENTATIONS:
             close = difflib.get_close_matches(op, IMPLEMENTATIONS, n=1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
+            suggestion = f"did you mean {close[0]!r}? " if close else ""
             raise OptionError(
                 f"DYNAXLA_IMPLEMENTATIONS: the op {op!r} has no implementations to choose from",
-                hint=f"{meant}the ops with several implementations are: {', '.join(IMPLEMENTATIONS)}",
+                hint=f"{suggestion}the ops with several implementations are: {', '.join(IMPLEMENTATIONS)}",
             )
         names = IMPLEMENTATIONS[op].by_name
         if name not in names:

@@ -1,6 +1,6 @@
 """The interpreter: walks an ATen graph under jax tracing, and calls the lowering of each node.
 
-Torch's own kernel computes an op without a lowering.
+For an op without a lowering, the traced program calls torch's own kernel (fallback.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .tpu.uncompilable_ops import is_uncompilable
 
 with_effects = torch.ops.higher_order.with_effects
 
-# By target of nodes that call another op: the position of that op among the arguments.
+# Targets of nodes that call another op, with the position of that op among the node's arguments.
 _OP_POSITIONS: dict[Any, int] = {with_effects: 1, keyed: 0}
 
 
@@ -54,10 +54,10 @@ class _Step:
         function: The lowering; None if torch's kernel computes the node.
         args, kwargs: The lowering's arguments, with nodes in place of their values.
         takes_context: True if the lowering takes the context.
-        checked: True if the result's shapes and dtypes are compared with those of the fake tensors.
-        reason: The reason why torch's kernel computes the node.
-        refused: True if torch's kernel will raise. It must run even if nothing uses its result.
-        has_numbers: True if the op takes numbers that are known only when the graph is called, such as sizes.
+        is_checked: True if the result's shapes and dtypes are compared with those of the fake tensors.
+        fallback_reason: The reason why torch's kernel computes the node.
+        is_refused: True if torch's kernel will raise. The kernel must run even if nothing uses its result.
+        has_runtime_numbers: True if the op takes numbers that are known only when the graph is called; see `_runtime_numbers`.
     """
 
     node: Node
@@ -65,33 +65,34 @@ class _Step:
     args: list[Any]
     kwargs: dict[str, Any]
     takes_context: bool = False
-    checked: bool = False
-    reason: str = ""
-    refused: bool = False
-    has_numbers: bool = False
+    is_checked: bool = False
+    fallback_reason: str = ""
+    is_refused: bool = False
+    has_runtime_numbers: bool = False
 
     @property
     def has_effects(self) -> bool:
-        return self.refused or _has_effects(self.node)
+        return self.is_refused or _has_effects(self.node)
 
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, weight_orders.packed_convolution)
 
 
 class Interpreter:
-    """A graph with the lowerings of its ops, and their bound arguments. It serves all shapes of the inputs.
+    """A graph with the lowerings of its ops, and the lowerings' bound arguments. One interpreter serves all shapes of the inputs.
 
     Attributes:
         module: The graph.
         platform: JAX's name of the platform, or PORTABLE (see eager.py).
         kernels: True if torch's kernels may compute ops.
-        is_lowered: True if each op is known to have a lowering.
+        is_lowered: As in `__init__`.
         placeholders, output_node: The graph's inputs and output.
         draws_random: True if the graph, or a graph that it calls, draws random numbers.
         has_bfloat16: True if a node returns a bfloat16 tensor.
 
     Raises:
-        UnsupportedOp: Ops have no lowering, and torch's kernels are not allowed or not available. The message names the ops.
+        UnsupportedOp: Ops have no lowering, and torch's kernels are not allowed, or not available on the platform. The message names the
+            ops.
     """
 
     def __init__(
@@ -119,13 +120,14 @@ class Interpreter:
         self.draws_random = any(draws_random(node) for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes)
         self._has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_bfloat16 = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
-        self._shared = shared_values(module.graph, platform)
+        self._materialized = shared_values(module.graph, platform)
+        # Never read: the list keeps objects alive that the graph names.
         self._kept_alive = [kept for node in module.graph.nodes if (kept := registry.kept_alive(node)) is not None]
         if not is_lowered:
             _ = self._steps
 
     def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
-        """True if arrays of the program may be other than row-major in memory.
+        """True if arrays of the program may have another memory order than row-major.
 
         On the CPU, passes/jaxpr/transposes.py processes such a program.
         """
@@ -133,32 +135,35 @@ class Interpreter:
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:
-        found: list[_Step] = []
+        steps: list[_Step] = []
         missing: list[Node] = []
         for node in self.module.graph.nodes:
             if node.op == "get_attr":
-                found.append(_constant_step(self.module, node))
+                steps.append(_constant_step(self.module, node))
             elif node.op == "call_function":
                 rule = find_rule(node, self.platform, self._registry)
                 if node.target in CONTROL_FLOW:
-                    found.append(self._control_flow_step(node, self._registry))
+                    steps.append(self._control_flow_step(node, self._registry))
                 elif rule is not None and (refusal := kernel_refusals.refusal_of_node(node)):
-                    found.append(self._refused_step(node, refusal))
+                    steps.append(self._refused_step(node, refusal))
                 elif node.target is keyed:
-                    found.append(self._keyed_step(node, self._registry))
+                    steps.append(self._keyed_step(node, self._registry))
                 elif rule is not None or is_plain_python(node):
-                    found.append(_step(node, rule, self.kernels))
+                    steps.append(_step(node, rule, self.kernels))
                 elif self.kernels:
-                    found.append(_Step(node, None, list(node.args), dict(node.kwargs), reason="it has no lowering"))
+                    steps.append(_Step(node, None, list(node.args), dict(node.kwargs), fallback_reason="it has no lowering"))
                 else:
                     missing.append(node)
         if missing:
             raise _unsupported(missing)
-        return found
+        return steps
 
     @functools.cached_property
     def _effectful(self) -> set[Node]:
-        """The nodes that have an effect besides returning their results."""
+        """The nodes that have an effect besides returning their results.
+
+        If each op is known to have a lowering, the nodes are found without looking up the lowerings.
+        """
         if not self.is_lowered:
             return {step.node for step in self._steps if step.has_effects}
         called = [node for node in self.module.graph.nodes if node.op == "call_function"]
@@ -203,23 +208,23 @@ class Interpreter:
             else:
                 with line_scope(step.node, on_mesh=ctx.replicated is not None):
                     value = self._evaluate(step, values, ctx)
-            if step.checked:
+            if step.is_checked:
                 _check(step.node, value, ctx.output)
-            if step.node in self._shared:
+            if step.node in self._materialized:
                 value = in_memory(value)
             values[step.node] = value
         return [values[node] for node in wanted]
 
     def count_lowered(self, wanted: Sequence[Node]) -> None:
-        """Counts the ops as lowered, like `run`, for a graph in which torch's kernels compute no op."""
+        """Counts the ops of a graph as lowered, as `run` does. Only for graphs in which torch's kernels compute no op."""
         for node in self.needed(wanted):
             if isinstance(node.target, torch._ops.OpOverload):
                 coverage.count_lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
-        """Returns the nodes to evaluate: those from which the wanted nodes are computed, and those with effects.
+        """Returns the nodes to evaluate: the wanted nodes, the nodes with effects, and all nodes from which these are computed.
 
-        Views of inputs that only the graph's output uses are not among them, unless they are wanted.
+        A view of an input that only the graph's output uses is evaluated only if it is wanted.
         """
         needed = set(wanted)
         for node in reversed(self.module.graph.nodes):
@@ -238,18 +243,18 @@ class Interpreter:
             if any(free_unbacked_symbols(inner.meta.get("val")) for inner in graph.graph.nodes):
                 message = f"{node.target} with a size or number that depends on the values of a tensor"
                 if not self.kernels:
-                    raise _located(UnsupportedOp(message, op=str(node.target)), node)
-                return _Step(node, None, list(node.args), dict(node.kwargs), reason=message)
+                    raise _with_location(UnsupportedOp(message, op=str(node.target)), node)
+                return _Step(node, None, list(node.args), dict(node.kwargs), fallback_reason=message)
             interpreter = Interpreter(graph, self.platform, registry, kernels=self.kernels)
             args[position] = Subgraph(interpreter.run_all, interpreter.draws_random)
-        return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
+        return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, is_checked=True)
 
     def _refused_step(self, node: Node, refusal: str) -> _Step:
         """Returns a step in which the program calls torch's kernel, which then raises as in eager mode."""
         message = f"torch's kernel refuses it: {refusal}"
         if not self.kernels:
-            raise _located(UnsupportedOp(message, op=str(node.target)), node)
-        return _Step(node, None, list(node.args), dict(node.kwargs), reason=message, refused=True)
+            raise _with_location(UnsupportedOp(message, op=str(node.target)), node)
+        return _Step(node, None, list(node.args), dict(node.kwargs), fallback_reason=message, is_refused=True)
 
     def _keyed_step(self, node: Node, registry: Registry) -> _Step:
         """Returns the step of a `keyed` node.
@@ -258,28 +263,29 @@ class Interpreter:
         """
         interpreter = Interpreter(single_op_graph(node), self.platform, registry, kernels=False)
         graph = Subgraph(interpreter.run_all, True)
-        return _Step(node, functools.partial(draw_keyed, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
+        return _Step(node, functools.partial(draw_keyed, graph), [node.args[1], operands(node)], {}, takes_context=True, is_checked=True)
 
     def run_all(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
         """Evaluates the graph and returns all outputs. Constants among the outputs are returned unchanged."""
         outputs = self.output_node.args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        found = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
-        return [next(found) if isinstance(output, Node) else output for output in outputs]
+        values = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
+        return [next(values) if isinstance(output, Node) else output for output in outputs]
 
     def _evaluate(self, step: _Step, values: dict[Node, Any], ctx: Context) -> Any:
+        """Returns a node's value, from its lowering or, if the lowering cannot compute it, from torch's kernel."""
         node = step.node
         if step.function is None:
-            return _by_kernel(node, values, ctx, step.reason, step.refused)
+            return _fall_back(node, values, ctx, step.fallback_reason, step.is_refused)
         args = [_substitute(arg, values) for arg in step.args]
         kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
         if step.takes_context:
             kwargs["ctx"] = ctx
-        if step.has_numbers and (refusal := _refusal_of_numbers(node, values)):
+        if step.has_runtime_numbers and (refusal := _refusal_of_numbers(node, values)):
             message = f"torch's kernel refuses it: {refusal}"
             if not self.kernels:
-                raise _located(UnsupportedOp(message, op=str(node.target)), node)
-            return _by_kernel(node, values, ctx, message, must_run=True)
+                raise _with_location(UnsupportedOp(message, op=str(node.target)), node)
+            return _fall_back(node, values, ctx, message, must_run=True)
         problem = faster_kernels.problem_of(node, ctx) if self.kernels else None
         try:
             if problem is None:
@@ -291,13 +297,13 @@ class Interpreter:
                 )
         except UnsupportedOp as error:
             if not self.kernels or not fallback.reads_values_only(node.target):
-                raise _located(error, node) from None
-            return _by_kernel(node, values, ctx, error.message)
+                raise _with_location(error, node) from None
+            return _fall_back(node, values, ctx, error.message)
         except (DynaxlaError, jax.errors.UnexpectedTracerError):  # UnexpectedTracerError: a value outlived its trace
             raise
         except Exception as error:
             if self.kernels and (refusal := _refusal_of(node, values)):
-                return _by_kernel(node, values, ctx, f"torch's kernel refuses it: {refusal}", must_run=True)
+                return _fall_back(node, values, ctx, f"torch's kernel refuses it: {refusal}", must_run=True)
             raise LoweringError(
                 f"the lowering of {node.target} failed: {type(error).__name__}: {error}",
                 op=str(node.target),
@@ -319,7 +325,7 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
     """Returns the message with which torch's kernel refuses a node's arguments, with the shapes of this trace; "" if it accepts them."""
     with _disable_current_modes():
-        return kernel_refusals.refusal_after_failure(node.target, *_stand_ins(node, values))
+        return kernel_refusals.refusal_after_failure(node.target, *_zero_arguments(node, values))
 
 
 def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
@@ -327,41 +333,46 @@ def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
 
     Returns "" if the kernel accepts them.
     """
-    name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _call_numbers(node)]
-    if not kernel_refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
+    name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _runtime_numbers(node)]
+    if not kernel_refusals.may_refuse_numbers(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
         return ""
     with _disable_current_modes():
-        return kernel_refusals.refusal_of_numbers(node.target, *_stand_ins(node, values))
+        return kernel_refusals.refusal_of_numbers(node.target, *_zero_arguments(node, values))
 
 
-def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
-    """Returns a node's args and kwargs in this trace, with zero tensors in place of arrays."""
+def _zero_arguments(node: Node, values: dict[Node, Any]) -> list[Any]:
+    """Returns a node's args and kwargs in this trace, with tensors of zeros in place of arrays."""
 
-    def stand_in(value: Any) -> Any:
+    def zeros(value: Any) -> Any:
         return torch.zeros((), dtype=dtypes.to_torch(value.dtype)).expand(value.shape) if isinstance(value, jax.Array) else value
 
-    return [pytree.tree_map(stand_in, _substitute(given, values)) for given in (node.args, node.kwargs)]
+    return [pytree.tree_map(zeros, _substitute(arguments, values)) for arguments in (node.args, node.kwargs)]
 
 
-def _call_numbers(node: Node) -> list[Node]:
-    """Returns the nodes whose values an op takes as numbers (not as sizes), and that are known only when the graph is called."""
+def _runtime_numbers(node: Node) -> list[Node]:
+    """Returns the nodes whose values an op takes as numbers (not as sizes), and whose values are known only when the graph is called.
+
+    Returns an empty list for ops of decompositions: the user's program did not call their kernels. The exception is the `full` into which
+    constant_pad_nd is decomposed, since constant_pad_nd's kernel refuses the same numbers as that of `full`.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
-    called = str(node.meta.get("original_aten") or node.target)
-    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # a kernel that refuses numbers as `full` does
+    called_op = str(node.meta.get("original_aten") or node.target)
+    if called_op not in (str(node.target), "aten.constant_pad_nd.default"):
         return []
     schema = {argument.name: argument for argument in node.target._schema.arguments}
-    given = [*zip(schema.values(), node.args, strict=False), *((schema[name], value) for name, value in node.kwargs.items())]
+    bound = [*zip(schema.values(), node.args, strict=False), *((schema[name], value) for name, value in node.kwargs.items())]
     return [
         value
-        for argument, value in given
+        for argument, value in bound
         if isinstance(value, Node)
         and isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat))
         and str(argument.real_type).removeprefix("Optional[").startswith(("number", "float"))
     ]
 
 
-def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
+def _fall_back(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
+    """Returns a node's value from torch's kernel, and counts the op as a fallback with this reason."""
     coverage.count_fallback(str(node.target), reason, user_line(node))
     return _call_kernel(node, values, ctx, must_run)
 
@@ -403,13 +414,13 @@ def _has_effects(node: Node) -> bool:
 
 def _graph_arguments(node: Node) -> dict[int, GraphModule]:
     """Returns the graphs that a control-flow op calls, by their positions among its arguments."""
-    found = {}
+    graphs = {}
     for position, arg in enumerate(node.args):
         if isinstance(arg, Node) and arg.op == "get_attr" and arg.graph.owning_module is not None:
             value = constant_value(arg.graph.owning_module, arg)
             if isinstance(value, GraphModule):
-                found[position] = value
-    return found
+                graphs[position] = value
+    return graphs
 
 
 def inner_graphs(module: GraphModule) -> list[GraphModule]:
@@ -422,7 +433,7 @@ def inner_graphs(module: GraphModule) -> list[GraphModule]:
 def draws_random(node: Node) -> bool:
     """True if the node draws random numbers from torch's generator.
 
-    Attention ops have the tag `nondeterministic_seeded` even without dropout. Then they must not advance the generator.
+    Attention ops have the tag `nondeterministic_seeded` even without dropout. Without dropout they must not advance the generator.
     """
     if node.target is random_key or node.target is run_and_save_rng_state:
         return True
@@ -430,13 +441,13 @@ def draws_random(node: Node) -> bool:
         return False
     for index, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
-            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            return given != 0
+            probability = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            return probability != 0
     return True
 
 
 def is_plain_python(node: Node) -> bool:
-    """True for arithmetic on sizes, and for getitem on the results of an op."""
+    """True for a node that is evaluated by calling its target: arithmetic on sizes, and getitem on the results of an op."""
     return (
         getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
         and not isinstance(node.target, torch._ops.OpOverload)
@@ -449,24 +460,31 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
+    """Returns the step of a node with a lowering, or of plain Python (`rule` is None). `kernels`: as in `Interpreter`."""
     if rule is None:
         assert callable(node.target)
         function = FUNCTIONS.get(node.target, node.target)
         if function in (operator.add, operator.mul) and len(node.args) > 2:
-            # PyTorch writes sums and products of several sizes as one node, though Python's operators take two.
+            # PyTorch writes sums and products of several sizes as one node, but Python's operators take two operands.
             function = functools.partial(_reduce, function)
         return _Step(node, function, list(node.args), dict(node.kwargs))
-    ordered = node.target is with_effects
+    has_token = node.target is with_effects
     try:
-        args, kwargs = rule.bind(node.args[2:] if ordered else node.args, node.kwargs)
+        args, kwargs = rule.bind(node.args[2:] if has_token else node.args, node.kwargs)
     except UnsupportedOp as error:
         if not kernels:
-            raise _located(error, node) from None
-        return _Step(node, None, list(node.args), dict(node.kwargs), reason=error.message)
-    if ordered:
+            raise _with_location(error, node) from None
+        return _Step(node, None, list(node.args), dict(node.kwargs), fallback_reason=error.message)
+    if has_token:
         return _Step(node, _with_token(rule.function), [node.args[0], *args], kwargs, rule.takes_context)
     return _Step(
-        node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns), has_numbers=bool(_call_numbers(node))
+        node,
+        rule.function,
+        args,
+        kwargs,
+        rule.takes_context,
+        bool(rule.op._schema.returns),
+        has_runtime_numbers=bool(_runtime_numbers(node)),
     )
 
 
@@ -475,16 +493,16 @@ def _reduce(function: Callable[[Any, Any], Any], *args: Any) -> Any:
 
 
 def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a lowering so that it takes and returns AOTAutograd's token first; the token orders ops that have an effect."""
+    """Wraps a lowering so that its first argument and first result are AOTAutograd's token, which orders ops with effects."""
 
-    def ordered(token: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def with_token(token: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         result = function(*args, **kwargs)
         return (token, *result) if isinstance(result, (tuple, list)) else (token, result)
 
-    return ordered
+    return with_token
 
 
-def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
+def _with_location(error: UnsupportedOp, node: Node) -> UnsupportedOp:
     """Returns the error with the node's inputs and its line in the user's code."""
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
@@ -519,6 +537,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
+    """Returns an argument with values in place of nodes."""
     if isinstance(arg, Node):
         return values[arg]
     if isinstance(arg, (list, tuple)):
@@ -559,6 +578,7 @@ _HINTS = {
 
 
 def _unsupported(missing: list[Node]) -> UnsupportedOp:
+    """Returns the error for nodes whose ops have no lowering. It describes the first node, and names the ops of the others."""
     first = missing[0]
     others = sorted({str(node.target) for node in missing[1:]} - {str(first.target)})
     hint = _HINTS.get(

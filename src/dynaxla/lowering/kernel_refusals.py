@@ -3,12 +3,15 @@
 Examples are `"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype", "Dimension out of range", the maximum of no
 elements, and a number out of the dtype's range. PyTorch's fake tensors seldom perform these checks, and XLA computes with every dtype.
 
-So the kernel itself is tried once for each op and arguments, before the graph is compiled. The trial uses the op's arguments, but small
-tensors of zeros, and takes microseconds. If the kernel refuses the arguments, the program calls the kernel, as for an op without a
-lowering, and the kernel raises the exception of eager mode. A wrong result of the trial costs only speed.
+So the kernel itself is tried once for each op and set of arguments, before the graph is compiled. The trial calls the kernel with the
+arguments of the graph, except that each tensor is a small tensor of zeros. A trial takes microseconds. If the kernel refuses the arguments,
+the program calls the kernel, as for an op without a lowering, and the kernel raises the exception of eager mode.
 
-Tensors with few elements keep their shapes in the trial, and any exception counts. Larger tensors are made smaller, and only exceptions
-that do not depend on sizes count.
+A trial that wrongly refuses arguments costs only speed. If a trial wrongly accepts them, the program computes a result where eager mode
+raises.
+
+Tensors with few elements keep their shapes in the trial, and every exception is a refusal. Larger tensors are replaced by smaller ones, and
+only exceptions that do not depend on sizes are refusals.
 
 Only ops that the user's program or autograd called are tried. The ops of a decomposition need no kernel for their dtypes.
 """
@@ -31,7 +34,7 @@ from .. import forks
 from ..runtime import private
 from . import dtypes
 
-# Matches messages about dtypes. Other messages are about the shapes or values of the trial, which are not those of the program.
+# Matches messages about dtypes. Other messages are about shapes or values, which differ between the trial and the program.
 _ABOUT_DTYPES = re.compile(
     r"not implemented for|representable range|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b"
 )
@@ -43,22 +46,26 @@ _ABOUT_NUMBERS = re.compile(
 )
 
 # Tensors with at most this many elements in total keep their shapes in a trial.
-_FEW_ELEMENTS = 1024
-_MANY_ELEMENTS = 2**24
+_MAX_ELEMENTS_OF_OWN_SHAPES = 1024
+# The same limit for trials after the failure of a lowering. Such trials are rare.
+_MAX_ELEMENTS_AFTER_FAILURE = 2**24
 
-# Ops that are not tried: ops that only ATen's own code calls, whose kernels may not check their arguments; ops whose kernels refuse sizes
-# of one; and histc, whose fake kernel checks the dtype by device (CUDA's kernel accepts integers).
+# Matches the names of ops that are not tried: ops that only ATen's own code calls, whose kernels may not check their arguments; ops whose
+# kernels refuse sizes of one; and histc, whose fake kernel checks the dtype by device (CUDA's kernel accepts integers).
 _UNTRIED = re.compile(
     "backward|flash|efficient|cudnn|miopen|mkldnn|fused|foreach|nested|jagged|embedding_bag|rnn|lstm|gru|int_mm|int4|int8|mixed_dtypes"
     "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|histc|empty|as_strided|resize|set_|item|equal|unsafe_view"
 )
 
-# Arguments that determine sizes, or must agree with them, with their values in trials with small tensors. (The output_size of a resizing
-# kernel differs from the tensors' size, since such kernels only copy a tensor of the right size.)
-_FIXED = dict.fromkeys(["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1)
-_FIXED |= dict.fromkeys(["padding", "output_padding", "low"], 0) | {"pad": 1, "high": 1, "output_size": 2}
+# By name of an argument that determines sizes, or must agree with sizes: its value in trials with small tensors. (The output_size of a
+# resizing kernel differs from the tensors' size, since such kernels only copy a tensor of the requested size.)
+_TRIAL_VALUES = dict.fromkeys(
+    ["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1
+)
+_TRIAL_VALUES |= dict.fromkeys(["padding", "output_padding", "low"], 0) | {"pad": 1, "high": 1, "output_size": 2}
 
-_known: dict[Any, str] = {}
+# The refusals that `refusal` has found, by op and properties of the arguments; "" for accepted arguments.
+_refusals: dict[Any, str] = {}
 
 
 def refusal_of_node(node: Node) -> str:
@@ -85,23 +92,26 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     if not all(tensor.is_cpu or tensor.device.type == "jax" for tensor in tensors):
         # The trial runs on the CPU. Kernels of other devices accept other dtypes, but refuse the same numbers.
         numbers, name = torch.utils._pytree.tree_leaves((args, kwargs)), op._schema.name.removeprefix("aten::")
-        is_tried = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
+        is_tried = may_refuse_numbers(name, numbers, {tensor.dtype for tensor in tensors})
         return refusal_of_numbers(op, args, kwargs) if is_tried else ""
-    is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS) and not _is_decided_by_values(op, args, kwargs)
+    is_small = bool(tensors) and _is_small(tensors, _MAX_ELEMENTS_OF_OWN_SHAPES) and not _is_decided_by_values(op, args, kwargs)
     key = (op, _key(op, args, kwargs, is_small))
-    if (known := _known.get(key)) is None:
-        known = _try_kernel(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
-        # Not in a forked child: larger matrix products would wait for threads that it does not have.
-        if not known and op._schema.name not in _WARN_OF_ONE and not forks.has_lost_xla():
-            known = (
+    if (message := _refusals.get(key)) is None:
+        message = _try_kernel(op, args, kwargs, _TRIALS[op._schema.name in _WARN_FOR_ONE_ELEMENT :])
+        # Not in a forked child: larger matrix products would wait for threads that the child does not have.
+        if not message and op._schema.name not in _WARN_FOR_ONE_ELEMENT and not forks.has_lost_xla():
+            message = (
                 _try_kernel(op, args, kwargs, _OWN_SHAPES, None) if is_small else _try_kernel(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
             )
-        _known[key] = known
-    return known
+        _refusals[key] = message
+    return message
 
 
 def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a symbol, a mask or the values of tensors decide which arguments a kernel accepts. In a trial, these values are zeros."""
+    """True if a kernel may accept or refuse arguments because of symbolic sizes, masks or the values of tensors.
+
+    A trial cannot decide this, because it replaces these values.
+    """
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
     values = torch.SymInt, torch.SymFloat, torch.SymBool
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
@@ -113,12 +123,12 @@ def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 def refusal_after_failure(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Like `refusal`, for the arguments of a lowering that has failed.
 
-    The trial keeps the shapes. Arguments with very many elements are not tried.
+    The trial keeps the shapes. Arguments with more than _MAX_ELEMENTS_AFTER_FAILURE elements are not tried.
     """
     if not isinstance(op, OpOverload):
         return ""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not _can_be_tried(op, tensors, args) or not _is_small(tensors, _MANY_ELEMENTS):
+    if not _can_be_tried(op, tensors, args) or not _is_small(tensors, _MAX_ELEMENTS_AFTER_FAILURE):
         return ""
     return _try_kernel(op, args, kwargs, _OWN_SHAPES, None)
 
@@ -130,7 +140,7 @@ def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     return _try_kernel(op, args, kwargs, _TRIALS[1:]) if _can_be_tried(op, tensors, args) else ""
 
 
-def is_doubtful(name: str, numbers: Iterable[Any], tensor_dtypes: Iterable[torch.dtype]) -> bool:
+def may_refuse_numbers(name: str, numbers: Iterable[Any], tensor_dtypes: Iterable[torch.dtype]) -> bool:
     """True if torch's kernel might refuse numbers because of their values.
 
     Args:
@@ -168,30 +178,36 @@ def is_untried(op: OpOverload) -> bool:
     return _UNTRIED.search(op._schema.name) is not None
 
 
-def _can_be_tried(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
+def _can_be_tried(op: OpOverload, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> bool:
+    """True if a trial of the op has no side effect, and takes little time and memory.
+
+    Args:
+        tensors: The tensors among the op's arguments.
+        args: The op's positional arguments.
+    """
     if op.namespace != "aten" or op.is_view or op._schema.is_mutable or is_untried(op):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
         if with_generator(op) is None:
-            return False  # it would draw from torch's own generator
+            return False  # the trial would draw from torch's own generator
     elif not tensors:
         name = op._schema.name  # for other ops without tensors, the numbers determine sizes
-        return name in _FILLED or (name in _COUNTED and all(type(n) is not int or n <= _FEW_ELEMENTS for n in numbers))
+        return name in _FILLED or (name in _COUNTED and all(type(n) is not int or n <= _MAX_ELEMENTS_OF_OWN_SHAPES for n in args))
     return all(tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
 def with_generator(op: OpOverload) -> OpOverload | None:
     """Returns the overload of an op that takes the same arguments and a generator; None if there is none."""
-    wanted = [_facts(argument) for argument in op._schema.arguments if argument.name != "generator"]
+    arguments = [_name_and_type(argument) for argument in op._schema.arguments if argument.name != "generator"]
     for name in (op._overloadname, *op.overloadpacket.overloads()):
-        found = getattr(op.overloadpacket, name)
-        others = [_facts(argument) for argument in found._schema.arguments if argument.name != "generator"]
-        if others == wanted and len(others) < len(found._schema.arguments):
-            return found
+        overload = getattr(op.overloadpacket, name)
+        overload_arguments = [_name_and_type(argument) for argument in overload._schema.arguments if argument.name != "generator"]
+        if overload_arguments == arguments and len(overload_arguments) < len(overload._schema.arguments):
+            return overload
     return None
 
 
-def _facts(argument: Any) -> tuple[str, str]:
+def _name_and_type(argument: Any) -> tuple[str, str]:
     return argument.name, str(argument.real_type)
 
 
@@ -216,7 +232,7 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
             return tuple(key(argument, item) for item in value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return type(value)
-        # Numbers that a trial replaces by others do not matter.
+        # A number that a trial replaces does not matter.
         return type(value) if type(value) is int and not is_small and _is_replaced(argument) else repr(value)
 
     positional = tuple(key(argument, value) for argument, value in zip(schema.values(), args, strict=False))
@@ -227,16 +243,16 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
 _FILLED = frozenset(["aten::full", "aten::scalar_tensor"])
 _COUNTED = frozenset(["aten::linspace", "aten::logspace"])
 
-# Each trial is (size of all dimensions of all tensors, value of all elements). Some kernels (linalg_cross) refuse sizes other than three
-# before they check dtypes, some (lu_solve) refuse zeros. A negative size keeps the tensors' sizes, up to its absolute value: the size of
-# the last dimension of a grid_sampler's grid is the number of spatial dimensions.
+# Each trial is (size of all dimensions of all tensors, value of all elements). A negative size -n limits each size to n. Several trials are
+# needed, because some kernels (linalg_cross) refuse sizes other than three before they check dtypes, some (lu_solve) refuse zeros, and some
+# (grid_sampler) need the size of the last dimension.
 _TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
 _OWN_SHAPES = ((-sys.maxsize, 0), (-sys.maxsize, 1))
 _SMALLER = ((-2, 0),)
 
 
-# Ops that warn about degrees of freedom if their input has one element.
-_WARN_OF_ONE = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
+# Ops that warn about degrees of freedom if their input has one element. The trial with size 1 is left out for them.
+_WARN_FOR_ONE_ELEMENT = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
 
 
 def _try_kernel(
@@ -244,67 +260,67 @@ def _try_kernel(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     trials: Sequence[tuple[int, int]],
-    about: re.Pattern[str] | None = _ABOUT_DTYPES,
+    pattern: re.Pattern[str] | None = _ABOUT_DTYPES,
 ) -> str:
     """Runs trials and returns the message of a refusal, or "".
 
     Args:
-        trials: (size, content) pairs for `_small`; they run until one succeeds.
-        about: The first exception whose message matches this pattern is the refusal. If None, all trials must fail, and the last exception
-            is the refusal.
+        trials: (size, content) pairs for `_trial_argument`. The trials run until one succeeds: then the kernel accepts the arguments.
+        pattern: The first exception whose message matches this pattern is the refusal. If None, all trials must fail, and the last
+            exception is the refusal.
     """
     message = ""
     schema = {argument.name: argument for argument in op._schema.arguments}
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
         for size, content in trials:
-            given = [(argument, value) for argument, value in zip(op._schema.arguments, args, strict=False) if argument.name != "generator"]
-            small = [_small(argument, value, size, content) for argument, value in given]
-            named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}
+            bound = [(argument, value) for argument, value in zip(op._schema.arguments, args, strict=False) if argument.name != "generator"]
+            trial_args = [_trial_argument(argument, value, size, content) for argument, value in bound]
+            trial_kwargs = {name: _trial_argument(schema[name], value, size, content) for name, value in kwargs.items()}
             try:
-                if torch.Tag.nondeterministic_seeded in op.tags and (drawing := with_generator(op)) is not None:
-                    drawing(*small, **named | {"generator": torch.Generator()})
+                if torch.Tag.nondeterministic_seeded in op.tags and (overload := with_generator(op)) is not None:
+                    overload(*trial_args, **trial_kwargs | {"generator": torch.Generator()})
                 else:
-                    op(*small, **named)
+                    op(*trial_args, **trial_kwargs)
             except torch.linalg.LinAlgError:  # caused by the trial's values
                 return ""
             except Exception as error:
                 message = str(error).partition("\n")[0] or type(error).__name__
                 # This machine has no such kernel, or a library (MKL's FFT) does not support empty batches.
-                if about is None and (isinstance(error, NotImplementedError) or message.startswith("MKL FFT error")):
+                if pattern is None and (isinstance(error, NotImplementedError) or message.startswith("MKL FFT error")):
                     return ""
-                if about is not None and about.search(message):
+                if pattern is not None and pattern.search(message):
                     return message
             else:
                 return ""
-    return "" if about is not None else message
+    return "" if pattern is not None else message
 
 
-def _small(argument: Any, value: Any, size: int, content: int) -> Any:
+def _trial_argument(argument: Any, value: Any, size: int, content: int) -> Any:
     """Returns an argument of a trial.
 
     Args:
         argument: The schema's argument.
         value: The argument's value in the graph.
-        size: The size of all dimensions of tensors; if negative, -size limits the sizes.
+        size: The size of all dimensions of tensors; if negative, each size is at most -size.
         content: The value of all elements of tensors.
     """
     if isinstance(value, torch.Tensor):
-        sizes = [size if size > 0 or not isinstance(given, int) else min(given, -size) for given in value.shape]
-        return torch.full([abs(given) for given in sizes], content, dtype=value.dtype)
+        sizes = [size if size > 0 or not isinstance(extent, int) else min(extent, -size) for extent in value.shape]
+        return torch.full([abs(extent) for extent in sizes], content, dtype=value.dtype)
     if isinstance(value, (list, tuple)):
-        return [_small(argument, item, size, content) for item in value]
+        return [_trial_argument(argument, item, size, content) for item in value]
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, torch.SymFloat):
         return 1.0
     if isinstance(value, torch.SymInt) or (type(value) is int and size != -sys.maxsize and _is_replaced(argument)):
-        return _FIXED.get(argument.name, abs(size))
+        return _TRIAL_VALUES.get(argument.name, abs(size))
     return value
 
 
 def _is_replaced(argument: Any) -> bool:
     """True if a trial with small tensors replaces numbers of this argument."""
-    return argument.name in _FIXED or _is_size(argument)
+    return argument.name in _TRIAL_VALUES or _is_size(argument)
 
 
 def _is_size(argument: Any) -> bool:
@@ -319,7 +335,10 @@ _thread = threading.local()
 
 
 def unless_refused(op: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a decomposition so that it does not decompose a call that the op's kernel refuses."""
+    """Wraps a decomposition so that it does not decompose a call that the op's kernel refuses.
+
+    Ops that the decomposition itself calls are decomposed without a check.
+    """
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
         if getattr(_thread, "is_decomposing", False):

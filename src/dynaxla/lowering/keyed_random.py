@@ -1,7 +1,8 @@
 """Random ops whose PRNG key is an explicit operand, so that a draw can be repeated.
 
-A checkpointed region that is recomputed in the backward pass must draw the numbers of the forward pass. So a draw in such a region is two
-nodes: `random_key`, whose value the forward graph passes to the backward graph, and `keyed`, the op as a pure function of the key.
+The backward pass recomputes a checkpointed region, and must then draw the random numbers of the forward pass again. So a draw in such a
+region is two nodes: `random_key`, whose value the forward graph passes to the backward graph, and `keyed`, the op as a pure function of the
+key.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ def _random_key(number: int, ctx: Context) -> Array:
 
 
 def keyed(op: torch._ops.OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
-    """A node's target: op(*args, **kwargs), with the value of a `random_key` as PRNG key. The interpreter evaluates it; calls raise."""
-    raise AssertionError(f"{op} with a key is an op of programs alone")
+    """The target of a node that is evaluated as op(*args, **kwargs), with the value of a `random_key` as PRNG key.
+
+    Only the interpreter evaluates such nodes. A call of this function raises.
+    """
+    raise AssertionError(f"{op} with a key can only be evaluated in a program")
 
 
 def single_op_graph(node: Node) -> GraphModule:

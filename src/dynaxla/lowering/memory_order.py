@@ -1,4 +1,7 @@
-"""Derives the memory order of a node's operands from the graph: the dimensions from the slowest-varying to the fastest."""
+"""Derives the memory order of a node's operands from the graph.
+
+A memory order lists the dimensions from the slowest-varying to the fastest: (0, 1) is a row-major matrix, (1, 0) a column-major one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .dimensions import is_static
 from .graphs import is_view
 from .metadata import TensorSpec
 
-# Views that keep the dimensions, or permute them.
+# Views that permute the dimensions, or change nothing.
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
 # Ops that XLA recomputes in each loop that reads their results.
@@ -36,8 +39,8 @@ def eager_spec(ctx: Context, value: Array) -> TensorSpec | None:
     """Returns the metadata of `value` if it is an argument of the current node, else None."""
     for argument in (*ctx.node.args, *ctx.node.kwargs.values()):
         if isinstance(argument, Node) and ctx.values.get(argument) is value:
-            found: TensorSpec = ctx.spec(argument)
-            return found
+            spec: TensorSpec = ctx.spec(argument)
+            return spec
     return None
 
 
@@ -50,7 +53,7 @@ def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
 def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
     """Undoes the transposes that produced the current node's positional argument `value`.
 
-    A contraction over the dimensions of the array before the transposes needs no transpose.
+    A contraction can then name the dimensions of the array before the transposes, and needs no transpose.
 
     Returns: The array before the transposes, or `value` itself, and the position of each dimension of `value` in that array.
     """
@@ -73,10 +76,10 @@ def untransposed_node(ctx: Context, node: Any, value: Array) -> tuple[Array, tup
 
 
 def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
-    """Transposes the current node's positional argument `value` to the order in which XLA reads its sources fastest.
+    """Transposes the current node's positional argument `value`, so that XLA reads the tensors from which it is computed in memory order.
 
-    The order matters because XLA:CPU computes the operand of a reduction within the reduction's loop, in the loop's order. If the sources
-    have several orders, the order with the longest last dimension is taken, and row-major order among equals.
+    The order matters because XLA:CPU computes the operand of a reduction within the reduction's loop, in the loop's order. If these tensors
+    have several memory orders, the order with the longest last dimension is taken, and row-major order among equals.
 
     Returns: The array, and the position of each dimension of `value` in that array.
     """
@@ -90,12 +93,12 @@ def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tupl
 
 
 def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
-    """Returns the memory orders of the tensors of the node's shape that the loop of the node reads.
+    """Returns the memory orders of the tensors of the node's shape that the loop which computes the node reads.
 
-    An elementwise op is part of the loop if nothing outside the loop uses its result. An op of `_RECOMPUTED` is also part of it if all its
-    users read its result in loops. Then its sources are read again, too.
+    An elementwise op is part of the loop if nothing outside the loop uses its result. An op of `_RECOMPUTED` is part of the loop, too, if
+    all its users read its result in loops: XLA then computes it again, and reads its operands again.
     """
-    shape, inside, found = ctx.spec(node).shape, set[Node](), dict[Node, tuple[int, ...]]()
+    shape, inside, orders = ctx.spec(node).shape, set[Node](), dict[Node, tuple[int, ...]]()
     pending = [(node, len(node.users) > 1)]
     while pending:
         current, is_recomputed = pending.pop()
@@ -104,14 +107,14 @@ def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
             spec = ctx.spec(current)
             has_own_order = current.op == "placeholder" or is_view(current)
             if 0 not in spec.stride:  # an expanded tensor is read fast in any order
-                found[current] = spec.order if has_own_order else tuple(range(len(shape)))
+                orders[current] = spec.order if has_own_order else tuple(range(len(shape)))
             continue
         inside.add(current)
-        found.pop(current, None)
+        orders.pop(current, None)
         for source in current.all_input_nodes:
             if source not in inside and isinstance(source.meta.get("val"), torch.Tensor) and ctx.spec(source).shape == shape:
                 pending.append((source, is_recomputed or not inside.issuperset(source.users)))
-    return list(found.values())
+    return list(orders.values())
 
 
 def _reads_in_a_loop(node: Node) -> bool:

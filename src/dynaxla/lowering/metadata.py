@@ -42,7 +42,7 @@ class TensorSpec:
 
     @property
     def is_row_major(self) -> bool:
-        """True if the dimensions are in memory order. Dimensions of size 1 do not count."""
+        """True if no dimension has a larger stride than an earlier dimension. Dimensions of size 1 do not count."""
         order = [dim for dim in self.order if self.shape[dim] > 1]
         return order == sorted(order)
 
@@ -54,15 +54,14 @@ class SymbolValues:
     """Concrete values of the symbols of a graph with dynamic shapes.
 
     Attributes:
-        values: The values by symbol, or by expression of symbols.
+        values: The values by symbol of the graph, or by expression of its symbols.
     """
 
     def __init__(self, values: Mapping[Any, int] | None = None) -> None:
         self.values = dict(values or {})
         self._expressions: dict[Any, int] = dict(self.values)
-        self._specs: dict[
-            int, tuple[torch.Tensor, TensorSpec]
-        ] = {}  # by id; the entry keeps the tensor alive, so that its id is not reused
+        # By id of the fake tensor. An entry keeps its tensor alive, so that the id is not reused.
+        self._specs: dict[int, tuple[torch.Tensor, TensorSpec]] = {}
 
     def integer(self, value: int | torch.SymInt) -> int:
         """Returns the value of a size, stride or offset."""
@@ -70,14 +69,14 @@ class SymbolValues:
 
     def number(self, expression: Any) -> int:
         """Returns the value of an expression of symbols."""
-        if (known := self._expressions.get(expression)) is None:
-            known = self._expressions[expression] = size_function(expression)(self.values)
-        return known
+        if (value := self._expressions.get(expression)) is None:
+            value = self._expressions[expression] = size_function(expression)(self.values)
+        return value
 
     def spec(self, fake: torch.Tensor) -> TensorSpec:
         """Returns the concrete metadata of a fake tensor."""
-        if (known := self._specs.get(id(fake))) is not None:
-            return known[1]
+        if (cached := self._specs.get(id(fake))) is not None:
+            return cached[1]
         integer = self.integer
         spec = TensorSpec(
             tuple(map(integer, fake.shape)),

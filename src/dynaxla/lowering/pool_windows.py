@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from . import dtypes
 from .dtypes import DType
 
-# The most elements of a window for which lowerings emit an operation per element of a window.
+# Lowerings emit an operation for each element of a window if a window has at most this many elements.
 MOST_TAPS = 36
 
 Sizes = Sequence[int]
@@ -43,9 +43,9 @@ class PoolWindows:
 
     @property
     def edge_padding(self) -> tuple[int, int]:
-        """The padding (low, high) that the windows need. It is negative at an end where the windows do not read all of the input."""
-        reach = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
-        return self.padding, reach - self.size - self.padding
+        """The padding (low, high) that the windows need. `high` is negative if the windows do not read the last elements of the input."""
+        span = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return self.padding, span - self.size - self.padding
 
     @property
     def starts(self) -> np.ndarray:
@@ -53,14 +53,14 @@ class PoolWindows:
         return np.arange(self.out) * self.stride - self.padding
 
     def tap(self, x: Array, number: int) -> Array:
-        """Returns element `number` of each window along the dimension. `x` is the padded input."""
+        """Returns element `number` of each window: x with size `out` along the dimension. `x` is the padded input."""
         first = number * self.dilation
         last = first + (self.out - 1) * self.stride
         return lax.slice_in_dim(x, first, last + 1, self.stride, self.dim)
 
 
 def lowest(dtype: DType) -> float | int:
-    """Returns the lowest number of a dtype; minus infinity for floats."""
+    """Returns the lowest number of an integer dtype; minus infinity for floats."""
     return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
 
 
@@ -70,7 +70,7 @@ def pad(x: Array, value: float | int, edge_padding: dict[int, tuple[int, int]], 
     Args:
         value: The value of the new elements.
         edge_padding: By dimension, (low, high); negative numbers crop.
-        interior: The number of new elements between adjacent elements, in these dimensions.
+        interior: The number of new elements between adjacent elements in the padded dimensions.
     """
     config = [(*edge_padding[dim], interior) if dim in edge_padding else (0, 0, 0) for dim in range(x.ndim)]
     return lax.pad(x, lax.full((), value, x.dtype), config)
@@ -82,28 +82,28 @@ def windows_along(
     """Returns the windows along each spatial dimension.
 
     Args:
-        space, out: The spatial sizes of the input and the output, which are the trailing ones.
-        rank: The number of dimensions of the input.
+        space, out: The spatial sizes of the input and of the output. The spatial dimensions come last.
+        rank: The number of all dimensions of the input.
         kernel, stride, padding, dilation: One value for each spatial dimension, or one for all. An empty stride means the kernel size.
     """
     count = len(space)
-    settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
-    return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
+    per_dim = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
+    return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in per_dim)) for i in range(count)]
 
 
-def reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
+def reduce_window(x: Array, initial: float | int, function: str, windows: Sequence[PoolWindows]) -> Array:
     """Returns the sum or maximum of each window. Padding elements have the value `initial`.
 
     Args:
         function: "max" for the maximum, otherwise the sum.
-        dims: The windows along each pooled dimension.
+        windows: The windows along each pooled dimension.
     """
-    crop = {dim.dim: (0, min(dim.edge_padding[1], 0)) for dim in dims}
+    crop = {pooled.dim: (0, min(pooled.edge_padding[1], 0)) for pooled in windows}
     if any(high for _, high in crop.values()):
         x = pad(x, initial, crop)
     window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
-    for dim in dims:
-        window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
-        padding[dim.dim] = (dim.edge_padding[0], max(dim.edge_padding[1], 0))
+    for pooled in windows:
+        window[pooled.dim], stride[pooled.dim], dilation[pooled.dim] = pooled.kernel, pooled.stride, pooled.dilation
+        padding[pooled.dim] = (pooled.edge_padding[0], max(pooled.edge_padding[1], 0))
     combine = lax.max if function == "max" else lax.add
     return lax.reduce_window(x, np.array(initial, x.dtype), combine, window, stride, padding, window_dilation=dilation)

@@ -1,7 +1,8 @@
 """ATen's type promotion and casts, as operations on JAX arrays.
 
-Tensors with dimensions take priority over rank-0 tensors, and these over Python numbers. An operand of lower priority counts only if its
-category (bool < int < float < complex) is higher.
+Tensors with dimensions have priority over rank-0 tensors, and rank-0 tensors over Python numbers. An operand of lower priority affects the
+common dtype only if its category (bool < int < float < complex) is higher: int32[2] + 1.5 gives the default float, float16[2] + 1.5 gives
+float16.
 
 Source: c10/core/ScalarType (promoteTypes), ATen/native/TypeProperties.cpp (result_type)
 """
@@ -33,7 +34,7 @@ class Promotion(enum.Enum):
     """The dtypes in which an elementwise op computes and returns, as in `torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND`."""
 
     DEFAULT = enum.auto()  # computes in the common dtype (half types in float32), returns the common dtype
-    NO_OPMATH = enum.auto()  # the same, but half types are not computed in float32: for copies and comparisons, which are exact anyway
+    NO_OPMATH = enum.auto()  # like DEFAULT, but half types are not computed in float32: for copies and comparisons, which are exact anyway
     INT_TO_FLOAT = enum.auto()  # like DEFAULT, but integers become the default float
     ALWAYS_BOOL = enum.auto()  # computes in the common dtype, returns bool
     COMPLEX_TO_FLOAT = enum.auto()  # like DEFAULT, but the result of complex operands has their real dtype (abs)
@@ -41,6 +42,7 @@ class Promotion(enum.Enum):
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """Returns the common dtype of operands of higher and of lower priority; None stands for no operands."""
     if higher is None or lower is None:
         return higher or lower
     if higher.is_complex:
@@ -53,6 +55,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def _number_dtype(number: Any) -> torch.dtype:
+    """Returns the dtype of a Python number in ATen's promotion."""
     if isinstance(number, (bool, np.bool_)):
         return torch.bool
     if isinstance(number, (int, np.integer)) or export.is_symbolic_dim(number):
@@ -142,7 +145,7 @@ def _saturates() -> bool:
 
 
 def _to_power_of_two(x: jax.Array) -> jax.Array:
-    """Casts float32 to float8_e8m0fnu, which holds only the bits of an exponent.
+    """Casts float32 to float8_e8m0fnu, whose 8 bits are an exponent.
 
     The sign is lost, ties round up, and zero becomes the smallest power of two. XLA's own cast returns NaN for zero and for negative
     numbers.
@@ -157,8 +160,8 @@ def _to_power_of_two(x: jax.Array) -> jax.Array:
     exponent = lax.bitwise_and(lax.shift_right_logical(bits, constant(23)), constant(0xFF))
     mantissa = lax.bitwise_and(bits, constant(0x7FFFFF))
     half = constant(0x400000)
-    up = lax.select(lax.eq(exponent, constant(0)), lax.gt(mantissa, half), lax.ge(mantissa, half))
-    rounded = lax.min(lax.add(exponent, lax.convert_element_type(up, np.uint32)), constant(0xFF))
+    rounds_up = lax.select(lax.eq(exponent, constant(0)), lax.gt(mantissa, half), lax.ge(mantissa, half))
+    rounded = lax.min(lax.add(exponent, lax.convert_element_type(rounds_up, np.uint32)), constant(0xFF))
     return lax.bitcast_convert_type(lax.convert_element_type(rounded, np.uint8), _E8M0)
 
 
@@ -167,13 +170,13 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def casting_as(eager: EagerBehavior) -> Iterator[None]:
-    """Makes casts in this thread those of a platform's ATen kernels while the context is open."""
-    before = getattr(_thread, "casts_like_x86", False), getattr(_thread, "rounds_operands", False)
+    """Makes the casts in this thread behave as those of a platform's ATen kernels while the context is open."""
+    outer = getattr(_thread, "casts_like_x86", False), getattr(_thread, "rounds_operands", False)
     _thread.casts_like_x86, _thread.rounds_operands = eager.casts_like_x86, eager.rounds_operands
     try:
         yield
     finally:
-        _thread.casts_like_x86, _thread.rounds_operands = before
+        _thread.casts_like_x86, _thread.rounds_operands = outer
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
@@ -182,30 +185,33 @@ def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
     In C++ the result is undefined for NaN and for numbers out of range, so ATen's result depends on the processor. XLA saturates, as CUDA
     and ARM do. The instructions of x86 return the lowest integer in all these cases.
 
-    Narrow dtypes are cast through int32 and wrap (-1.0 becomes 255 as uint8); uint8 from float64, and uint32, are cast through int64. For
-    numbers below int32 or above uint32, ATen's vectorized loops return another uint32 than its scalar loops (over the remainder, and over
-    strided memory). This function returns the result of the scalar loops.
+    Casts to narrow dtypes go through int32 and wrap: -1.0 becomes 255 as uint8. Casts to uint32, and from float64 to uint8, go through
+    int64. For numbers below the range of int32 or above that of uint32, ATen's vectorized loops and scalar loops return different uint32
+    (the scalar loops run over the remainder, and over strided memory). This function returns the result of the scalar loops.
 
     Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type
     """
     if not getattr(_thread, "casts_like_x86", False):
         return lax.convert_element_type(lax.convert_element_type(x, np.int32) if dtype.itemsize < 4 else x, dtype)
     if x.dtype.itemsize < 4:
-        x = lax.convert_element_type(x, np.float32)  # once: XLA:CPU would convert at each step; also, float32 has an infinity
+        x = lax.convert_element_type(
+            x, np.float32
+        )  # once: XLA:CPU would convert in each operation below; also, some float8 dtypes have no infinity
     if dtype == np.uint64:
         half = number(2.0**63, x.dtype)
-        upper = lax.ge(x, half)
-        low = _to_signed(lax.select(upper, lax.sub(x, half), x), np.dtype(np.int64))
-        return lax.convert_element_type(lax.bitwise_xor(low, lax.select(upper, full_like(low, -(2**63)), full_like(low, 0))), dtype)
+        is_upper_half = lax.ge(x, half)
+        low_bits = _to_signed(lax.select(is_upper_half, lax.sub(x, half), x), np.dtype(np.int64))
+        high_bit = lax.select(is_upper_half, full_like(low_bits, -(2**63)), full_like(low_bits, 0))
+        return lax.convert_element_type(lax.bitwise_xor(low_bits, high_bit), dtype)
     # A float32 outside the range of int32 is a multiple of 256 and wraps to 0 as uint8. So does the lowest integer.
     is_wide = dtype in (np.int64, np.uint32) or (dtype == np.uint8 and x.dtype == np.float64)
     return lax.convert_element_type(_to_signed(x, np.dtype(np.int64 if is_wide else np.int32)), dtype)
 
 
 def _to_signed(x: jax.Array, dtype: DType) -> jax.Array:
-    """Casts floats to int32 or int64 as x86 does.
+    """Casts floats to int32 or int64 as x86 does: to the lowest integer where a number is NaN or out of range.
 
-    One comparison is enough. It is false for the lowest integer, too, but the result is the lowest integer wherever it is false.
+    The comparison |x| < 2**31 (or 2**63) is false for the lowest integer, too, but there the result is the lowest integer in any case.
     """
     limits = np.iinfo(dtype)
     is_in_range = lax.lt(lax.abs(x), number(-float(limits.min), x.dtype))
@@ -233,7 +239,7 @@ def number(value: Any, dtype: DType) -> Any:
 
 
 def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.Array:
-    """Returns an array of one number, with the shape of `array`. Cheaper to trace than `lax.full_like`."""
+    """Returns an array filled with one number, with the shape of `array`. Cheaper to trace than `lax.full_like`."""
     return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
@@ -241,7 +247,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Returns the shape to which all shapes broadcast.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The shapes cannot be broadcast together.
     """
     if not any(export.is_symbolic_dim(size) for shape in shapes for size in shape):
         return np.broadcast_shapes(*map(tuple, shapes))
@@ -284,7 +290,7 @@ def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide
         function: A function of arrays of one dtype and one shape.
         operands: Arrays and Python numbers.
         kind: The kind of promotion.
-        wide_second: True if a second operand of one element is not rounded, as in ATen's products and quotients.
+        wide_second: True if the second operand is not rounded if it is a number or has one element, as in ATen's products and quotients.
     """
     computation, result = computation_and_result_dtype(operands, kind)
     common = result_type(operands) if getattr(_thread, "rounds_operands", False) else computation

@@ -10,7 +10,7 @@ class RandomKeys:
     """An iterator over distinct JAX PRNG keys that are derived from one key.
 
     Args:
-        key: The key from which they are derived.
+        key: The key from which the iterator derives its keys.
         offset: The number of keys that the caller has already derived from `key`.
 
     Attributes:

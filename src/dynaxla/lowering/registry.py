@@ -39,7 +39,7 @@ STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format"
 
 @dataclass(frozen=True)
 class Rule:
-    """One registered lowering.
+    """The lowering of one overload.
 
     Attributes:
         op: The overload.
@@ -138,7 +138,7 @@ class _NamedLowering:
     registered_by: str
 
 
-# The prefix of dynaxla's modules. The hash of dynaxla's sources identifies their lowerings.
+# The prefix of the names of dynaxla's modules.
 _OWN_PREFIX = "dynaxla."
 
 
@@ -148,9 +148,9 @@ class Registry:
     A lowering for the platform takes priority over the general one, and a lowering of the overload over one of the op's name.
 
     Args:
-        load: Registers dynaxla's own lowerings. It is called at the first lookup, or at the first registration by another library. It is
-            not called earlier, because the import of the lowerings takes longer than all other work of a new process that runs a program
-            from the cache.
+        load: Registers dynaxla's own lowerings. The registry calls it at the first lookup, or at the first registration by another library,
+            and not earlier: the import of the lowerings takes longer than all other work of a new process that runs a program from the
+            cache.
     """
 
     def __init__(self, load: Callable[[], object] | None = None) -> None:
@@ -163,15 +163,15 @@ class Registry:
         self._keep_alive_by: dict[OpOverload, Callable[[Node], Any]] = {}
 
     def fill(self) -> None:
-        """Registers dynaxla's own lowerings, unless that has been done.
+        """Registers dynaxla's own lowerings at the first call.
 
-        After a failure, the next call tries again. It fails in the same way if nothing has changed, since the registry keeps no lowering of
-        a module whose import failed.
+        After a failure, the next call tries again. The registry keeps no lowering of a module whose import failed, so the next call does
+        not fail because an op has two lowerings.
         """
         if self._load is None:
             return
         with self._lock:
-            if self._load is None or self._is_loading:  # a module that is being imported looks up lowerings
+            if self._load is None or self._is_loading:  # _is_loading: the caller is a module that is being imported
                 return
             self._is_loading = True
             try:
@@ -201,9 +201,9 @@ class Registry:
         """Adds a lowering for one overload, if the installed torch has the overload.
 
         Args:
-            platforms: The platforms for which it is registered; empty for the general lowering.
-            source: The function whose location is reported, if not `function`.
-            by: The module that registers the lowering, if not the caller's.
+            platforms: The platforms for which the lowering is registered; empty for the general lowering.
+            source: The function whose location is reported; `function` if None.
+            by: The name of the module that registers the lowering; the calling module if None.
 
         Raises:
             ValueError: The op already has a lowering for the platform.
@@ -221,9 +221,9 @@ class Registry:
             self._rules[op, platform] = rule
 
     def keep_alive(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
-        """Registers a function that returns an object which must live as long as a graph with a node of this op.
+        """Registers a function that finds an object which must live as long as a graph with a node of this op.
 
-        The node's arguments contain only a name of the object.
+        It is for ops whose arguments contain only the name of an object.
 
         Args:
             find: Takes the node, and returns the object.
@@ -236,9 +236,9 @@ class Registry:
         return None if find is None else find(node)
 
     def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = (), by: str | None = None) -> None:
-        """Adds a lowering for an op of another library by its name, "namespace::name". The op need not exist yet.
+        """Adds a lowering for an op of another library by the op's name, "namespace::name". The op need not exist yet.
 
-        The lowering serves all overloads of the op whose schema it fits. `by`: as in `register`.
+        The lowering serves all overloads of the op whose schemas it fits. `by`: as in `register`.
 
         Raises:
             ValueError: The name already has a lowering for the platform.
@@ -282,18 +282,18 @@ class Registry:
         return self._bound[key]
 
     def external_lowerings(self) -> list[str] | None:
-        """Returns the lowerings registered by other libraries, as "op platform module:line".
+        """Returns the lowerings registered by other libraries, as "op platform module:line", for the keys of cached programs.
 
-        The hash of dynaxla's sources identifies dynaxla's own lowerings.
+        dynaxla's own lowerings are left out, because the hash of dynaxla's sources identifies them.
 
-        Returns: None if one of the functions is defined outside dynaxla and JAX, because only the versions of these two identify the code.
+        Returns None if one of the functions is defined outside dynaxla and JAX: its module and line do not identify its code.
         """
         found = [(str(op), platform, rule.location, rule.registered_by) for (op, platform), rule in list(self._rules.items())]
         found += [(name, platform, lowering.location, lowering.registered_by) for (name, platform), lowering in list(self._named.items())]
-        others = [(op, platform, location) for op, platform, location, by in found if not by.startswith(_OWN_PREFIX)]
-        if any(location.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, location in others):
+        external = [(op, platform, location) for op, platform, location, by in found if not by.startswith(_OWN_PREFIX)]
+        if any(location.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, location in external):
             return None
-        return sorted(f"{op} {platform} {location}" for op, platform, location in others)
+        return sorted(f"{op} {platform} {location}" for op, platform, location in external)
 
     def __len__(self) -> int:
         self.fill()
@@ -302,7 +302,12 @@ class Registry:
     def ops(self) -> set[OpOverload]:
         """Returns every existing overload that has a lowering on some platform."""
         self.fill()
-        named = {op for (name, _), lowering in list(self._named.items()) for op in _existing(name) if self._bind(op, lowering) is not None}
+        named = {
+            op
+            for (name, _), lowering in list(self._named.items())
+            for op in _existing_overloads(name)
+            if self._bind(op, lowering) is not None
+        }
         return {op for op, _ in list(self._rules)} | named
 
 
@@ -312,6 +317,7 @@ def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], locati
 
 
 def _try_rule(op: OpOverload, named: _NamedLowering) -> tuple[Rule | None, TypeError | None]:
+    """Returns the rule of a named lowering for an overload; or None, and the error, if the lowering does not fit the overload's schema."""
     try:
         return _rule(op, named.function, named.platforms, named.location, named.registered_by), None
     except TypeError as error:
@@ -320,8 +326,8 @@ def _try_rule(op: OpOverload, named: _NamedLowering) -> tuple[Rule | None, TypeE
 
 def _location(function: Lowering) -> str:
     """Returns the module and line of a function's definition, as module:line."""
-    code = inspect.unwrap(function)
-    return f"{getattr(inspect.getmodule(code), '__name__', '?')}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"
+    original = inspect.unwrap(function)
+    return f"{getattr(inspect.getmodule(original), '__name__', '?')}:{getattr(getattr(original, '__code__', None), 'co_firstlineno', '?')}"
 
 
 def _caller() -> str:
@@ -334,7 +340,7 @@ def _overloads(op: OpOverload) -> list[OpOverload]:
     return [getattr(packet, overload) for overload in packet.overloads()]
 
 
-def _existing(name: str) -> list[OpOverload]:
+def _existing_overloads(name: str) -> list[OpOverload]:
     """Returns the overloads of the op with a name; an empty list if the op does not exist (yet)."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
@@ -400,6 +406,8 @@ def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None 
 
 
 def _promoting(function: Lowering, kind: Promotion) -> Lowering:
+    """Returns a lowering that applies `function` to promoted and broadcast operands; see `elementwise`."""
+
     def lowering(*operands: Any) -> Any:
         return elementwise(function, operands, kind)
 

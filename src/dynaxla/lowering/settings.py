@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
     @staticmethod
     def current(platform: str) -> Settings:
-        """Returns the settings that PyTorch's kernels would use now. They may be set by the older API, the newer one, or both.
+        """Returns the settings that PyTorch's kernels would use now, whether they were set by torch's older API or by the newer one.
 
         Args:
             platform: JAX's name of the platform.
@@ -45,12 +45,12 @@ class Settings(NamedTuple):
 
     @staticmethod
     def vary_on(platform: str) -> bool:
-        """True if torch has settings for this platform, so that they must be part of the key of a program."""
+        """True if torch has settings for this platform. Then the settings must be part of a program's cache key."""
         return platform in _READERS
 
     @property
     def matmul_precision(self) -> lax.Precision:
-        """The precision of dots: float32 products keep PyTorch's precision, whatever XLA's default is."""
+        """The precision of matrix products: float32 products have PyTorch's precision, whatever XLA's default is."""
         return lax.Precision.DEFAULT if self.matmul_tf32 else self.tpu_products
 
     @property

@@ -14,15 +14,15 @@ _FUNCTIONS = {"Min": "min", "Max": "max"}
 
 
 class _NotArithmetic(Exception):
-    """The expression has other parts than integers, symbols and operations on integers."""
+    """The expression has a part that is not an integer, a symbol or an operation on integers."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
     """Returns a function from the values of symbols to the value of a sympy expression.
 
-    The value is an int, or a bool for a condition. A condition that the values do not decide is False. If a symbol has no value, the
-    mapping may have the value of an expression that contains the symbol.
+    The value is an int, or a bool for a condition. A condition that the symbols' values do not decide is False. If a symbol is not in the
+    mapping, the mapping may instead contain an expression of the symbol, such as 2 * s0.
     """
     names: dict[Any, str] = {}
     try:
@@ -33,22 +33,25 @@ def size_function(expression: Any) -> Callable[[Mapping[Any, int]], int | bool]:
 
     def evaluate(values: Mapping[Any, int]) -> int | bool:
         try:
-            found: int | bool = compute(values)
-        except KeyError:  # the mapping has values of expressions instead of symbols
+            result: int | bool = compute(values)
+        except KeyError:  # the mapping has an expression instead of a symbol
             return _substituted(expression, values)
-        return found
+        return result
 
     return evaluate
 
 
 def _substituted(expression: Any, values: Mapping[Any, int]) -> int | bool:
-    found = expression.xreplace(values)
+    """Returns the value of an expression, by sympy's substitution."""
+    result = expression.xreplace(values)
     is_condition = expression.is_Relational or isinstance(expression, (BooleanFunction, BooleanAtom))
-    return bool(found == True) if is_condition else int(found)  # noqa: E712 (sympy's truth is no bool)
+    return bool(result == True) if is_condition else int(result)  # noqa: E712 (sympy's truth is no bool)
 
 
 def _source(expression: Any, names: dict[Any, str]) -> str:
-    """Returns Python source that reads the values of symbols from `values`, and adds the names of symbols to `names`.
+    """Returns Python source that computes an expression from `values`, the values by symbol.
+
+    The source refers to each symbol by a name, which the function adds to `names`: 2 * s gives "((2) * values[s0])" with s0 for s.
 
     Raises: _NotArithmetic.
     """

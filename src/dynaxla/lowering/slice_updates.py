@@ -1,7 +1,7 @@
-"""Finds products that read a tensor with a few slices replaced, such as a key/value cache after a new token.
+"""Finds matrix products with an updated tensor: a tensor of which a few slices were replaced, such as a key/value cache after a new token.
 
-Such a product can read the old tensor and the new slices instead, so that the updated tensor is never materialized. This is possible if all
-consumers of the updated tensor are such products, directly or through views.
+Such a product can be computed from the old tensor and the new slices, so that the updated tensor is never materialized. This is possible if
+all consumers of the updated tensor, directly or through views, are such products.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class SliceUpdate:
         return base
 
 
-# A factor of a view's dimension: the dimension of the base (None if the values are repeated along it), and its size.
+# A factor of a view's dimension: a dimension of the base (None if the view repeats values, as expand does), and its size.
 Factor = tuple[int | None, int]
-# For each dimension of a view, its factors.
+# For each dimension of a view, its factors. A view of shape (6,) of a base of shape (2, 3) has the factors (((0, 2), (1, 3)),).
 Factors = tuple[tuple[Factor, ...], ...]
 
 
@@ -59,18 +59,19 @@ class OperandRoles:
     Attributes:
         contracting: The dimensions that are summed.
         batch: The batch dimensions, which both operands have.
-        other: The position of the other operand, or of an argument that has the same sizes in the dimensions `outer`.
-        outer: The dimensions of `other` that are not summed.
+        second_position: The position, among the op's arguments, of the second operand, or of an argument with the same sizes in
+            `second_dims`.
+        second_dims: The dimensions of the second operand that are not summed, batch dimensions included.
     """
 
     contracting: tuple[int, ...]
     batch: tuple[int, ...]
-    other: int
-    outer: tuple[int, ...]
+    second_position: int
+    second_dims: tuple[int, ...]
 
 
 _ATTENTION = {1: OperandRoles((3,), (0, 1), 0, (0, 1, 2)), 2: OperandRoles((2,), (0, 1), 0, (0, 1, 2))}
-# By op and position of the operand.
+# By op, and by the operand's position among the op's arguments.
 PRODUCTS: dict[Any, dict[int, OperandRoles]] = {
     aten.mm.default: {0: OperandRoles((1,), (), 1, (1,)), 1: OperandRoles((0,), (), 0, (0,))},
     aten.bmm.default: {0: OperandRoles((2,), (0,), 1, (0, 2)), 1: OperandRoles((1,), (0,), 0, (0, 1))},
@@ -85,13 +86,14 @@ class UpdatedOperand:
 
     Attributes:
         updates: The updates, in the order in which they are applied, with slices in the same dimensions.
-        parts: For each dimension of the tensor, the sizes into which the views split it. In the other attributes, dimensions are split
-            dimensions, numbered in order.
+        parts: For each dimension of the tensor, the sizes into which the views split the dimension: ((2, 3), (4,)) if a tensor of shape
+            (6, 4) is viewed as (2, 3, 4). The other attributes number these split dimensions: 0, 1, 2.
         factors: For each dimension of the operand, the split dimensions that it consists of, without dimensions of size 1.
-        dims: The updated dimensions, in which slices have indices.
+        dims: The updated dimensions, in which each slice has one index.
         dtype: The tensor's dtype.
         roles: The roles of the operand's dimensions.
-        rows: The number of vectors with which each of the tensor's vectors is multiplied.
+        rows: The number of vectors of the second operand with which each vector of the tensor is multiplied. In attention, the number of
+            query rows for each key head.
     """
 
     updates: tuple[SliceUpdate, ...]
@@ -109,50 +111,57 @@ class UpdatedOperand:
 
     @property
     def capacity(self) -> int:
-        """The number of possible slices."""
+        """The number of slices of the whole tensor."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
     def count(self) -> int:
+        """The number of new slices in all updates."""
         return sum(update.count for update in self.updates)
 
     @property
     def is_moved(self) -> bool:
         """True if the batch dimensions are not the leading dimensions of the tensor."""
-        kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim] if origin is not None}
-        others = [dim for dim, size in enumerate(self.shape) if size > 1 and dim not in kept]
-        return bool(kept) and min(others) < max(kept)
+        batch = {origin for dim in self.roles.batch for origin, _ in self.factors[dim] if origin is not None}
+        others = [dim for dim, size in enumerate(self.shape) if size > 1 and dim not in batch]
+        return bool(batch) and min(others) < max(batch)
 
     @property
     def has_strides(self) -> bool:
-        """True if, besides batch dimensions, the tensor has one contracting and one other dimension, one of which is fastest in memory."""
-        kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim]}
-        over = {origin for dim in self.roles.contracting for origin, _ in self.factors[dim]}
-        long = [dim for dim, size in enumerate(self.shape) if size > 1]
-        return len(over) == 1 and len(long) == len(kept - {None}) + 2 and long[-1] not in kept
+        """True if a library can read the tensor as a batch of matrices with strides.
+
+        Besides batch dimensions, the tensor then has one contracting and one other dimension, and one of the two varies fastest in memory.
+        """
+        batch = {origin for dim in self.roles.batch for origin, _ in self.factors[dim]}
+        contracting = {origin for dim in self.roles.contracting for origin, _ in self.factors[dim]}
+        long_dims = [dim for dim, size in enumerate(self.shape) if size > 1]
+        return len(contracting) == 1 and len(long_dims) == len(batch - {None}) + 2 and long_dims[-1] not in batch
 
     @property
     def sums_slices(self) -> bool:
-        """True if the product sums over an updated dimension; otherwise its result has these dimensions."""
+        """True if the product sums over an updated dimension; otherwise the product's result has the updated dimensions."""
         return any(origin in self.dims for dim in self.roles.contracting for origin, _ in self.factors[dim])
 
 
 def updated_operand(ctx: Context, position: int) -> UpdatedOperand | None:
     """Returns the description of an argument of the current node, a product, that is a view of an updated tensor.
 
-    Returns: None if the argument is not an updated tensor, or if another node needs the whole updated tensor.
+    Returns None if the argument is no such view, or if another node needs the whole updated tensor.
     """
-    found = _operand_structure(ctx, ctx.node, position)
-    if found is None or not _is_avoidable(ctx, found.updates[0]):
+    operand = _operand_structure(ctx, ctx.node, position)
+    if operand is None or not _is_avoidable(ctx, operand.updates[0]):
         return None
-    updates = list(found.updates)
-    while (before := _update(ctx, updates[0].base)) and before.dims == updates[0].dims and _is_avoidable(ctx, before):
-        updates.insert(0, before)
-    return dataclasses.replace(found, updates=tuple(updates))
+    updates = list(operand.updates)
+    while (earlier := _update(ctx, updates[0].base)) and earlier.dims == updates[0].dims and _is_avoidable(ctx, earlier):
+        updates.insert(0, earlier)
+    return dataclasses.replace(operand, updates=tuple(updates))
 
 
 def _is_avoidable(ctx: Context, update: SliceUpdate) -> bool:
-    """True if all consumers of the updated tensor are products that can read its parts, or later updates for which the same holds."""
+    """True if the updated tensor need not be materialized.
+
+    Each consumer must be a product that can be computed from the old tensor and the slices, or a later update that is avoidable itself.
+    """
     for user, read in _readers(update.node):
         positions = [position for position, argument in enumerate(user.args) if argument is read]
         if _uses(user, read) != len(positions):
@@ -167,10 +176,10 @@ def _is_avoidable(ctx: Context, update: SliceUpdate) -> bool:
 
 
 def _uses(user: Node, node: Node) -> int:
-    """Returns how often `node` occurs among the arguments of `user`, including those in lists."""
-    found: list[Node] = []
-    torch.fx.node.map_arg((user.args, user.kwargs), lambda argument: found.append(argument))
-    return found.count(node)
+    """Returns how often `node` occurs among the arguments of `user`, lists included."""
+    sources: list[Node] = []
+    torch.fx.node.map_arg((user.args, user.kwargs), lambda source: sources.append(source))
+    return sources.count(node)
 
 
 def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
@@ -183,10 +192,13 @@ def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOperand | None:
-    """Returns the way in which a product reads an argument, regardless of other readers; None if it cannot read the parts."""
+    """Returns the description of a product's argument that is a view of an updated tensor, regardless of other consumers of the tensor.
+
+    Returns None if the product cannot be computed from the old tensor and the slices.
+    """
     roles = PRODUCTS.get(product.target, {}).get(position)
-    node, other = product.args[position], product.args[roles.other] if roles is not None else None
-    if roles is None or not isinstance(node, Node) or not isinstance(other, Node):
+    node, second = product.args[position], product.args[roles.second_position] if roles is not None else None
+    if roles is None or not isinstance(node, Node) or not isinstance(second, Node):
         return None
     views: list[Node] = []
     while node.target in _VIEWS and isinstance(node.args[0], Node):
@@ -196,7 +208,7 @@ def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOpe
     if update is None:
         return None
     spec: TensorSpec = ctx.spec(node)
-    if 0 in ctx.spec(other).shape or any(0 in ctx.spec(view).shape for view in views):
+    if 0 in ctx.spec(second).shape or any(0 in ctx.spec(view).shape for view in views):
         return None
     parts = _split(spec.shape, [ctx.spec(view).shape for view in takewhile(lambda view: view.target in _RESHAPES, views)])
     shape = [size for sizes in parts for size in sizes]
@@ -206,42 +218,47 @@ def _operand_structure(ctx: Context, product: Node, position: int) -> UpdatedOpe
     if factors is None or not _is_computable(factors, roles, dims):
         return None
     repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
-    outer = math.prod(ctx.spec(other).shape[dim] for dim in roles.outer)
-    rows = outer // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
+    vectors = math.prod(ctx.spec(second).shape[dim] for dim in roles.second_dims)
+    rows = vectors // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
     return UpdatedOperand((update,), parts, factors, dims, spec.dtype, roles, rows)
 
 
 def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the sizes into which a sequence of views splits each dimension."""
-    whole = [[size] for size in shape]
+    """Returns the sizes into which a sequence of views splits each dimension: shape (6, 4) and view (2, 3, 4) give ((2, 3), (4,)).
+
+    Args:
+        views: The shapes of the views.
+    """
+    parts = [[size] for size in shape]
     for view in views:
-        ends = sorted({*accumulate((size for sizes in whole for size in sizes), mul), *accumulate(view, mul)})
+        # The products of the leading sizes are the boundaries between dimensions.
+        ends = sorted({*accumulate((size for sizes in parts for size in sizes), mul), *accumulate(view, mul)})
         if any(end % before for before, end in pairwise(ends)):
             break
         start, split = 1, []
-        for sizes in whole:
+        for sizes in parts:
             stop = start * math.prod(sizes)
             bounds = [start, *(end for end in ends if start < end <= stop)]
             split.append([end // before for before, end in pairwise(bounds)] or [1])
             start = stop
-        whole = split
-    return tuple(map(tuple, whole))
+        parts = split
+    return tuple(map(tuple, parts))
 
 
 def _is_computable(factors: Factors, roles: OperandRoles, updated: Sequence[int]) -> bool:
     """True if the product can be computed from the old tensor and the slices.
 
-    Only batch dimensions may repeat values. An updated dimension may be a batch dimension, unless it is the only updated one. The other
-    updated dimensions must either all be contracting, or all be in the result.
+    Only batch dimensions may repeat values. An updated dimension may be a batch dimension, unless it is the only updated dimension. The
+    other updated dimensions must either all be contracting, or all be in the result.
     """
-    kinds = set()
+    updated_roles = set()
     for dim, factor in enumerate(factors):
         is_batch = dim in roles.batch
         if any((origin is None and not is_batch) for origin, _ in factor):
             return False
         if any(origin in updated for origin, _ in factor):
-            kinds.add("batch" if is_batch else "contracting" if dim in roles.contracting else "free")
-    return not kinds >= {"contracting", "free"} and (len(updated) > 1 or "batch" not in kinds)
+            updated_roles.add("batch" if is_batch else "contracting" if dim in roles.contracting else "free")
+    return not updated_roles >= {"contracting", "free"} and (len(updated) > 1 or "batch" not in updated_roles)
 
 
 # Ops that keep the order of the values: views that only change the shape, and copies.
@@ -305,48 +322,48 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def _update(ctx: Context, node: Node) -> SliceUpdate | None:
-    """Returns the update that a node performs; None if its slices are not of the kind described by `SliceUpdate`."""
+    """Returns the update that a node performs; None if the node performs no update that `SliceUpdate` can describe."""
     rule = _UPDATES.get(node.target)
     if rule is None or not isinstance(node.args[0], Node):
         return None
     spec: TensorSpec = ctx.spec(node)
-    found = rule(ctx, node, spec) if spec.dtype in _FLOATS and spec.shape and 0 not in spec.shape else None
-    if found is None:
+    slices = rule(ctx, node, spec) if spec.dtype in _FLOATS and spec.shape and 0 not in spec.shape else None
+    if slices is None:
         return None
-    dims = tuple(dim for dim in found[0] if spec.shape[dim] > 1)
-    return SliceUpdate(node, dims, found[1]) if found[1] > 0 and dims else None
+    dims, count = tuple(dim for dim in slices[0] if spec.shape[dim] > 1), slices[1]
+    return SliceUpdate(node, dims, count) if count > 0 and dims else None
 
 
-def _of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int]:
+def _slices_of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int]:
     return (wrap(node.args[1], len(spec.shape)),), math.prod(ctx.spec_of(node.args[2]).shape)
 
 
-def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+def _slices_of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     indices, accumulate = node.args[1], (*node.args[3:], node.kwargs.get("accumulate", False))[0]
-    given = [(dim, ctx.spec_of(index)) for dim, index in enumerate(indices) if index is not None]
-    if accumulate or any(index.dtype not in _INTEGERS for _, index in given) or (len(given) == 1 and len(given[0][1].shape) > 1):
+    by_dim = [(dim, ctx.spec_of(index)) for dim, index in enumerate(indices) if index is not None]
+    if accumulate or any(index.dtype not in _INTEGERS for _, index in by_dim) or (len(by_dim) == 1 and len(by_dim[0][1].shape) > 1):
         return None
-    return tuple(dim for dim, _ in given), math.prod(torch.broadcast_shapes(*(index.shape for _, index in given)))
+    return tuple(dim for dim, _ in by_dim), math.prod(torch.broadcast_shapes(*(index.shape for _, index in by_dim)))
 
 
-def _of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+def _slices_of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     """Returns the updated dimensions and the number of slices; None if the index tensor does not cover the other dimensions."""
     dim, index = wrap(node.args[1], len(spec.shape)), node.args[2]
-    given = ctx.spec_of(index).shape
-    if (*given[:dim], *given[dim + 1 :]) != (*spec.shape[:dim], *spec.shape[dim + 1 :]):
+    shape = ctx.spec_of(index).shape
+    if (*shape[:dim], *shape[dim + 1 :]) != (*spec.shape[:dim], *spec.shape[dim + 1 :]):
         return None
-    chosen = varying_dims(ctx, index)
-    return tuple(sorted({*chosen, dim})), math.prod(given[at] for at in {*chosen, dim})
+    updated_dims = {*varying_dims(ctx, index), dim}
+    return tuple(sorted(updated_dims)), math.prod(shape[updated_dim] for updated_dim in updated_dims)
 
 
 def varying_dims(ctx: Context, index: Node) -> tuple[int, ...]:
-    """Returns the dimensions along which an index tensor may vary: those that are not expanded."""
+    """Returns the dimensions along which an index tensor may vary: all dimensions that are not expanded."""
     shape = ctx.spec_of(index).shape
     if index.target is not aten.expand.default:
         return tuple(range(len(shape)))
-    own = ctx.spec_of(index.args[0]).shape
-    own = (1,) * (len(shape) - len(own)) + own
-    return tuple(dim for dim, size in enumerate(own) if size > 1)
+    unexpanded = ctx.spec_of(index.args[0]).shape
+    unexpanded = (1,) * (len(shape) - len(unexpanded)) + unexpanded
+    return tuple(dim for dim, size in enumerate(unexpanded) if size > 1)
 
 
 def written_range(ctx: Context, node: Node) -> range:
@@ -356,13 +373,13 @@ def written_range(ctx: Context, node: Node) -> range:
         index = ctx.spec_of(_get_argument(node, 3, "index", 0))
         index += size if index < 0 else 0
         return range(index, index + 1)
-    start, end = (ctx.spec_of(_get_argument(node, place, name, None)) for place, name in ((3, "start"), (4, "end")))
+    start, end = (ctx.spec_of(_get_argument(node, position, name, None)) for position, name in ((3, "start"), (4, "end")))
     step = ctx.spec_of(_get_argument(node, 5, "step", 1))
     first, _, count = clamp_slice(size, start, end, step)
     return range(first, first + count * step, step)
 
 
-def _of_slice(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+def _slices_of_slice_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     if may_overlap(ctx.spec_of(node.args[0])):
         return None
     return (wrap(_get_argument(node, 2, "dim", 0), len(spec.shape)),), len(written_range(ctx, node))
@@ -372,11 +389,12 @@ def _get_argument(node: Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
+# By op: a function that returns the updated dimensions and the number of slices; None if the slices have another form.
 _UPDATES = {
-    aten.index_copy.default: _of_index_copy,
-    aten.index_put.default: _of_index_put,
-    aten._unsafe_index_put.default: _of_index_put,
-    aten.scatter.src: _of_scatter,
-    aten.slice_scatter.default: _of_slice,
-    aten.select_scatter.default: _of_slice,
+    aten.index_copy.default: _slices_of_index_copy,
+    aten.index_put.default: _slices_of_index_put,
+    aten._unsafe_index_put.default: _slices_of_index_put,
+    aten.scatter.src: _slices_of_scatter,
+    aten.slice_scatter.default: _slices_of_slice_scatter,
+    aten.select_scatter.default: _slices_of_slice_scatter,
 }

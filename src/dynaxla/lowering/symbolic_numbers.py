@@ -1,4 +1,4 @@
-"""Numbers that depend on symbolic sizes. A program for export computes them at run time.
+"""Numbers that depend on symbolic sizes. An exported program computes them at run time.
 
 A symbolic size is a JAX symbolic dimension. Lowerings may use it in shapes, and `promotion.number` converts it to an array. A float that is
 computed from symbolic sizes is a `SymbolicFloat`.
@@ -20,7 +20,7 @@ from jax.errors import InconclusiveDimensionOperation
 class SymbolicFloat:
     """A Python float that depends on symbolic sizes.
 
-    `isinstance` takes it for a float. Comparisons raise InconclusiveDimensionOperation.
+    For `isinstance`, an instance is a float. Comparisons and conversions raise InconclusiveDimensionOperation.
 
     Attributes:
         array: The value, float64[].
@@ -35,15 +35,17 @@ class SymbolicFloat:
     def __class__(self) -> type:
         return float
 
-    def _unknown(self, *_: Any) -> Any:
+    def _inconclusive(self, *_: Any) -> Any:
         raise InconclusiveDimensionOperation("a number that depends on symbolic sizes is needed while the program is compiled")
 
-    __float__ = __int__ = __index__ = __complex__ = __bool__ = __hash__ = __round__ = __trunc__ = __floor__ = __ceil__ = _unknown
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown
+    __float__ = __int__ = __index__ = __complex__ = __bool__ = __hash__ = __round__ = __trunc__ = __floor__ = __ceil__ = _inconclusive
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _inconclusive
     __repr__ = object.__repr__
 
 
 def _arithmetic(function: Callable[..., jax.Array], reflected: bool) -> Callable[..., Any]:
+    """Returns a method of SymbolicFloat that applies `function`; with `reflected`, to the operands in reverse order."""
+
     def method(self: SymbolicFloat, *others: Any) -> Any:
         operands = [self.array, *map(_float64, others)]
         return SymbolicFloat(function(*(reversed(operands) if reflected else operands)))
@@ -85,14 +87,14 @@ def _true_division(left: Any, right: Any) -> Any:
 
 
 def _sym_max(left: Any, right: Any) -> Any:
-    return core.max_dim(left, right) if _is_size(left, right) else torch.sym_max(left, right)
+    return core.max_dim(left, right) if _has_symbolic_size(left, right) else torch.sym_max(left, right)
 
 
 def _sym_min(left: Any, right: Any) -> Any:
-    return core.min_dim(left, right) if _is_size(left, right) else torch.sym_min(left, right)
+    return core.min_dim(left, right) if _has_symbolic_size(left, right) else torch.sym_min(left, right)
 
 
-def _is_size(*values: Any) -> bool:
+def _has_symbolic_size(*values: Any) -> bool:
     return any(map(export.is_symbolic_dim, values))
 
 

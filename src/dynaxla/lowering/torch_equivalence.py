@@ -1,4 +1,4 @@
-"""Decides for which graphs torch's kernels and XLA programs are interchangeable, so that any call may be run by either.
+"""Finds the graphs for which torch's kernels and XLA programs are interchangeable, so that each call may use either of them.
 
 Three kinds of graph are excluded:
 
@@ -39,8 +39,10 @@ _SAVING_OPS = {
     aten.log_sigmoid_forward.default: 1,
     aten.mkldnn_rnn_layer.default: 3,
 }
-# The names of the gradient ops' arguments that receive these results. Log-sum-exps of attention on the CPU have a standard format, but not
-# in float64 before torch 2.13, so that float64 is always excluded.
+# The names of the gradient ops' arguments that receive these results.
+#
+# The log-sum-exps of attention on the CPU have a standard format, except in float64 before torch 2.13. So float64 is excluded for every
+# version of torch.
 _SAVED_ARGUMENTS = frozenset(
     {"bag_size", "buffer", "logsumexp", "maximum_indices", "offset2bag", "philox_seed", "reserve", "reserveSpace", "rng_state", "workspace"}
 )
@@ -49,8 +51,10 @@ _CPU_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 
 def is_interchangeable(module: GraphModule) -> bool:
-    """True if torch and XLA give the same results for a graph, up to rounding, and one may run the forward graph and the other the backward
-    graph."""
+    """True if torch and XLA give the same results for a graph, up to rounding.
+
+    If the graph is a forward graph, the backward graph may then be run by either engine, whichever has run the forward graph.
+    """
     for graph in (module, *inner_graphs(module)):
         nodes = list(graph.graph.nodes)
         if any(draws_random(node) or node.target is keyed or is_collective(node) for node in nodes):
@@ -65,6 +69,7 @@ def is_interchangeable(module: GraphModule) -> bool:
 
 
 def _origin(node: Node) -> Node:
+    """Returns the node whose memory a node's value is a view of, or the node itself."""
     while (source := view_source(node)) is not None:
         node = source
     return node

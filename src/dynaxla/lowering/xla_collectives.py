@@ -1,9 +1,9 @@
 """Lowers collectives over several processes to XLA's own collectives.
 
 Each process compiles its own program, with its own shapes. XLA defines no order among collectives that do not depend on each other, and
-the programs of the processes may differ. So each collective depends on the one before, through its first element, in a way that XLA cannot
-simplify: the collectives run in the order of the graph. The compiled program is checked for that order (`calls_in`), because XLA assumes
-that all processes run the same program, and might optimize on that assumption.
+the programs of the processes may differ. So the first element of each collective's operand is made to depend on the collective before, in a
+way that XLA cannot simplify: the collectives then run in the order of the graph. The order in the compiled program is checked (`calls_in`),
+because XLA assumes that all processes run the same program, and might optimize on that assumption.
 
 The results are those of torch's collectives, up to the order of summation.
 """
@@ -31,36 +31,39 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_FLOATS, "int8", "uint8", "int32", "int64")
 
 
-def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequence[Any], name: str, on_use: Callable[[], object]) -> Any:
+def lower(
+    ctx: Context, op_name: str, arrays: Sequence[jax.Array], settings: Sequence[Any], group_name: str, on_use: Callable[[], object]
+) -> Any:
     """Returns the results of the current node's collective, one for each array, or None if torch's own collective must be called.
 
     Args:
-        kind: The name of the collective's op.
+        op_name: The name of the collective's op, without namespace.
+        arrays: The op's tensors.
         settings: The op's arguments other than its tensors and its group.
-        name: The name of the process group.
+        group_name: The name of the process group.
         on_use: Called if XLA's own collective is used, and more than one process takes part.
     """
     members = ctx.members
     assert members is not None
-    collective = _COLLECTIVES.get(kind)
-    size = len(members.cliques[name])
+    collective = _COLLECTIVES.get(op_name)
+    size = len(members.cliques[group_name])
     if collective is None:
         return None
-    groups = members.replica_groups(name, evenly=collective not in (_all_reduce, _broadcast))
-    if groups is None or not all(_is_supported(kind, array, settings, size) for array in arrays):
+    groups = members.replica_groups(group_name, evenly=collective not in (_all_reduce, _broadcast))
+    if groups is None or not all(_is_supported(op_name, array, settings, size) for array in arrays):
         return None
     if size == 1:
         return [array[None] if collective is _all_gather and array.ndim == 0 else array for array in arrays]
     on_use()
     outputs = ctx.output if isinstance(ctx.output, (tuple, list)) else [ctx.output]
-    found = []
+    results = []
     for array, output in zip(arrays, outputs, strict=True):
         if not array.size:
-            found.append(jnp.zeros(output.shape, output.jax_dtype))
+            results.append(jnp.zeros(output.shape, output.jax_dtype))
             continue
         members.calls.append(_XLA_OPS.get(collective, "all-to-all"))
-        found.append(_in_order(ctx, functools.partial(collective, groups=groups, settings=settings), array))
-    return found
+        results.append(_in_order(ctx, functools.partial(collective, groups=groups, settings=settings), array))
+    return results
 
 
 # Matches a collective in the text of a compiled program.
@@ -77,10 +80,10 @@ def keep_collectives(ctx: Context) -> None:
     call_back(ctx, lambda outputs, inputs: None, [], [], views=[], has_effect=True)
 
 
-def _is_supported(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
-    if kind.startswith(("all_reduce", "reduce_scatter")):
+def _is_supported(op_name: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
+    if op_name.startswith(("all_reduce", "reduce_scatter")):
         return str(array.dtype) in (_FLOATS if settings[0] == "avg" else _REDUCED) and settings[0] in _REDUCTIONS
-    if kind == "all_to_all_single":
+    if op_name == "all_to_all_single":
         received, sent = map(list, settings)
         return received == sent and len(set(sent)) == 1
     return True
@@ -91,20 +94,20 @@ def _in_order(ctx: Context, collective: Callable[[jax.Array], jax.Array], x: jax
     opaque_false = processes.never()
     if ctx.effect_token is not None:
         opaque_false &= ctx.effect_token[0] != 0
-    start, one = (0,) * x.ndim, (1,) * x.ndim
-    first = lax.slice(x, start, one)
-    # The operands of the select differ, so that XLA cannot simplify it to a constant. XLA assumes that constants are equal in all
-    # processes, and would gather nothing.
+    start, end = (0,) * x.ndim, (1,) * x.ndim  # the slice of the first element
+    first = lax.slice(x, start, end)
+    # The operands of the select differ, so that XLA cannot simplify the select to a constant. XLA assumes that constants are equal in all
+    # processes, and would not communicate them.
     first = lax.select(opaque_false, (first == 0).astype(x.dtype), first)
-    found = collective(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
-    ctx.effect_token = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
-    return found
+    result = collective(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
+    ctx.effect_token = lax.slice(result, (0,) * result.ndim, (1,) * result.ndim).reshape(1).astype(bool).astype(jnp.uint8)
+    return result
 
 
 def _all_reduce(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
     (reduction,) = settings
-    found = processes.all_reduce(x, groups, "sum" if reduction == "avg" else reduction)
-    return found / np.array(len(groups[0]), x.dtype) if reduction == "avg" else found
+    result = processes.all_reduce(x, groups, "sum" if reduction == "avg" else reduction)
+    return result / np.array(len(groups[0]), x.dtype) if reduction == "avg" else result
 
 
 def _all_gather(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
@@ -112,15 +115,15 @@ def _all_gather(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Ar
 
 
 def _reduce_scatter(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Sends each process the parts of its result. The process then reduces them, in a fixed order.
+    """Sends each process the parts of its result. The process then reduces the parts, in a fixed order.
 
-    XLA's own reduce-scatter waits for the other processes for at most 30 s (jaxlib 0.10.2).
+    XLA's own reduce-scatter is not used, because it waits for the other processes for at most 30 s (jaxlib 0.10.2).
     """
     reduction, size = settings[0], len(groups[0])
     parts = processes.all_to_all(x, groups).reshape(size, x.shape[0] // size, *x.shape[1:])
     wide = parts.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else parts
-    found: jax.Array = _REDUCTIONS[reduction](wide, axis=0)
-    return (found / size if reduction == "avg" else found).astype(x.dtype)
+    result: jax.Array = _REDUCTIONS[reduction](wide, axis=0)
+    return (result / size if reduction == "avg" else result).astype(x.dtype)
 
 
 def _all_to_all(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
@@ -136,22 +139,22 @@ def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Arr
     if jnp.iscomplexobj(x):
         real, imag = _broadcast(jnp.stack([x.real, x.imag]), groups, settings)
         return lax.complex(real, imag)
-    kind = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    bits = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, kind)
+    bits_dtype = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits_dtype)
     is_source = processes.process_index() == groups[0][source]
-    found = processes.all_reduce(jnp.where(is_source, bits, jnp.zeros_like(bits)), groups, "sum")
-    return found.astype(bool) if x.dtype == bool else lax.bitcast_convert_type(found, x.dtype)
+    result = processes.all_reduce(jnp.where(is_source, bits, jnp.zeros_like(bits)), groups, "sum")
+    return result.astype(bool) if x.dtype == bool else lax.bitcast_convert_type(result, x.dtype)
 
 
 def _shard_dim(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Changes the sharded dimension."""
-    gather, shard = (dim % x.ndim for dim in settings[:2])
+    """Gathers one dimension, settings[0], and shards another one, settings[1]."""
+    gather_dim, shard_dim = (dim % x.ndim for dim in settings[:2])
     size = len(groups[0])
-    cut = jnp.moveaxis(x.reshape(*x.shape[:shard], size, x.shape[shard] // size, *x.shape[shard + 1 :]), shard, 0)
-    parts = processes.all_to_all(cut, groups)
-    gathered = jnp.moveaxis(parts, 0, gather)
+    shards = jnp.moveaxis(x.reshape(*x.shape[:shard_dim], size, x.shape[shard_dim] // size, *x.shape[shard_dim + 1 :]), shard_dim, 0)
+    parts = processes.all_to_all(shards, groups)
+    gathered = jnp.moveaxis(parts, 0, gather_dim)
     shape = list(gathered.shape)
-    return gathered.reshape(*shape[:gather], size * shape[gather + 1], *shape[gather + 2 :])
+    return gathered.reshape(*shape[:gather_dim], size * shape[gather_dim + 1], *shape[gather_dim + 2 :])
 
 
 _COLLECTIVES: dict[str, Callable[..., jax.Array]] = {

@@ -25,7 +25,7 @@ def _apply(function: Callable[..., Array], *operands: Any) -> Array:
 
 
 def _clamp(x: Array, low: Any, high: Any) -> Array:
-    """x clamped to [low, high]; nan stays nan."""
+    """Returns x clamped to [low, high]; nan stays nan."""
     return at_most(at_least(x, low), high)
 
 
@@ -48,7 +48,7 @@ lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promo
 def relu(x: Array) -> Array:
     """max(x, 0); in float32 and float64 -0.0 stays -0.0, as in ATen.
 
-    Other platforms use the `lax.max` above, a maximum, which cuDNN's fusions recognize.
+    The lowering for other platforms, above, is a `lax.max`, because cuDNN's fusions recognize a maximum.
     """
     return at_least(x, 0)
 
@@ -127,7 +127,7 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 
 @lowers(aten._prelu_kernel_backward.default)
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
-    """Gradients of x and of the weight. The weight's gradient is not yet summed to the weight's shape.
+    """Gradients of x and of the weight. The weight's gradient has the shape of x: autograd sums it to the weight's shape.
 
     Shape:  that of x for both results.
     """
@@ -141,6 +141,7 @@ def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, 
     return _apply(grad_input, grad, x, weight), _apply(grad_weight, grad, x, weight)
 
 
+# The constants of GELU and of its approximation by tanh.
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
@@ -172,10 +173,10 @@ def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
 
     def tanh_approximation(grad: Array, x: Array) -> Array:
         tanh = lax.tanh(_tanh_argument(x))
-        inner = _times(_plus(_times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
-        left = _times(_plus(tanh, 1), 0.5)
-        right = lax.mul(lax.mul(_times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), inner)
-        return lax.mul(grad, lax.add(left, right))
+        argument_derivative = _times(_plus(_times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
+        cdf = _times(_plus(tanh, 1), 0.5)
+        x_times_pdf = lax.mul(lax.mul(_times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), argument_derivative)
+        return lax.mul(grad, lax.add(cdf, x_times_pdf))
 
     return _apply(tanh_approximation if approximate == "tanh" else exact, grad, x)
 
@@ -203,7 +204,7 @@ def threshold(x: Array, limit: Any, value: Any) -> Array:
 @lowers(aten.threshold.default, platforms=["cpu"])
 def threshold_on_cpu(x: Array, limit: Any, value: Any) -> Array:
     """Same as `threshold`, except that `limit` is not rounded to a half type."""
-    return lax.select(_at_most(x, limit), full_like(x, value), x)
+    return lax.select(_is_at_most(x, limit), full_like(x, value), x)
 
 
 @lowers(aten.threshold_backward.default)
@@ -215,11 +216,11 @@ def threshold_backward(grad: Array, x: Array, limit: Any) -> Array:
 @lowers(aten.threshold_backward.default, platforms=["cpu"])
 def threshold_backward_on_cpu(grad: Array, x: Array, limit: Any) -> Array:
     """Same as `threshold_backward`, except that `limit` is not rounded to a half type."""
-    return elementwise(lambda grad, x: _zeros_where(_at_most(x, limit), grad), (grad, x), Promotion.NO_OPMATH)
+    return elementwise(lambda grad, x: _zeros_where(_is_at_most(x, limit), grad), (grad, x), Promotion.NO_OPMATH)
 
 
-def _at_most(x: Array, limit: Any) -> Array:
-    """True where x <= limit. Half types are compared in float32, as in ATen's CPU kernel.
+def _is_at_most(x: Array, limit: Any) -> Array:
+    """True where x <= limit. A limit that a half type would round is compared in float32, as in ATen's CPU kernel.
 
     Source: ATen native/cpu/Activation.cpp
     """
@@ -235,7 +236,7 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
-    """grad where x > 0, else grad * negative_slope. x is the input of leaky_relu or its result: both have the same sign."""
+    """grad where x > 0, else grad * negative_slope. x is the input or the result of leaky_relu: both have the same sign."""
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
 
 
@@ -245,7 +246,7 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
     def function(x: Array) -> Array:
         negative = _times(lax.expm1(_times(x, input_scale)), alpha * scale)
-        # expm1 of a large x is infinite, but it is not selected.
+        # For a large x, `negative` is infinite, but not selected.
         return lax.select(lax.lt(x, number(0, x.dtype)), negative, _times(x, scale))
 
     return _apply(function, x)
@@ -253,7 +254,7 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 @lowers(aten.elu_backward.default)
 def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, x: Array) -> Array:
-    """The gradient of elu's input. x is elu's result if `is_result`, else its input."""
+    """The gradient of elu's input. x is elu's result if `is_result`, else elu's input."""
 
     def function(grad: Array, x: Array) -> Array:
         if is_result:
@@ -292,8 +293,8 @@ def glu(x: Array, dim: int = -1) -> Array:
 
     Shape:  x (..., 2 n, ...) gives (..., n, ...).
     """
-    left, right = jnp.split(x, 2, dim)
-    return _apply(lambda left, right: lax.mul(left, lax.logistic(right)), left, right)
+    first, second = jnp.split(x, 2, dim)
+    return _apply(lambda first, second: lax.mul(first, lax.logistic(second)), first, second)
 
 
 @lowers(aten.glu_backward.default)
@@ -303,14 +304,14 @@ def glu_backward(grad: Array, x: Array, dim: int) -> Array:
     Shape:  grad (..., n, ...), x (..., 2 n, ...) give (..., 2 n, ...).
     """
 
-    def grad_left(grad: Array, right: Array) -> Array:
-        return lax.mul(grad, lax.logistic(right))
+    def grad_first(grad: Array, second: Array) -> Array:
+        return lax.mul(grad, lax.logistic(second))
 
-    def grad_right(grad: Array, left: Array, right: Array) -> Array:
-        return lax.mul(_sigmoid_backward(grad, lax.logistic(right)), left)
+    def grad_second(grad: Array, first: Array, second: Array) -> Array:
+        return lax.mul(_sigmoid_backward(grad, lax.logistic(second)), first)
 
-    left, right = jnp.split(x, 2, dim)
-    return jnp.concatenate([_apply(grad_left, grad, right), _apply(grad_right, grad, left, right)], dim)
+    first, second = jnp.split(x, 2, dim)
+    return jnp.concatenate([_apply(grad_first, grad, second), _apply(grad_second, grad, first, second)], dim)
 
 
 @lowers(aten.log_sigmoid_forward.default)
@@ -339,16 +340,16 @@ def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
 @lowers(aten.hardshrink.default)
 def hardshrink(x: Array, lambd: float = 0.5) -> Array:
     """0 where -lambd <= x <= lambd, else x."""
-    return _zeros_where(_within(x, lambd), x)
+    return _zeros_where(_is_within(x, lambd), x)
 
 
-def _within(x: Array, lambd: float) -> Array:
+def _is_within(x: Array, lambd: float) -> Array:
     return lax.bitwise_and(lax.ge(x, number(-lambd, x.dtype)), lax.le(x, number(lambd, x.dtype)))
 
 
 @lowers(aten.hardshrink_backward.default)
 def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
-    return elementwise(lambda grad, x: _zeros_where(_within(x, lambd), grad), (grad, x), Promotion.NO_OPMATH)
+    return elementwise(lambda grad, x: _zeros_where(_is_within(x, lambd), grad), (grad, x), Promotion.NO_OPMATH)
 
 
 @lowers(aten.softshrink.default)
@@ -358,7 +359,7 @@ def softshrink(x: Array, lambd: float = 0.5) -> Array:
     def function(x: Array) -> Array:
         is_below = lax.lt(x, number(-lambd, x.dtype))
         shrunk = lax.select(is_below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
-        return lax.select(_within(x, lambd), _times(x, 0), shrunk)
+        return lax.select(_is_within(x, lambd), _times(x, 0), shrunk)
 
     return _apply(function, x)
 

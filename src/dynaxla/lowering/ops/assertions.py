@@ -1,4 +1,7 @@
-"""Lowerings of the assertions in a graph. Assertions about sizes and metadata were already evaluated when the graph was captured."""
+"""Lowerings of the assertions in a graph.
+
+Assertions about tensor metadata were evaluated when the graph was captured; assertions about sizes are evaluated during tracing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def require(condition: Array, message: str, ctx: Context) -> None:
 
 @lowers(aten._functional_assert_async.msg)
 def functional_assert_async(condition: Array, message: str, token: Array, ctx: Context) -> Array:
-    """Same as `require`. Returns the token with which AOTAutograd orders assertions."""
+    """Same as `require`. Returns `token` unchanged, with which AOTAutograd orders assertions."""
     require(condition, message, ctx)
     return token
 

@@ -1,6 +1,6 @@
 """Scaled dot product attention, forward and backward: the ops of PyTorch's various kernels, all lowered to the same computation.
 
-Every forward also returns the log-sum-exp of each row of scores, from which the backward computes the weights again. A row in which
+Every forward also returns the log-sum-exp of each row of scores. The backward computes the attention weights again from it. A row in which
 every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_implementations.py.
 """
 
@@ -83,13 +83,14 @@ def flash_attention_for_cpu_backward(
 
 # --- CUDA
 #
-# These ops return the state of a random generator for the backward. Here the state holds the bits of a JAX PRNG key.
+# These ops return the state of a random generator for the backward op. dynaxla stores the bits of a JAX PRNG key in that state.
 
 
 def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any, ...]:
     """Returns the forward's results in the order of the op's schema.
 
-    The first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering reads.
+    With dropout, the first integer tensor after the log-sum-exp holds the PRNG key. Padding is zero, and so are tensors that no lowering
+    reads.
     """
     ctx = attention.ctx
     prng_key = ctx.key() if dropout_p > 0 else None
@@ -110,6 +111,7 @@ def _forward_with_rng_state(attention: Attention, dropout_p: float) -> tuple[Any
 
 
 def _pack_key(prng_key: Array, spec: TensorSpec) -> Array:
+    """Returns a tensor of 64-bit integers whose first element holds a PRNG key. `_unpack_key` reverses this."""
     bits = lax.bitcast_convert_type(jax.random.key_data(prng_key), np.dtype(np.uint64))
     packed = lax.reshape(lax.bitcast_convert_type(bits, spec.jax_dtype), (1,))
     count = math.prod(spec.shape)
@@ -117,6 +119,7 @@ def _pack_key(prng_key: Array, spec: TensorSpec) -> Array:
 
 
 def _unpack_key(state: Array, dropout_p: float) -> Array | None:
+    """Returns the PRNG key in a generator's state; None without dropout."""
     if dropout_p == 0:
         return None
     first = lax.reshape(lax.slice(lax.reshape(state, (state.size,)), (0,), (1,)), ())
@@ -130,6 +133,7 @@ def _without_padding(logsumexp: Array, attention: Attention) -> Array:
 
 
 def _check_causal(query: Array, key: Array, is_causal: bool, ctx: Context) -> None:
+    """Raises UnsupportedOp for a causal mask with different numbers of queries and keys."""
     if is_causal and query.shape[2] != key.shape[2]:
         raise UnsupportedOp(
             f"{ctx.node.target} with is_causal=True for {query.shape[2]} queries and {key.shape[2]} keys: "
@@ -194,7 +198,7 @@ def overrideable_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, with this op's list of results."""
+    """Same as `efficient_attention`, with the results of the overrideable op's schema."""
     return _forward_with_rng_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
@@ -210,7 +214,7 @@ def flash_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """Same as `efficient_attention`, without a mask and with this op's list of results.
+    """Same as `efficient_attention`, without a mask and with the results of the flash attention op's schema.
 
     Raises: UnsupportedOp for a causal mask with different numbers of queries and keys.
     """
@@ -244,6 +248,7 @@ def efficient_attention_backward(
 
 
 def _grad_bias(bias: Array | None, grad_scores: Array | None) -> Array | None:
+    """Returns the gradient of attn_bias: the gradient of the scores, summed over the dimensions along which the bias is broadcast."""
     if bias is None or grad_scores is None:
         return None
     shape = (1,) * (grad_scores.ndim - bias.ndim) + bias.shape

@@ -1,6 +1,6 @@
-"""Dropout masks for attention weights: for all rows at once, or for a block of rows. The same key gives the same mask either way.
+"""Dropout masks for attention weights: for all rows at once, or for a block of rows. With the same key, both give the same elements.
 
-JAX's Threefry hashes each element's position in its array, so any part of the array can be computed alone.
+JAX's Threefry hashes each element's position in the array, so any part of the array can be computed alone.
 
 Source: jax/_src/random/threefry2x32.py and core.py, bernoulli and uniform of float64
 """
@@ -20,37 +20,37 @@ _INDEX = np.dtype(np.uint64)
 _MANTISSA_BITS = 52
 
 
-def dropout_mask(key: Array, probability: float, shape: tuple[int, ...]) -> Array:
-    """Returns a mask of `shape`, true for the elements to keep: each with the given probability."""
-    # Without this setting an element's bits also depend on the size of the array.
+def dropout_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Array:
+    """Returns a mask of `shape`, which is true for the elements to keep. Each element is kept with probability `keep_probability`."""
+    # Without this setting, an element's bits also depend on the size of the array, and `dropout_mask_rows` could not compute them.
     with jax.threefry_partitionable(True):
-        return jax.random.bernoulli(key, probability, shape)
+        return jax.random.bernoulli(key, keep_probability, shape)
 
 
-def dropout_mask_rows(key: Array, probability: float, shape: tuple[int, ...], total_rows: int, first_row: Array) -> Array:
+def dropout_mask_rows(key: Array, keep_probability: float, shape: tuple[int, ...], total_rows: int, first_row: Array) -> Array:
     """Returns the part of the mask of `dropout_mask` for a block of rows.
 
     Args:
         key: the PRNG key, as for `dropout_mask`.
-        probability: the probability to keep an element, as for `dropout_mask`.
+        keep_probability: the probability to keep an element, as for `dropout_mask`.
         shape: shape of the block: (batch, heads, rows in the block, columns).
         total_rows: number of rows of the whole mask.
         first_row: index of the block's first row, an integer of rank 0.
     """
-    threshold = math.ceil(probability * 2**_MANTISSA_BITS) << (64 - _MANTISSA_BITS)
+    threshold = math.ceil(keep_probability * 2**_MANTISSA_BITS) << (64 - _MANTISSA_BITS)
     if threshold >> 64:
         return lax.full(shape, True)
     strides = (shape[1] * total_rows * shape[3], total_rows * shape[3], shape[3], 1)
     offset = lax.mul(lax.convert_element_type(first_row, _INDEX), np.array(strides[2], _INDEX))
     index = lax.broadcast(offset, shape)
-    assert index.dtype == _INDEX, "JAX's 64-bit types are off: `dropout_mask` would draw fewer bits"
+    assert index.dtype == _INDEX, "JAX's 64-bit types are off: then `dropout_mask` draws 32 bits per element, not 64"
     for dim, stride in enumerate(strides):
         index = lax.add(index, lax.mul(lax.broadcasted_iota(_INDEX, shape, dim), lax.full(shape, stride, _INDEX)))
     upper = lax.convert_element_type(lax.shift_right_logical(index, lax.full_like(index, 32)), _WORD)
     lower = lax.convert_element_type(lax.bitwise_and(index, lax.full_like(index, 2**32 - 1)), _WORD)
     first_half, second_half = jax.random.key_data(key)
     upper, lower = threefry2x32_p.bind(first_half, second_half, upper, lower)
-    # The two words form one 64-bit number, which is compared with the threshold. GPUs compare 32-bit words faster.
+    # (upper, lower) is a 64-bit number, which is compared with the threshold in two steps, since GPUs compare 32-bit words faster.
     upper_threshold, lower_threshold = lax.full(shape, threshold >> 32, _WORD), lax.full(shape, threshold & (2**32 - 1), _WORD)
-    is_less_in_lower = lax.bitwise_and(lax.eq(upper, upper_threshold), lax.lt(lower, lower_threshold))
-    return lax.bitwise_or(lax.lt(upper, upper_threshold), is_less_in_lower)
+    is_less_in_lower_word = lax.bitwise_and(lax.eq(upper, upper_threshold), lax.lt(lower, lower_threshold))
+    return lax.bitwise_or(lax.lt(upper, upper_threshold), is_less_in_lower_word)

@@ -1,7 +1,7 @@
 """Implementations of scaled dot product attention and its gradients.
 
-Some keep the scores in memory: all scores, or the scores of one block of rows at a time. Others call kernels of torch, cuDNN or Pallas,
-which do not store the scores.
+Some implementations keep the scores in memory: all scores, or the scores of one block of rows at a time. Others call kernels of torch,
+cuDNN or Pallas, which do not store the scores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AttentionProblem:
         value: shape, dtype and memory order of the value.
         mask: shape (of rank 4) and dtype of the mask; None without a mask. Batch and heads have size 1 where the mask is expanded along
             them.
-        is_causal: True if row i sees only the columns up to i.
+        is_causal: True if row i attends only to columns 0 to i.
         scale: factor of the scores.
         has_dropout: True if weights are dropped.
         wants_mask_gradient: True if the gradient of the mask is needed.
@@ -90,7 +90,7 @@ class Attention:
         key: (batch, key heads, columns, size).
         value: (batch, key heads, columns, value size).
         mask: added to the scores; if bool, true where a score is not masked.
-        is_causal: True if row i sees only the columns up to i.
+        is_causal: True if row i attends only to columns 0 to i.
         scale: factor of the scores; None: 1 / sqrt(size).
         ctx: context of the node that is being lowered.
         row_block: position of these rows in a larger attention; None if this attention has all rows.
@@ -162,6 +162,7 @@ class Attention:
         if self.query.shape[1] != self.key.shape[1]:
             order = None
         x = self.group_by_key_head(x)
+        # If y is an updated key/value cache, the update need not be materialized. The positions of key and value in the op are 1 and 2.
         out = (
             None if self.row_block else product_of_update(self.ctx, 1 if contracting_dims[1] == 3 else 2, x, (contracting_dims[0],), (0, 1))
         )
@@ -184,7 +185,7 @@ class Attention:
             else:
                 scores = lax.add(scores, expand(convert(mask, scores.dtype), scores.shape))
         if self.is_causal:
-            # The positions have rank 2. If XLA computes them for each batch and head, the maximum takes three times as long on a TPU.
+            # The positions have rank 2. If XLA computed them for each batch and head, the maximum would take three times as long on a TPU.
             row, column = (lax.broadcasted_iota(np.int32, scores.shape[2:], dim) for dim in (0, 1))
             if self.row_block is not None:
                 row = lax.add(row, lax.broadcast(self.row_block.first_row, row.shape))
@@ -192,14 +193,18 @@ class Attention:
             scores = lax.select(is_visible, scores, lax.full_like(scores, -math.inf))
         return scores
 
-    def apply_dropout(self, x: Array, key: Array | None, probability: float) -> Array:
-        """Returns x after dropout, or x itself if the PRNG key is None. The same key drops the same elements."""
-        if key is None:
+    def apply_dropout(self, x: Array, prng_key: Array | None, probability: float) -> Array:
+        """Returns x after dropout, or x itself if the PRNG key is None. With the same key, the same elements are dropped.
+
+        Args:
+            probability: the probability with which an element is dropped.
+        """
+        if prng_key is None:
             return x
         if self.row_block is None:
-            mask = dropout_mask(key, 1 - probability, x.shape)
+            mask = dropout_mask(prng_key, 1 - probability, x.shape)
         else:
-            mask = dropout_mask_rows(key, 1 - probability, x.shape, self.row_block.total_rows, self.row_block.first_row)
+            mask = dropout_mask_rows(prng_key, 1 - probability, x.shape, self.row_block.total_rows, self.row_block.first_row)
         factor = 0.0 if probability == 1 else 1 / (1 - probability)
         return lax.select(mask, lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, 0))
 
@@ -223,16 +228,16 @@ ATTENTION: Implementations[AttentionProblem] = Implementations("attention")
 ATTENTION_GRADIENT: Implementations[AttentionProblem] = Implementations("attention_gradient")
 
 
-def attend(attention: Attention, dropout_p: float = 0.0, key: Array | None = None) -> tuple[Array, Array]:
+def attend(attention: Attention, dropout_p: float = 0.0, prng_key: Array | None = None) -> tuple[Array, Array]:
     """Returns attention's result, in the query's dtype, and the log-sum-exp of each row of scores.
 
     Args:
         attention: the attention with its operands.
         dropout_p: the probability with which a weight is dropped.
-        key: PRNG key of the dropout; None without dropout.
+        prng_key: PRNG key of the dropout; None without dropout.
     """
-    problem = attention.problem(key is not None)
-    out, logsumexp = attention.ctx.choose(ATTENTION, problem).run(problem, attention, dropout_p, key)
+    problem = attention.problem(prng_key is not None)
+    out, logsumexp = attention.ctx.choose(ATTENTION, problem).run(problem, attention, dropout_p, prng_key)
     return out, logsumexp
 
 
@@ -242,7 +247,7 @@ def gradients(
     out: Array,
     logsumexp: Array,
     dropout_p: float = 0.0,
-    key: Array | None = None,
+    prng_key: Array | None = None,
     wants_mask_gradient: bool = False,
 ) -> Gradients:
     """Returns the gradients of query, key and value in their dtypes, and the gradient of the scores in the accumulator's dtype.
@@ -253,11 +258,11 @@ def gradients(
         out: result of the forward.
         logsumexp: log-sum-exp of the forward.
         dropout_p: the probability with which the forward dropped a weight.
-        key: PRNG key of the forward's dropout; None without dropout.
+        prng_key: PRNG key of the forward's dropout; None without dropout.
         wants_mask_gradient: if False, the gradient of the scores may be None.
     """
-    problem = attention.problem(key is not None, wants_mask_gradient=wants_mask_gradient)
-    grads: Gradients = attention.ctx.choose(ATTENTION_GRADIENT, problem).run(problem, attention, grad, out, logsumexp, dropout_p, key)
+    problem = attention.problem(prng_key is not None, wants_mask_gradient=wants_mask_gradient)
+    grads: Gradients = attention.ctx.choose(ATTENTION_GRADIENT, problem).run(problem, attention, grad, out, logsumexp, dropout_p, prng_key)
     return grads
 
 
@@ -306,7 +311,7 @@ def _prefers_cudnn(problem: AttentionProblem) -> bool:
 
 
 @ATTENTION.implementation("cudnn", platforms=["cuda"], supports=_supports_cudnn, preferred=_prefers_cudnn, is_refusable=True)
-def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_cudnn(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.unexpanded_mask(2)
     return fused_attention.forward(*operands, problem.fused_settings)
 
@@ -347,7 +352,7 @@ def _pallas_settings(problem: AttentionProblem, attention: Attention) -> pallas_
 
 
 @ATTENTION.implementation("pallas", platforms=["tpu"], supports=_supports_pallas, preferred=_prefers_pallas, is_refusable=True)
-def _by_pallas(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_pallas(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, _mask_for_pallas(attention)
     return pallas_attention.forward(*operands, _pallas_settings(problem, attention))
 
@@ -358,10 +363,11 @@ def _mask_for_pallas(attention: Attention) -> Array | None:
     return None if mask is None else lax.broadcast_in_dim(mask, (*mask.shape[:3], attention.key.shape[2]), range(4))
 
 
-# Bytes of all scores above which the scores are computed in blocks of rows: this takes longer, but needs little memory.
+# Bytes of all scores above which the scores are computed in blocks of rows: blocks take longer, but need little memory.
 _LARGE_SCORES_BYTES = 64 << 20
-# Bytes of the scores of a block. A block has no fewer than _MIN_BLOCK_ROWS rows, which a matrix product needs to be fast.
+# Bytes of the scores of a block.
 _BLOCK_BYTES = 16 << 20
+# A block has at least this many rows: a matrix product with fewer rows is slow.
 _MIN_BLOCK_ROWS = 16
 # The implementations that can compute a block, in order of preference.
 _BLOCK_IMPLEMENTATIONS = "fused_softmax", "xla"
@@ -377,7 +383,7 @@ def _is_large(problem: AttentionProblem) -> bool:
 
 
 def _prefers_blocks(problem: AttentionProblem) -> bool:
-    """True for a large attention with dropout, which the implementation "cudnn" excludes."""
+    """True for a large attention with dropout. Without dropout, cuDNN's kernels need little memory, too."""
     return problem.has_dropout and _is_large(problem)
 
 
@@ -397,7 +403,8 @@ def _for_each_block(problem: AttentionProblem, step: Callable[[Results, Array, i
 
     Args:
         problem: the attention of all rows.
-        step: takes the results so far, the index of a block's first row, and the block's number of rows; returns the new results.
+        step: takes the results of the earlier blocks, the index of a block's first row, and the block's number of rows; returns the results
+            that include the block.
         results: the initial results.
     """
     rows, block_rows = problem.query.shape[2], _block_rows(problem)
@@ -412,12 +419,12 @@ def _for_each_block(problem: AttentionProblem, step: Callable[[Results, Array, i
 
 @ATTENTION.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
 @ATTENTION.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
-def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     attention = replace(attention, mask=attention.unexpanded_mask(4))
     block_implementation = next(item for item in map(ATTENTION.by_name.__getitem__, _BLOCK_IMPLEMENTATIONS) if item.can_run(problem))
 
     def step(results: Results, first_row: Array, count: int) -> Results:
-        block_results = block_implementation.run(problem, attention.block(first_row, count), dropout_p, key)
+        block_results = block_implementation.run(problem, attention.block(first_row, count), dropout_p, prng_key)
         return tuple(
             lax.dynamic_update_slice_in_dim(result, block_result, first_row, 2)
             for result, block_result in zip(results, block_results, strict=True)
@@ -431,7 +438,7 @@ def _by_blocks(problem: AttentionProblem, attention: Attention, dropout_p: float
     return out, logsumexp
 
 
-# Bytes of all scores from which on they do not stay in a processor's caches between two passes.
+# Scores of this size or more do not stay in a processor's caches between two passes.
 _UNCACHED_BYTES = 8 << 20
 # With fewer columns, the matrix products in torch's kernels are too small to be fast.
 _MIN_TORCH_COLUMNS = 160
@@ -454,15 +461,15 @@ def _supports_torch(problem: AttentionProblem) -> bool:
 def _prefers_torch(problem: AttentionProblem) -> bool:
     """True for a large attention in float32.
 
-    With AVX2, torch's forward took 0.53 to 0.97 of the time of the implementation "xla", torch's gradient 0.7 to 1.1. For half types
-    torch's gradient took up to seven times as long as that of "xla".
+    With AVX2, torch's forward took 0.53 to 0.97 times as long as the implementation "xla", torch's gradient 0.7 to 1.1 times as long. For
+    half types torch's gradient took up to seven times as long as the gradient of "xla".
     """
     is_uncached = problem.query.shape[2] * _row_bytes(problem) >= _UNCACHED_BYTES and problem.key.shape[2] >= _MIN_TORCH_COLUMNS
     return is_uncached and problem.query.dtype == np.float32
 
 
 @ATTENTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
-def _by_torch(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+def _by_torch(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
     operands = attention.query, attention.key, attention.value, attention.unexpanded_mask(4)
     return flash_attention.forward(*operands, (problem.query, problem.key, problem.value), problem.is_causal, problem.scale)
 
@@ -470,8 +477,8 @@ def _by_torch(problem: AttentionProblem, attention: Attention, dropout_p: float,
 def _normalize(weights: Array, total: Array) -> tuple[Array, Array]:
     """Divides the weights by their sums, or leaves the division to the caller.
 
-    The product of weights and values has fewer elements to divide than the weights. On a TPU, XLA fuses a whole softmax, division
-    included: 2.3 instead of 3.9 million cycles for 8 x 12 x 1024 x 64 (v5e, libtpu 0.0.42).
+    On CPUs and CUDA GPUs the caller divides the product of weights and values, which has fewer elements than the weights. On a TPU, XLA
+    fuses a whole softmax, division included: 2.3 instead of 3.9 million cycles for 8 x 12 x 1024 x 64 (v5e, libtpu 0.0.42).
 
     Returns:
         The weights, and for each row the divisor that the caller still has to apply; 1 if the weights are already divided.
@@ -482,14 +489,14 @@ def _normalize(weights: Array, total: Array) -> tuple[Array, Array]:
     return result
 
 
-def _attend(attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array, Array]:
+def _attend(attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array, Array]:
     """Returns the output, the log-sum-exp and the largest score of each row. The first two are NaN for a row whose scores are all -inf."""
     scores = attention.scores()
     largest = reduce_max(scores, (3,))
     weights = lax.exp(minus_largest(scores, _broadcast_rows(largest, scores.shape)))
     total = reduce_sum(weights, (3,))
     weights, divisor = _normalize(weights, total)
-    weights = attention.apply_dropout(weights, key, dropout_p)
+    weights = attention.apply_dropout(weights, prng_key, dropout_p)
     out = attention.batched_matmul(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
     return lax.div(out, _broadcast_rows(divisor, out.shape)), lax.add(lax.log(total), largest), largest
 
@@ -499,19 +506,18 @@ def _supports_fused_softmax(problem: AttentionProblem) -> bool:
 
 
 @ATTENTION.implementation("fused_softmax", platforms=["tpu"], supports=_supports_fused_softmax)
-def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
-    """Attention in which a row whose scores are all -inf gives NaN, not zeros. Without a mask such scores can only come from overflow.
+def _by_fused_softmax(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
+    """Attention in which a row whose scores are all -inf gives NaN, not zeros. Without a mask, only an overflow gives such scores.
 
-    Replacing the NaN by zeros takes about half as many cycles again: 5.48 instead of 3.72 million for a block of GPT-2 (v5e, libtpu
-    0.0.42).
+    Replacing the NaN by zeros would take 5.48 instead of 3.72 million cycles for a block of GPT-2 (v5e, libtpu 0.0.42).
     """
-    out, logsumexp, _ = _attend(attention, dropout_p, key)
+    out, logsumexp, _ = _attend(attention, dropout_p, prng_key)
     return convert(out, attention.query.dtype), logsumexp
 
 
 @ATTENTION.implementation("xla")
-def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
-    out, logsumexp, largest = _attend(attention, dropout_p, key)
+def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, prng_key: Array | None) -> tuple[Array, Array]:
+    out, logsumexp, largest = _attend(attention, dropout_p, prng_key)
     # A select between the maximum and the exponential would keep XLA:TPU from fusing them.
     is_all_masked = lax.eq(largest, lax.full_like(largest, -math.inf))
     out = lax.select(_broadcast_rows(is_all_masked, out.shape), lax.full_like(out, 0), out)
@@ -521,7 +527,7 @@ def _by_xla(problem: AttentionProblem, attention: Attention, dropout_p: float, k
 
 @ATTENTION_GRADIENT.implementation("cudnn", platforms=["cuda"], supports=_supports_cudnn, preferred=_prefers_cudnn, is_refusable=True)
 def _gradients_by_cudnn(
-    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value, attention.unexpanded_mask(2)
     return *fused_attention.backward(grad, *operands, out, logsumexp, problem.fused_settings), None
@@ -529,7 +535,7 @@ def _gradients_by_cudnn(
 
 @ATTENTION_GRADIENT.implementation("pallas", platforms=["tpu"], supports=_supports_pallas, preferred=_prefers_pallas, is_refusable=True)
 def _gradients_by_pallas(
-    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value, _mask_for_pallas(attention)
     grads = pallas_attention.backward(grad, *operands, logsumexp, _delta(grad, out), _pallas_settings(problem, attention))
@@ -539,7 +545,7 @@ def _gradients_by_pallas(
 @ATTENTION_GRADIENT.implementation("blocks", platforms=["cuda"], supports=_supports_blocks, preferred=_prefers_blocks)
 @ATTENTION_GRADIENT.implementation("row_blocks", platforms=["tpu"], supports=_supports_blocks, preferred=_is_large)
 def _gradients_by_blocks(
-    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value
     delta = _delta(grad, out)
@@ -547,11 +553,11 @@ def _gradients_by_blocks(
 
     def step(results: Results, first_row: Array, row_count: int) -> Results:
         block_grad, block_delta, block_logsumexp = (lax.dynamic_slice_in_dim(x, first_row, row_count, 2) for x in (grad, delta, logsumexp))
-        grad_query, *added = _unrounded_gradients(
-            attention.block(first_row, row_count), block_grad, block_delta, block_logsumexp, dropout_p, key
+        grad_query, *grad_terms = _unrounded_gradients(
+            attention.block(first_row, row_count), block_grad, block_delta, block_logsumexp, dropout_p, prng_key
         )[:3]
         all_grad_query = lax.dynamic_update_slice_in_dim(results[0], convert(grad_query, results[0].dtype), first_row, 2)
-        return all_grad_query, *(lax.add(total, term) for total, term in zip(results[1:], added, strict=True))
+        return all_grad_query, *(lax.add(total, term) for total, term in zip(results[1:], grad_terms, strict=True))
 
     dtype = dtypes.accumulator(attention.query.dtype)
     # The barrier hides the constant zero from XLA, which would otherwise fill the accumulators of all layers before the first layer runs.
@@ -563,7 +569,7 @@ def _gradients_by_blocks(
 
 @ATTENTION_GRADIENT.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _gradients_by_torch(
-    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:
     operands = attention.query, attention.key, attention.value, attention.unexpanded_mask(4)
     metadata = problem.query, problem.key, problem.value
@@ -572,9 +578,9 @@ def _gradients_by_torch(
 
 @ATTENTION_GRADIENT.implementation("xla")
 def _gradients_by_xla(
-    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    problem: AttentionProblem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> Gradients:
-    *grads, grad_scores = _unrounded_gradients(attention, grad, _delta(grad, out), logsumexp, dropout_p, key)
+    *grads, grad_scores = _unrounded_gradients(attention, grad, _delta(grad, out), logsumexp, dropout_p, prng_key)
     grad_query, grad_key, grad_value = (
         convert(x, operand.dtype) for x, operand in zip(grads, (attention.query, attention.key, attention.value), strict=True)
     )
@@ -584,14 +590,14 @@ def _gradients_by_xla(
 def _delta(grad: Array, out: Array) -> Array:
     """Returns, for each row, the sum of the weights times their gradients (`delta` in FlashAttention's papers).
 
-    It is computed as the sum of out * grad, which is equal and needs no pass over the scores.
+    The function computes the sum of out * grad, which is equal and needs no pass over the scores.
     """
     dtype = dtypes.accumulator(out.dtype)
     return reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
 
 
 def _unrounded_gradients(
-    attention: Attention, grad: Array, delta: Array, logsumexp: Array, dropout_p: float, key: Array | None
+    attention: Attention, grad: Array, delta: Array, logsumexp: Array, dropout_p: float, prng_key: Array | None
 ) -> tuple[Array, Array, Array, Array]:
     """Returns the gradients of query, key, value and scores, in the accumulator's dtype.
 
@@ -601,17 +607,17 @@ def _unrounded_gradients(
         delta: the result of `_delta`.
         logsumexp: log-sum-exp of the forward.
         dropout_p: the probability with which the forward dropped a weight.
-        key: PRNG key of the forward's dropout; None without dropout.
+        prng_key: PRNG key of the forward's dropout; None without dropout.
     """
-    query, keys, value = attention.query, attention.key, attention.value
+    query, key, value = attention.query, attention.key, attention.value
     scores = attention.scores()
     dtype = scores.dtype
     weights = lax.exp(minus_largest(scores, _broadcast_rows(convert(logsumexp, dtype), scores.shape)))
-    dropped_weights = convert(attention.apply_dropout(weights, key, dropout_p), value.dtype)
+    dropped_weights = convert(attention.apply_dropout(weights, prng_key, dropout_p), value.dtype)
     grad_value = attention.batched_matmul(dropped_weights, attention.group_by_key_head(grad), (2, 2))
-    grad_weights = attention.apply_dropout(attention.batched_matmul(grad, value, (3, 3)), key, dropout_p)
+    grad_weights = attention.apply_dropout(attention.batched_matmul(grad, value, (3, 3)), prng_key, dropout_p)
     grad_scores = lax.mul(weights, lax.sub(grad_weights, _broadcast_rows(delta, scores.shape)))
     scaled = convert(lax.mul(grad_scores, lax.full_like(grad_scores, attention.factor)), query.dtype)
-    grad_query = attention.batched_matmul(scaled, keys, (3, 2))
+    grad_query = attention.batched_matmul(scaled, key, (3, 2))
     grad_key = attention.batched_matmul(scaled, attention.group_by_key_head(query), (2, 2))
     return grad_query, grad_key, grad_value, grad_scores

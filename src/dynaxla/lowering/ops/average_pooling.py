@@ -18,21 +18,21 @@ from .windows import Windows
 Sizes = Sequence[int]
 
 
-def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
+def _divisors(windows: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
     """Returns the divisor of each window's sum: the number of positions that the window covers, with or without padding."""
     if divisor_override is not None:
-        return np.full([dim.out for dim in dims], divisor_override)
-    counts = np.ones([1] * len(dims), np.int64)
-    for index, dim in enumerate(dims):
-        low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
-        # With ceil_mode the last window may reach beyond the padding; positions there never count.
-        covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
-        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != index])
+        return np.full([pooled.out for pooled in windows], divisor_override)
+    counts = np.ones([1] * len(windows), np.int64)
+    for index, pooled in enumerate(windows):
+        low, high = (-pooled.padding, pooled.size + pooled.padding) if count_include_pad else (0, pooled.size)
+        # With ceil_mode the last window may extend beyond the padding. The positions beyond the padding never count.
+        covered = np.minimum(pooled.starts + pooled.kernel, high) - np.maximum(pooled.starts, low)
+        counts = counts * np.expand_dims(covered, [axis for axis in range(len(windows)) if axis != index])
     return counts
 
 
 def _divide(x: Array, divisors: np.ndarray) -> Array:
-    """x divided by the divisors of its last dimensions; integer quotients are truncated."""
+    """Returns x divided by `divisors`, which has the sizes of x's last dimensions. Integer quotients are truncated."""
     if (divisors == divisors.flat[0]).all():
         return lax.div(x, lax.full_like(x, divisors.flat[0]))
     return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
@@ -63,9 +63,9 @@ def avg_pool(
     rank, shape = _spatial_rank(ctx), ctx.output.shape
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
-    dims = windows_along(x.shape[-rank:], shape[-rank:], x.ndim, kernel, stride, padding)
-    total = reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", dims)
-    return convert(_divide(total, _divisors(dims, count_include_pad, divisor_override)), x.dtype)
+    windows = windows_along(x.shape[-rank:], shape[-rank:], x.ndim, kernel, stride, padding)
+    total = reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", windows)
+    return convert(_divide(total, _divisors(windows, count_include_pad, divisor_override)), x.dtype)
 
 
 @lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
@@ -89,25 +89,25 @@ def avg_pool_backward(
     if 0 in grad.shape:
         return lax.full_like(x, 0)
     rank = _spatial_rank(ctx)
-    dims = windows_along(x.shape[-rank:], grad.shape[-rank:], x.ndim, kernel, stride, padding)
-    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(dims, count_include_pad, divisor_override))
-    for dim in dims:
-        out = _sum_over_covering_windows(out, dim)
+    windows = windows_along(x.shape[-rank:], grad.shape[-rank:], x.ndim, kernel, stride, padding)
+    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(windows, count_include_pad, divisor_override))
+    for pooled in windows:
+        out = _sum_over_covering_windows(out, pooled)
     return convert(out, x.dtype)
 
 
-def _sum_over_covering_windows(x: Array, dim: PoolWindows) -> Array:
-    """For each position of the input along one dimension, the sum of the values of all windows that cover it."""
-    if dim.kernel == dim.stride and dim.padding == 0:
-        shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
-        repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
-        repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
-        uncovered = dim.size - dim.out * dim.kernel
-        return pad(repeated, 0, {dim.dim: (0, uncovered)}) if uncovered else repeated
-    before = dim.kernel - 1 - dim.padding
-    after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
-    dilated = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
-    window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
+def _sum_over_covering_windows(x: Array, windows: PoolWindows) -> Array:
+    """Returns, for each position of the input along one dimension, the sum of the values of all windows that cover the position."""
+    if windows.kernel == windows.stride and windows.padding == 0:
+        shape = (*x.shape[: windows.dim + 1], windows.kernel, *x.shape[windows.dim + 1 :])
+        repeated = lax.broadcast_in_dim(x, shape, [dim for dim in range(x.ndim + 1) if dim != windows.dim + 1])
+        repeated = lax.reshape(repeated, (*x.shape[: windows.dim], windows.out * windows.kernel, *x.shape[windows.dim + 1 :]))
+        uncovered = windows.size - windows.out * windows.kernel
+        return pad(repeated, 0, {windows.dim: (0, uncovered)}) if uncovered else repeated
+    before = windows.kernel - 1 - windows.padding
+    after = windows.size + windows.padding - (windows.out - 1) * windows.stride - 1
+    dilated = pad(x, 0, {windows.dim: (before, after)}, windows.stride - 1)
+    window = [windows.kernel if dim == windows.dim else 1 for dim in range(x.ndim)]
     return lax.reduce_window(dilated, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
 
 

@@ -20,7 +20,7 @@ Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float, ctx: Context) -> tuple[Array, Array, Array, Array]:
-    """Returns x normalized by its own statistics, and the mean, biased variance and 1 / standard deviation of each channel.
+    """Returns x normalized by the statistics of x, and the mean, biased variance and 1 / standard deviation of each channel.
 
     Dtype:  the accumulator's dtype for all results.
     """
@@ -42,7 +42,7 @@ def _normalize_by_running(
     if ctx.eager.centers_first:
         centered = lax.sub(convert(x, dtype), along(convert(running_mean, dtype), x.shape, (1,)))
         return affine(centered, factor, bias, (1,))
-    # As in ATen, each channel has one factor and one shift, so each element takes one multiplication and one addition.
+    # As in ATen, each channel has one factor and one shift: an element takes one multiplication and one addition.
     shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
     if bias is not None:
         shift = lax.add(convert(bias, dtype), shift)
@@ -57,7 +57,7 @@ def _update_running(running: Array, statistic: Array, momentum: float) -> Array:
 
 
 def _statistic_output(ctx: Context, index: int, statistic: Array | None) -> Array:
-    """Returns a statistic as the node's result at `index`: in ATen's dtype, or, for None, the empty tensor that ATen returns instead."""
+    """Returns a statistic as the node's result at `index`, in ATen's dtype; for None, the empty tensor that ATen returns."""
     spec = ctx.output[index]
     return lax.full(spec.shape, 0, spec.jax_dtype) if statistic is None else convert(statistic, spec.jax_dtype)
 
@@ -94,7 +94,7 @@ def _batch_norm(
 
 
 def _require_vectors(*parameters: Array | None) -> None:
-    """Raises UnsupportedOp for a parameter that is not a vector: ATen's kernels reject it."""
+    """Raises UnsupportedOp for a parameter that is not a vector. ATen's kernels reject such parameters."""
     if any(item is not None and item.ndim != 1 for item in parameters):
         raise UnsupportedOp("batch norm supports only running statistics (and in the backward pass a weight) of one dimension")
 
@@ -211,7 +211,7 @@ def native_batch_norm_backward(
     *,
     ctx: Context,
 ) -> Gradients:
-    """Gradients of input, weight and bias; None for each that output_mask leaves out.
+    """Gradients of input, weight and bias; None for each gradient that output_mask leaves out.
 
     Shape:  that of x, (channel) and (channel).
     """

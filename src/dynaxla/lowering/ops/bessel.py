@@ -4,9 +4,9 @@ Source: S. L. Moshier, Cephes Mathematical Library (j0.c, j1.c, i0.c, i1.c, k0.c
 intervals, asymptotic expansions beyond. ATen evaluates the same formulas (native/Math.h), so both round alike. Coefficients are listed
 with the highest order first.
 
-I comes from JAX. JAX's bessel_jn is not accurate enough for J: in float32 its result is nan for x from -3 to 0, in float64 its error
-is 1e-9 at x = 9, and at x = 1e4 every digit is wrong. JAX has no Y, no K and no Airy function. Torch's own kernels (see fallback.py)
-cannot be fused with neighbouring ops, and a TPU cannot call them.
+I is computed by JAX's functions. JAX's bessel_jn is not accurate enough for J: in float32 its result is nan for x from -3 to 0, in float64
+its error is 1e-9 at x = 9, and at x = 1e4 every digit is wrong. JAX has no Y, no K and no Airy function. Torch's own kernels (see
+fallback.py) cannot be fused with neighbouring ops, and programs for a TPU cannot call them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..registry import lower_table
 
 Series = Sequence[float]
 
-# J and Y for |x| > 5, by order: amplitude and phase as rational functions of 25 / x**2.
+# J and Y for |x| > 5, by order: J = sqrt(2 / (pi x)) (P cos t - 5 / x Q sin t), where t = x - pi / 4 (order 0) or x - 3 pi / 4 (order 1),
+# and P = _PP / _PQ and Q = _QP / _QQ are rational functions of 25 / x**2.
 _PP = (
     (
         7.96936729297347051624e-4,
@@ -107,7 +108,8 @@ _QQ = (
         3.36093607810698293419e2,
     ),
 )
-# J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for the squares r of the first two roots (_J_ROOTS).
+# J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for the squares r of the first two roots (_J_SQUARED_ROOTS), and for
+# order 1 times x.
 _J_NUMERATOR = (
     (-4.79443220978201773821e9, 1.95617491946556577543e12, -2.49248344360967716204e14, 9.70862251047306323952e15),
     (-8.99971225705559398224e8, 4.52228297998194034323e11, -7.27494245221818276015e13, 3.68295732863852883286e15),
@@ -134,8 +136,8 @@ _J_DENOMINATOR = (
         5.32278620332680085395e18,
     ),
 )
-_J_ROOTS = ((5.78318596294678452118e0, 3.04712623436620863991e1), (1.46819706421238932572e1, 4.92184563216946036703e1))
-# Y for x <= 5, by order: a rational function of x**2, to which a multiple of J times a logarithm is added.
+_J_SQUARED_ROOTS = ((5.78318596294678452118e0, 3.04712623436620863991e1), (1.46819706421238932572e1, 4.92184563216946036703e1))
+# Y for x <= 5, by order: a rational function of x**2 (for order 1 times x), plus 2 / pi times J(x) log(x) (for order 1 minus 1 / x).
 _Y_NUMERATOR = (
     (
         1.55924367855235737965e4,
@@ -177,7 +179,7 @@ _Y_DENOMINATOR = (
         3.97270608116560655612e18,
     ),
 )
-# K by order. For x <= 2: a Chebyshev series in x**2 - 2, combined with I times a logarithm. For x > 2: a Chebyshev series in 8 / x - 2.
+# K by order. For x <= 2: a Chebyshev series in x**2 - 2, and I(x) log(x / 2). For x > 2: a Chebyshev series in 8 / x - 2.
 _K_SMALL = (
     (
         1.37446543561352307156e-16,
@@ -261,7 +263,7 @@ _K_LARGE = (
         2.72062619048444266945e0,
     ),
 )
-# Airy's Ai for x >= 2.09: a rational function of 1 / zeta.
+# Airy's Ai for x >= 2.09: a rational function of 1 / zeta, where zeta = 2 / 3 |x|**1.5.
 _AIRY_NUMERATOR = (
     3.46538101525629032477e-1,
     1.20075952739645805542e1,
@@ -384,7 +386,10 @@ def _value_where(condition: Array, value: float, x: Array) -> Array:
 
 
 def _asymptotic_terms(order: int, x: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Returns the terms of the asymptotic expansions of J and Y for x > 5: P, Q, the cosine and sine of the angle, and the amplitude."""
+    """Returns the terms of the asymptotic expansions of J and Y for x > 5: P, 5 / x Q, cos t, sin t, and sqrt(2 / (pi x)).
+
+    The symbols are those of the comment on `_PP`.
+    """
     square = lax.mul(_inverse(x, 5), _inverse(x, 5)) if order else _inverse(lax.mul(x, x), 25)
     angle = _plus(x, -math.pi * (0.75 if order else 0.25))
     first = _rational(square, _PP[order], _PQ[order])
@@ -393,10 +398,10 @@ def _asymptotic_terms(order: int, x: Array) -> tuple[Array, Array, Array, Array,
 
 
 def bessel_j(order: int, x: Array) -> Array:
-    """The Bessel function of the first kind."""
+    """The Bessel function of the first kind of order 0 or 1."""
     magnitude = lax.abs(x)
     square = lax.mul(magnitude, magnitude)
-    small = lax.mul(_plus(square, -_J_ROOTS[order][0]), _plus(square, -_J_ROOTS[order][1]))
+    small = lax.mul(_plus(square, -_J_SQUARED_ROOTS[order][0]), _plus(square, -_J_SQUARED_ROOTS[order][1]))
     small = lax.mul(small, _rational(square, _J_NUMERATOR[order], _J_DENOMINATOR[order]))
     if order:
         small = lax.mul(small, magnitude)
@@ -407,7 +412,7 @@ def bessel_j(order: int, x: Array) -> Array:
 
 
 def bessel_y(order: int, x: Array) -> Array:
-    """The Bessel function of the second kind: -inf at zero, nan below."""
+    """The Bessel function of the second kind of order 0 or 1: -inf at zero, nan below."""
     square = lax.mul(x, x)
     small = _rational(square, _Y_NUMERATOR[order], _Y_DENOMINATOR[order])
     logarithm = lax.mul(bessel_j(order, x), lax.log(x))
@@ -425,7 +430,7 @@ _MODIFIED_BESSEL_I = (jax.scipy.special.i0, jax.scipy.special.i1)
 
 
 def _modified_bessel_k(order: int, scaled: bool, x: Array) -> Array:
-    """The modified Bessel function of the second kind, times exp(x) if `scaled`: inf at zero, nan below."""
+    """The modified Bessel function of the second kind of order 0 or 1, times exp(x) if `scaled`: inf at zero, nan below."""
     series = chebyshev_series(_plus(lax.mul(x, x), -2), _K_SMALL[order])
     logarithm = lax.mul(lax.log(_times(x, 0.5)), _MODIFIED_BESSEL_I[order](x))
     small = lax.add(logarithm, lax.div(series, x)) if order else lax.sub(series, logarithm)
@@ -445,7 +450,7 @@ def _spherical_bessel_j0(x: Array) -> Array:
     return _value_where(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
 
 
-# Maclaurin series of Ai in x**3: a series with value 1 at 0, and a series with slope 1 at 0.
+# Ai near 0 is Ai(0) f(x) + Ai'(0) x g(x). f and g are Maclaurin series in x**3, which are 1 at 0.
 _AIRY_AT_ZERO, _AIRY_SLOPE_AT_ZERO = 0.355028053887817239260, 0.258819403792806798405
 _AIRY_VALUE_SERIES, _AIRY_SLOPE_SERIES = (
     [1 / math.prod((3 * k - 1 + shift) * (3 * k + shift) for k in range(1, terms + 1)) for terms in range(13, -1, -1)] for shift in (0, 1)

@@ -34,7 +34,8 @@ def require_index(
         size: size of the dimension.
         error: class of the exception.
         message: message of the exception.
-        source: the node or number in the graph that `index` comes from. If its interval is known to be in range, no check is added.
+        source: the node or number in the graph that `index` is the value of. If the graph shows that its elements are in range, no check is
+            added.
         from_end: True if negative indices count from the end.
     """
     low, high = -size if from_end else 0, size - 1
@@ -51,7 +52,7 @@ def require_index(
 
 
 def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
-    """Makes the compiled call raise unless `holds`: a condition known during tracing, which eager mode checks at run time."""
+    """Makes the compiled call raise if the condition `holds` is False. It is known during tracing; eager mode checks it at run time."""
     if not holds:
         ctx.require(lax.full((), False), error, message)
 
@@ -62,8 +63,11 @@ def argument(ctx: Context, position: int) -> Any:
 
 
 def interval(ctx: Context, source: Any) -> Interval | None:
-    """Returns the lowest and the highest value that elements of `source`, a node or an integer, can have; None if the graph does not show
-    them."""
+    """Returns the lowest and the highest value that elements of `source` can have; None if the graph does not show these values.
+
+    Args:
+        source: a node or an integer.
+    """
     if isinstance(source, int):
         return source, source
     if not isinstance(source, Node):
@@ -111,7 +115,7 @@ def _getitem_interval(ctx: Context, node: Node) -> Interval | None:
 
 
 def _rule_for_scalar_operand(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
-    """Returns the rule for a binary op: it gives an interval if the second operand is a single number.
+    """Returns a function from a node of a binary op to its interval, which is None unless the second operand is a single number.
 
     Args:
         combine: the op, for integers.
@@ -170,6 +174,7 @@ _DATA_MOVEMENT = (
     aten.detach.default,
     aten._to_copy.default,
 )
+# By op: a function that returns the interval of a node's value; None if the graph does not show it.
 _INTERVALS: dict[Any, Callable[[Context, Node], Interval | None]] = {
     **dict.fromkeys(_DATA_MOVEMENT, _first_argument_interval),
     aten.arange.default: _arange_interval,

@@ -1,5 +1,7 @@
-"""Circular padding, recognized as a pattern because it has no ATen op: a tensor is concatenated with slices of its own ends, along one
-dimension after another. `passes/dynamo/composites.py` decomposes `F.pad` in this way, and users write the pattern by hand.
+"""Circular padding, recognized as a pattern because it has no ATen op.
+
+In the pattern, a tensor is concatenated with slices of its own ends, along one dimension after another. `passes/dynamo/composites.py`
+decomposes `F.pad` in this way, and users write the pattern by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ..dimensions import wrap
 from ..dtypes import DType
 from ..implementations import Implementations
 
-# Bytes of the result from which on torch, which copies each piece, takes half the time of XLA's concatenations.
+# For results of this size or more, torch, which copies each piece once, takes half the time of XLA's concatenations.
 _MIN_BYTES_FOR_TORCH = 1 << 19
 
 
@@ -69,8 +71,8 @@ def _by_torch(problem: CircularPaddingProblem, x: Array, concatenate: Concatenat
         for dim in reversed(range(len(problem.shape))):
             size, (before, after) = problem.shape[dim], problem.padding[dim]
             written = results[0]  # the part already written, with its padding along `dim`
-            for other in range(dim):
-                written = written.narrow(other, problem.padding[other][0], problem.shape[other])
+            for outer_dim in range(dim):
+                written = written.narrow(outer_dim, problem.padding[outer_dim][0], problem.shape[outer_dim])
             written.narrow(dim, 0, before).copy_(written.narrow(dim, size, before))
             written.narrow(dim, before + size, after).copy_(written.narrow(dim, before, after))
 
@@ -110,7 +112,7 @@ def _match_circular_cat(node: Node, ctx: Context) -> tuple[Node, int, tuple[int,
     if node.target is not aten.cat.default:
         return None
     pieces: Any = node.args[0]
-    # The position of the source, with at most one piece before and one after it.
+    # index: the position of the source among the pieces. At most one piece comes before the source, and at most one after it.
     for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):
         ends = {position - index: _match_slice(piece, ctx) for position, piece in enumerate(pieces) if position != index}
         slices = [end for end in ends.values() if end is not None and end[0] is pieces[index]]

@@ -1,10 +1,12 @@
-"""Lowerings of the collectives of `torch.distributed`. The compiled program calls torch's own collectives, on its own buffers, with the
-user's process groups. If XLA's own collectives are requested, and XLA has the op, the program uses XLA's (`xla_collectives.py`).
+"""Lowerings of the collectives of `torch.distributed`.
 
-The collectives of a program run in the order of the graph: each reads a token that the previous one has written (`Context.effect_token`).
-Without tokens XLA could reorder them, and two processes that call collectives in different orders wait for each other forever. Before a
-program's first run its processes compare the collectives that they are about to call (`runtime/collective_agreement.py`). A collective
-returns when its result has arrived, so `wait_tensor` does nothing.
+The compiled program calls torch's own collectives with the user's process groups. The collectives read and write the program's buffers. If
+the user has requested XLA's collectives, and XLA has the op, the program contains XLA's collective (`xla_collectives.py`).
+
+The collectives of a program run in the order of the graph: each collective reads a token that the previous one has written
+(`Context.effect_token`). Without tokens XLA could reorder the collectives, and two processes that call collectives in different orders wait
+for each other forever. Before a program's first run, its processes compare the collectives that they are about to call
+(`runtime/collective_agreement.py`). A collective returns when its result has arrived, so `wait_tensor` does nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
@@ -30,8 +32,8 @@ from ..graphs import user_line
 from ..registry import lowers
 
 Tensors = Sequence[torch.Tensor]
-# A function that starts a collective. It takes the group, the tensors to write, the tensors to read, and the op's other arguments but the
-# group's name. It returns the handle of the collective: a `torch.distributed.Work`.
+# A function that starts a collective. It takes the group, the tensors to write, the tensors to read, and the op's other arguments without
+# the group's name. It returns the handle of the collective, a `torch.distributed.Work`.
 Start = Callable[..., Any]
 
 
@@ -100,7 +102,8 @@ _STARTS: dict[str, Start] = {
 def _lower_collective(*args: Any, ctx: Context) -> Any:
     """Lowers the current node's collective.
 
-    The program uses XLA's collective if that was requested and XLA has the op. Otherwise it calls torch's, and waits for the result.
+    The program contains XLA's collective if it was requested and XLA has the op. Otherwise the program calls torch's collective, and waits
+    for the result.
     """
     op: Any = ctx.node.target
     operands, *other_args, group_name = args
@@ -120,15 +123,15 @@ def _lower_collective(*args: Any, ctx: Context) -> Any:
     def write(outputs: Tensors, inputs: Tensors) -> None:
         agreement.run(index, lambda group: start(group, outputs, inputs, *other_args), outputs[0].is_cpu)
 
-    plain = (*map(str, other_args), str(group_name))
-    outputs = call_back(ctx, write, arrays, output_specs, views=views, plain=plain, has_effect=True)
+    non_tensor_args = (*map(str, other_args), str(group_name))
+    outputs = call_back(ctx, write, arrays, output_specs, views=views, non_tensor_args=non_tensor_args, has_effect=True)
     return outputs if isinstance(ctx.output, (tuple, list)) else outputs[0]
 
 
 def run_eagerly(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Runs a functional collective of a step in eager mode, and waits for its result.
 
-    As in a program's first run, the processes of the group first compare the collective.
+    As before a program's first run, the processes of the group first compare the collectives that they are about to call.
 
     Args:
         op: one of `asynchronous.COLLECTIVES`.
@@ -136,7 +139,7 @@ def run_eagerly(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[
         kwargs: the op's keyword arguments.
 
     Returns:
-        The op's result. The collective has written it, so `wait_tensor` does nothing.
+        The op's result, which has arrived, so that `wait_tensor` does nothing.
 
     Raises:
         CollectiveMismatch: The processes of the group are about to call different collectives.
@@ -162,7 +165,7 @@ def _start_function(op: Any) -> Start:
 
 
 def _record_of_node(ctx: Context, other_args: Sequence[Any], group_name: str) -> Collective:
-    """Returns a description of the current node's collective."""
+    """Returns the description of the current node's collective."""
     operands = ctx.input(0)
     tensors = list(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
     return _record(ctx.node.target, tensors, other_args, group_name, user_line(ctx.node))
@@ -182,5 +185,5 @@ for _name in asynchronous.COLLECTIVES:
 
 @lowers("_c10d_functional::wait_tensor", platforms=PLATFORMS)
 def wait_tensor(x: Array) -> Array:
-    """Returns x. A collective of the same program has returned only after its result had arrived."""
+    """Returns x. A collective of a program returns only after its result has arrived."""
     return x

@@ -18,7 +18,7 @@ _library.define("commit_if_ok(Tensor new, Tensor old) -> Tensor")
 
 @torch.library.impl("dynaxla::commit_if_ok", "CompositeExplicitAutograd", lib=_library)
 def _return_new(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return new.clone()  # torch's kernels of the checks have already raised if one failed
+    return new.clone()  # in eager mode, a failed check has already raised
 
 
 commit_if_ok = torch.ops.dynaxla.commit_if_ok.default

@@ -53,7 +53,7 @@ def equals_infinity(x: Array, infinity: float) -> Array:
 
 
 def _logical(function: Function) -> Function:
-    """Returns `function` applied to operands converted to bool, each on its own and without promotion."""
+    """Returns a function that applies `function` to its operands, converted to bool and broadcast, without promotion."""
     return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
 
 
@@ -67,8 +67,10 @@ def _minimum(x: Array, y: Array) -> Array:
 
 
 def _preserves_signed_zeros(dtype: DType) -> bool:
-    """True for dtypes whose clamp at zero is a select, which keeps the sign of zeros. For half types a maximum is used, which needs fewer
-    roundings (see passes/jaxpr/bfloat16_rounding.py)."""
+    """True for dtypes whose clamp at zero is a select, which keeps the sign of zeros.
+
+    For half types the clamp is a maximum, which needs fewer roundings (see passes/jaxpr/bfloat16_rounding.py).
+    """
     return dtypes.is_float(dtype) and dtype.itemsize > 2
 
 
@@ -90,7 +92,7 @@ def at_most(x: Array, high: Any) -> Array:
 
 
 def _ignore_nan(function: Function) -> Function:
-    """Returns `function`, except that where one operand is nan the result is the other operand."""
+    """Returns a function that differs from `function` only where one operand is nan: the result is then the other operand."""
 
     def ignoring_nan(x: Array, y: Array) -> Array:
         if not dtypes.is_float(x.dtype):
@@ -111,7 +113,7 @@ def _saturates_bounds() -> bool:
 
 
 def saturate_bound(value: Any, dtype: DType) -> Any:
-    """Returns a bound of clamp or hardtanh; for integer dtypes saturated to the dtype's range if the installed torch saturates bounds."""
+    """Returns a bound of clamp or hardtanh, saturated to the range of an integer dtype if the installed torch saturates bounds."""
     if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
         return value
     limits = np.iinfo(dtype)

@@ -1,8 +1,7 @@
-"""Control flow, lowered to XLA's own branches and loops: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and
-`invoke_subgraph` for regions that are compiled once.
+"""Control flow, lowered to XLA's branches and loops: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and `invoke_subgraph`.
 
-The branches and loop bodies are graphs. A branch or loop returns the index of the first run-time check (`Context.require`) that failed in
-it. Random numbers in a loop come from a PRNG key that differs in each iteration.
+The branches and loop bodies are graphs. A lowered branch or loop also returns the index of the first of its run-time checks
+(`Context.require`) that failed. Random numbers in a loop are derived from a PRNG key that differs in each iteration.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Subgraph:
 
 
 def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]:
-    """Returns the graph's outputs, traced in place of the control-flow op."""
+    """Returns the outputs of the graph, whose ops are traced in place of the control-flow op."""
     inner = ctx.nested(ctx.key() if graph.draws_random else None)
     outputs = graph.run(operands, inner)
     ctx.checks += inner.checks
@@ -179,7 +178,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
 
 
 def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
-    """The outputs of a graph that several nodes may call. The graph is inlined at each call."""
+    """The outputs of a graph that several nodes may call (torch's nested compile regions). The graph is inlined at each call."""
     return _inline(graph, operands, ctx)
 
 

@@ -33,15 +33,15 @@ class ConvolutionProblem:
 
     Attributes:
         x: shape of the input, (batch, in, *space).
-        weight: shape of the weight: (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`.
+        weight: shape of the weight: (out, in / groups, *kernel), or (in, out, *kernel) if `is_swapped`.
         out: shape of the result, (batch, out, *windows).
         stride: distance between windows.
         padding: numbers of zeros added at both ends of each spatial dimension; negative values crop x.
         base_dilation: distance between x's elements, with zeros in between (JAX's lhs_dilation).
         dilation: distance between the weight's elements (JAX's rhs_dilation).
         groups: number of groups.
-        transposed: True for a transposed convolution, which is the gradient of a convolution's input. Its weight is already reversed in
-            space.
+        transposed: True for a transposed convolution, which is the gradient of a convolution's input. The weight is already reversed along
+            the spatial dimensions.
         dtype: dtype of x and weight. The result has this dtype, or the accumulator's dtype.
         precision: precision of the products, as for `lax.conv_general_dilated`.
         platform: JAX's name of the platform.
@@ -61,14 +61,14 @@ class ConvolutionProblem:
     platform: str
 
     @property
-    def swapped(self) -> bool:
-        """True if the weight's first dimension is the input channels and its second the output channels."""
+    def is_swapped(self) -> bool:
+        """True if the weight's first dimension is the input channels and its second dimension the output channels."""
         return self.transposed and self.groups == 1
 
     @property
     def products(self) -> int:
         """Number of multiplications."""
-        inputs = self.weight[0 if self.swapped else 1]
+        inputs = self.weight[0 if self.is_swapped else 1]
         return math.prod(self.out) * inputs * math.prod(self.weight[2:])
 
     @property
@@ -94,7 +94,7 @@ CONVOLUTION: Implementations[ConvolutionProblem] = Implementations("convolution"
 # With fewer multiplications, the call of oneDNN takes longer (15 microseconds) than the time that it saves.
 _MIN_PRODUCTS_FOR_ONEDNN = 250_000
 
-# Depthwise convolutions with more kernel elements are computed by oneDNN.
+# Depthwise convolutions with more elements in the kernel are computed by oneDNN.
 _MAX_KERNEL_SIZE_FOR_TAPS = 32
 
 
@@ -116,24 +116,27 @@ def _supports_patches(problem: ConvolutionProblem) -> bool:
 
 
 @CONVOLUTION.implementation(
-    "patches", platforms=["cpu"], supports=_supports_patches, preferred=lambda problem: problem.products >= _MIN_PRODUCTS_FOR_ONEDNN
+    "patches",
+    platforms=["cpu"],
+    supports=_supports_patches,
+    preferred=lambda problem: problem.products >= _MIN_PRODUCTS_FOR_ONEDNN,
 )
 def _by_patches(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """The convolution as one matrix product: a matrix with a row for each window, times the weight."""
     kernel = problem.weight[2:]
     if math.prod(kernel) == 1:
-        rows, swapped = channels_last(x), problem.swapped
+        rows, is_swapped = channels_last(x), problem.is_swapped
     else:
-        # (batch, in, *(window, inside)) -> (batch, *windows, in, *inside): a row's elements are then in the weight's order.
+        # (batch, in, *(window, element)) -> (batch, *windows, in, *elements): a row's elements are then in the weight's order.
         split = (size for pair in zip(problem.out[2:], kernel, strict=True) for size in pair)
         rows = lax.reshape(x, (*x.shape[:2], *split))
         rows = lax.transpose(rows, (0, *range(2, rows.ndim, 2), 1, *range(3, rows.ndim, 2)))
-        weight, swapped = lax.transpose(weight, (1, 0, *range(2, weight.ndim))) if problem.swapped else weight, False
+        weight, is_swapped = lax.transpose(weight, (1, 0, *range(2, weight.ndim))) if problem.is_swapped else weight, False
     inputs, outputs = problem.x[1] * math.prod(kernel), problem.out[1]
     # The rows keep their dimensions (batch, *windows): ops fused with the product then need no reshape, which would slow their loops.
     rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
-    weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
-    return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
+    weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if is_swapped else (outputs, inputs))))
+    return channels_first(onednn.matmul(rows, weight, False, not is_swapped, x.dtype, bias))
 
 
 def _supports_taps(problem: ConvolutionProblem) -> bool:
@@ -147,7 +150,7 @@ def _supports_taps(problem: ConvolutionProblem) -> bool:
 def _by_taps(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """The sum, over the kernel's elements, of the element times a slice of x.
 
-    These are elementwise ops, which XLA fuses with neighbouring ops in any layout. oneDNN takes ten times as long, torch five times.
+    XLA fuses these elementwise ops with neighbouring ops in any layout. oneDNN takes ten times as long, torch five times.
     """
     accumulator = dtypes.accumulator(problem.dtype)
     (padding,), (step,) = problem.padding, problem.base_dilation
@@ -201,12 +204,12 @@ def _prefers_torch(problem: ConvolutionProblem) -> bool:
 
 @CONVOLUTION.implementation("torch", platforms=["cpu"], supports=_supports_torch, preferred=_prefers_torch)
 def _by_torch(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The gradient of a convolution's input, computed by torch.
+    """The transposed convolution as the gradient of a convolution's input, computed by torch.
 
     Other implementations also multiply the zeros between x's elements, and need a reversed weight.
     """
     space = tuple(range(2, x.ndim))
-    if not problem.swapped:
+    if not problem.is_swapped:
         # (groups * out, in, *kernel) to (groups * in, out, *kernel)
         groups, inputs, kernel = problem.groups, problem.weight[1], problem.weight[2:]
         outputs = problem.weight[0] // groups
@@ -220,7 +223,7 @@ def _by_torch(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array 
         grad_input.copy_(aten.convolution_backward(rows.movedim(-1, 1), grad_input, kernel, None, *settings, [True, False, False])[0])
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
-    # The weight was reversed for this problem; XLA removes both reversals.
+    # torch needs the weight that is not reversed. XLA removes this reversal together with the one in `_input_gradient`.
     (out,) = torch_kernels.call(write, [channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
     out = channels_first(out)
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
@@ -239,7 +242,7 @@ def _by_onednn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array
         padding = ((0, 0),) * len(padding)
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     settings = shape, problem.stride, padding, problem.dilation, problem.groups
-    return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, transposed_weight=problem.swapped))
+    return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, transposed_weight=problem.is_swapped))
 
 
 def _is_half(problem: ConvolutionProblem) -> bool:
@@ -257,7 +260,7 @@ def _by_cudnn(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array 
 
 @CONVOLUTION.implementation("xla")
 def _by_xla(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
-    """XLA's own convolution. Its result has the dtype `dtype`, by default the accumulator's dtype."""
+    """XLA's own convolution, with a result of dtype `dtype`, by default the accumulator's dtype."""
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -265,7 +268,7 @@ def _by_xla(problem: ConvolutionProblem, x: Array, weight: Array, bias: Array | 
         padding=problem.padding,
         lhs_dilation=problem.base_dilation,
         rhs_dilation=problem.dilation,
-        dimension_numbers=_dimension_numbers(_NC_OR_OI, _IO if problem.swapped else _NC_OR_OI, _NC_OR_OI, x.ndim),
+        dimension_numbers=_dimension_numbers(_NC_OR_OI, _IO if problem.is_swapped else _NC_OR_OI, _NC_OR_OI, x.ndim),
         feature_group_count=problem.groups,
         precision=problem.precision,
         preferred_element_type=dtype or dtypes.accumulator(x.dtype),
@@ -298,7 +301,7 @@ def convolution(
     # tried the kernel itself.
     if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
         raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
-    if transposed and any(more >= max(steps) for more, *steps in zip(output_padding, stride, dilation, strict=True)):
+    if transposed and any(extra >= max(limits) for extra, *limits in zip(output_padding, stride, dilation, strict=True)):
         raise UnsupportedOp(f"torch's kernel refuses output padding {output_padding} with stride {stride}, dilation {dilation}")
     shape = ctx.output.shape
     if transposed:
@@ -325,7 +328,7 @@ def convolution_backward(
     *,
     ctx: Context,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Gradients of input, weight and bias; None for each that output_mask leaves out.
+    """Gradients of input, weight and bias; None for each gradient that output_mask leaves out.
 
     Shape:  those of x and the weight; (out) for the bias.
     Dtype:  those of x and the weight; that of grad for the bias.
@@ -339,7 +342,7 @@ def convolution_backward(
             grad_input = _input_gradient(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         grad_input = convert(grad_input, x.dtype)
     if output_mask[1]:
-        # The input, and the gradient of the result, of the plain convolution.
+        # If transposed, grad takes the place of the plain convolution's input, and x that of its result's gradient.
         plain_input, plain_grad = (grad, x) if transposed else (x, grad)
         grad_weight = convert(weight_gradient(plain_input, plain_grad, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
     if output_mask[2]:
@@ -367,7 +370,8 @@ def _dimension_numbers(lhs: tuple[int, int], rhs: tuple[int, int], out: tuple[in
     return lax.ConvDimensionNumbers(lhs + space, rhs + space, out + space)
 
 
-# Positions in arrays with the order (batch, feature) or (output feature, input feature), and with (input feature, output feature).
+# Arguments of `_dimension_numbers`: for arrays in the order (batch, feature) or (output feature, input feature), and for weights in the
+# order (input feature, output feature).
 _NC_OR_OI = (0, 1)
 _IO = (1, 0)
 
@@ -390,7 +394,7 @@ def convolve(
 def _input_gradient(
     grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """Returns the gradient of a convolution's input of `shape`: grad, dilated by the stride, convolved with the reversed weight."""
+    """Returns the gradient, of shape `shape`, of a convolution's input: grad, dilated by the stride, convolved with the reversed weight."""
     space = range(2, grad.ndim)
     reversed_weight = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
@@ -427,11 +431,11 @@ def _correlate(
 
     Args:
         x: the input.
-        weight: the weight, reversed in space if `transposed`.
+        weight: the weight, reversed along the spatial dimensions if `transposed`.
         bias: added to each output channel; None for no bias.
         shape: shape of the result.
         ctx: context of the current node.
-        groups: as in `ConvolutionProblem`, like all following arguments.
+        groups: number of groups. This argument and the following ones are attributes of `ConvolutionProblem`.
         stride: empty for 1.
         padding: pairs of integers.
         base_dilation: empty for 1.

@@ -124,7 +124,10 @@ def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context
 
 @lowers(aten.conv_tbc.default, platforms=["cuda"])
 def conv_tbc_by_convolution(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
-    """Same as `conv_tbc`, by an implementation of `convolution`. In any case XLA transposes the operands to cuDNN's order of dimensions."""
+    """Same as `conv_tbc`, by an implementation of `convolution`.
+
+    The transposes cost nothing extra: XLA transposes the operands to cuDNN's order of dimensions in any case.
+    """
     time, batch, channels = ctx.output.shape
     x, weight = lax.transpose(x, (1, 2, 0)), lax.transpose(weight, (2, 1, 0))
     out = convolve(x, weight, bias, (batch, channels, time), [1], [pad], [1], 1, ctx)

@@ -139,7 +139,7 @@ def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -
 
 
 def _counting_dtype(dtype: DType) -> DType:
-    """Returns the dtype in which ATen computes a sequence: float64, float32 for half types, int64 for dtypes that are not floats."""
+    """Returns the dtype in which ATen computes arange: float32 for half types, float64 for other floats, int64 for other dtypes."""
     if not dtypes.is_float(dtype):
         return np.dtype(np.int64)
     return dtypes.accumulator(dtype) if dtype.itemsize < 4 else np.dtype(np.float64)
@@ -178,7 +178,7 @@ def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """`steps` evenly spaced numbers from start to end, both included. Each number is computed from the nearer end, so both ends are exact.
+    """`steps` evenly spaced numbers from start to end, both included. Each number is computed from the nearer end: both ends are exact.
 
     Shape:  [steps].
     Dtype:  `dtype` if given, else the default float, or complex for complex ends.
@@ -189,7 +189,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
     if steps < 2:
         return lax.broadcast(start, (steps,))
     if dtypes.is_integer(dtype):
-        # The step is a float32 for all integer dtypes but int64; each value is truncated.
+        # As in ATen, the step is a float32 for all integer dtypes except int64, and each value is truncated.
         counting_dtype = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
     elif dtypes.is_complex(dtype):
         counting_dtype = dtype
@@ -201,9 +201,9 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
     step = convert(lax.div(distance, lax.optimization_barrier(lax.full((), steps - 1, exact_dtype))), counting_dtype)
     from_start = convert(lax.iota(np.int64, steps), counting_dtype)
     from_end = lax.sub(number(steps - 1, counting_dtype), from_start)
-    first = lax.add(convert(start, counting_dtype), lax.mul(from_start, step))
-    second = lax.sub(convert(end, counting_dtype), lax.mul(from_end, step))
-    return convert(lax.select(lax.lt(lax.iota(np.int64, steps), np.int64(steps // 2)), first, second), dtype)
+    first_half = lax.add(convert(start, counting_dtype), lax.mul(from_start, step))
+    second_half = lax.sub(convert(end, counting_dtype), lax.mul(from_end, step))
+    return convert(lax.select(lax.lt(lax.iota(np.int64, steps), np.int64(steps // 2)), first_half, second_half), dtype)
 
 
 @lowers(aten.eye.m)
@@ -250,7 +250,7 @@ def copy(x: Array, source: Array) -> Array:
     return expand(convert(source, x.dtype), x.shape)
 
 
-# Arrays have no conjugate bit and no negative bit: they hold the values that PyTorch's lazy views represent.
+# JAX's arrays have no conjugate bit and no negative bit. An array holds the values that a PyTorch tensor with such a bit represents.
 lower_table(
     {
         aten.clone.default: lambda x: x,
@@ -273,7 +273,7 @@ def conjugate(x: Array) -> Array:
 
 @lowers(aten._conj.default)
 def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
-    """The conjugate. In the gradient of a tensor times a Python number, x is that number; the result is then a tensor of shape []."""
+    """The conjugate. In the gradient of a tensor times a Python number, x is the number, and the result a tensor of shape []."""
     return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
@@ -333,7 +333,7 @@ def view_dtype(x: Array, dtype: DType) -> Array:
     if dtypes.is_complex(x.dtype):
         if x.dtype == dtype:
             return x
-        # Pairs of the real dtype; the dimension of pairs is merged into the last dimension.
+        # The real and imaginary parts alternate along the last dimension.
         x = view_as_real(x)
         x = lax.reshape(x, (*x.shape[:-2], 2 * x.shape[-2]) if x.ndim > 1 else (2,))
     if dtypes.is_bool(x.dtype):
@@ -348,11 +348,12 @@ def view_dtype(x: Array, dtype: DType) -> Array:
 
 
 def _bitcast(x: Array, dtype: DType) -> Array:
-    before, after = x.dtype.itemsize, np.dtype(dtype).itemsize
-    if before < after:
-        ratio = after // before
+    """Returns the bytes of x read as another dtype; neither dtype is bool or complex."""
+    old_size, new_size = x.dtype.itemsize, np.dtype(dtype).itemsize
+    if old_size < new_size:
+        ratio = new_size // old_size
         x = lax.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
     out = lax.bitcast_convert_type(x, dtype)
-    if before > after:
-        out = lax.reshape(out, (*x.shape[:-1], x.shape[-1] * (before // after)))
+    if old_size > new_size:
+        out = lax.reshape(out, (*x.shape[:-1], x.shape[-1] * (old_size // new_size)))
     return out

@@ -20,23 +20,23 @@ from .reductions import linalg_vector_norm
 from .scattering import write_slices
 
 
-def _pairwise_differences(x: Array, other: Array) -> Array:
-    """Returns the difference between each row of x and each row of `other`.
+def _pairwise_differences(x1: Array, x2: Array) -> Array:
+    """Returns the difference between each row of x1 and each row of x2.
 
-    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R, M), with broadcast batches.
+    Shape:  x1 (*batch, P, M) and x2 (*batch, R, M) give (*batch, P, R, M), with broadcast batches.
     """
-    batch = broadcast_shapes([x.shape[:-2], other.shape[:-2]])
-    shape = (*batch, x.shape[-2], other.shape[-2], x.shape[-1])
-    x_batch, other_batch = x.ndim - 2, other.ndim - 2  # the number of batch dimensions
-    x = lax.reshape(x, (*(1,) * (len(batch) - x_batch), *x.shape[:-1], 1, x.shape[-1]))
-    other = lax.reshape(other, (*(1,) * (len(batch) - other_batch), *other.shape[:-2], 1, *other.shape[-2:]))
-    return lax.sub(_broadcast(x, shape), _broadcast(other, shape))
+    batch = broadcast_shapes([x1.shape[:-2], x2.shape[:-2]])
+    shape = (*batch, x1.shape[-2], x2.shape[-2], x1.shape[-1])
+    x1_batch_rank, x2_batch_rank = x1.ndim - 2, x2.ndim - 2
+    x1 = lax.reshape(x1, (*(1,) * (len(batch) - x1_batch_rank), *x1.shape[:-1], 1, x1.shape[-1]))
+    x2 = lax.reshape(x2, (*(1,) * (len(batch) - x2_batch_rank), *x2.shape[:-2], 1, *x2.shape[-2:]))
+    return lax.sub(_broadcast(x1, shape), _broadcast(x2, shape))
 
 
 def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """Returns x broadcast to a shape of the same rank."""
-    equal = [dim for dim in range(x.ndim) if x.shape[dim] == shape[dim]]
-    return lax.broadcast_in_dim(lax.reshape(x, [x.shape[dim] for dim in equal]), shape, equal)
+    kept_dims = [dim for dim in range(x.ndim) if x.shape[dim] == shape[dim]]
+    return lax.broadcast_in_dim(lax.reshape(x, [x.shape[dim] for dim in kept_dims]), shape, kept_dims)
 
 
 def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
@@ -65,28 +65,28 @@ def _norm_derivative(difference: Array, distance: Array, p: float) -> Array:
 
 
 @lowers(aten._cdist_forward.default)
-def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
-    """Returns the p-norm distance between each row of x and each row of `other`.
+def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
+    """Returns the p-norm distance between each row of x1 and each row of x2.
 
     compute_mode has no effect: distances are never computed by a matmul, whose rounding errors are larger.
 
-    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), with broadcast batches.
-    Dtype:  that of x.
+    Shape:  x1 (*batch, P, M) and x2 (*batch, R, M) give (*batch, P, R), with broadcast batches.
+    Dtype:  that of x1.
     """
-    return linalg_vector_norm(_pairwise_differences(x, other), p, [-1], ctx=ctx)
+    return linalg_vector_norm(_pairwise_differences(x1, x2), p, [-1], ctx=ctx)
 
 
 @lowers(aten._cdist_backward.default)
-def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Array) -> Array:
-    """Returns the gradient of x.
+def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, distance: Array) -> Array:
+    """Returns the gradient of x1.
 
-    Shape:  (*batch, P, M), with the broadcast batches of x and `other`. If the differences have no elements, the shape of x, as in ATen's
+    Shape:  (*batch, P, M), with the broadcast batches of x1 and x2. If the differences have no elements, the shape of x1, as in ATen's
             kernel, and all elements are zero.
-    Dtype:  that of x.
+    Dtype:  that of x1.
     """
-    difference = _pairwise_differences(x, other)
+    difference = _pairwise_differences(x1, x2)
     if difference.size == 0:
-        return lax.full_like(x, 0)
+        return lax.full_like(x1, 0)
     derivative = _norm_derivative(difference, distance, p)
     return lax.reduce_sum(
         lax.mul(derivative, lax.broadcast_in_dim(grad, derivative.shape, range(derivative.ndim - 1))), (derivative.ndim - 2,)

@@ -43,8 +43,8 @@ def _is_divisor_shared(x: Any, y: Any) -> bool:
 
 def exact_division(ctx: Context) -> Function:
     """Returns a function that divides floats with the rounding of eager mode."""
-    # XLA replaces division by a broadcast divisor with multiplication by its reciprocal: 49 / 7 may then differ from 7 in the last bit,
-    # which can change its floor. The barrier prevents that, and XLA:CPU fuses through it.
+    # XLA replaces a division by a broadcast divisor with a multiplication by the divisor's reciprocal: 49 / 7 may then differ from 7 in the
+    # last bit, which can change the floor of the quotient. The barrier prevents this, and XLA:CPU fuses the ops on both of its sides.
     return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
 
 
@@ -63,8 +63,8 @@ def _floor_divide(x: Array, y: Array, divide: Function, round_to_dtype: Rounding
         quotient = lax.div(x, y)
         if np.issubdtype(x.dtype, np.unsignedinteger):
             return quotient
-        rounds_up = _differs_in_sign(lax.rem(x, y), y)
-        return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
+        is_rounded_up = _differs_in_sign(lax.rem(x, y), y)
+        return lax.select(is_rounded_up, lax.sub(quotient, number(1, x.dtype)), quotient)
     one, half = number(1, x.dtype), number(0.5, x.dtype)
     remainder = lax.rem(x, y)
     quotient = round_to_dtype(divide(round_to_dtype(lax.sub(x, remainder)), y))
@@ -98,7 +98,8 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
         return div(x, y, ctx)
     _require_nonzero(ctx, x, y)
     divide = _floor_divide if rounding_mode == "floor" else _truncating_divide
-    # For two tensors of a half type, ATen rounds every intermediate result to that type. If y is a number, it uses float32 throughout.
+    # For two tensors of a half type, ATen rounds every intermediate result to that type. If y is a number, ATen rounds only
+    # the result.
     common = result_type((x, y))
     is_half = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
     round_to_dtype: Rounding = (lambda value: rounded(value, common)) if is_half else (lambda value: value)

@@ -47,7 +47,7 @@ def _scale(x: Array, factor: Any) -> Array:
 
 
 def plus_zero(x: Array) -> Array:
-    """Returns x + 0.0, in which -0.0 becomes 0.0. It is a select, because XLA would remove the addition of a constant zero."""
+    """Returns x + 0.0, in which -0.0 becomes 0.0, by a select: XLA would remove the addition of a constant zero."""
     if dtypes.is_complex(x.dtype):
         return lax.complex(plus_zero(lax.real(x)), plus_zero(lax.imag(x)))
     if not dtypes.is_float(x.dtype):
@@ -56,24 +56,24 @@ def plus_zero(x: Array) -> Array:
 
 
 def _is_zero(value: Any, sign: int = 1) -> bool:
-    """True for a zero of this sign that is a constant of the compiled program: neither a dynamic scalar nor symbolic."""
+    """True for a Python number that is a zero of this sign. Dynamic scalars and symbolic numbers are not constants of the program."""
     is_number = isinstance(value, (int, float)) and not is_dynamic(value) and not is_symbolic(value)
     return is_number and value == 0 and math.copysign(1, value) == sign
 
 
-# For each op that fills a tensor with one number: the position of the number among the op's arguments.
+# By op that fills a tensor with one number: the position of the number among the op's arguments.
 _FILL_VALUE_POSITION = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
 
 
 def _is_tensor_of_zeros(node: Any) -> bool:
-    """True for a node whose value is constant zeros for XLA: a filled tensor or a constant of the graph, possibly viewed or cast."""
+    """True for a node whose value XLA knows to be zeros: a filled tensor or a constant of the graph, possibly viewed, copied or cast."""
     while isinstance(node, Node) and node.op == "call_function":
         op: Any = node.target
         if op in _FILL_VALUE_POSITION:
             return _is_zero(node.args[_FILL_VALUE_POSITION[op]])
         if op in ZEROS:
             return True
-        if not (getattr(op, "is_view", False) or op in _CASTS):
+        if not (getattr(op, "is_view", False) or op in _COPIES):
             return False
         node = node.args[0]
     if not isinstance(node, Node) or node.op != "get_attr" or node.graph.owning_module is None:
@@ -85,7 +85,7 @@ def _is_tensor_of_zeros(node: Any) -> bool:
         return not bool(constant.ne(0).any()) and not bool(constant.signbit().any())
 
 
-_CASTS = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
+_COPIES = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
 # Constants with more elements are not inspected.
 _MAX_INSPECTED_ELEMENTS = 1000
 
@@ -106,7 +106,7 @@ def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, Fa
         x: the first summand, a tensor or a number.
         y: the second summand, a tensor or a number.
         alpha: the factor of y.
-        zeros: for x and for y, True if it is a tensor of constant zeros.
+        zeros: for x and for y, True if the summand is a tensor of constant zeros.
     """
     is_nonnegative_finite = isinstance(alpha, (int, float)) and not is_dynamic(alpha) and 0 <= alpha < math.inf  # inf * 0 is NaN
     if is_nonnegative_finite and (zeros[1] or _is_zero(y)):
@@ -157,7 +157,7 @@ def addr(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1) -> Arra
     """beta * x + alpha * the outer product of the vectors y and z.
 
     Shape:  y (n), z (m) give (n, m), to which x is broadcast.
-    Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, x is not read, so that its NaNs do not propagate.
+    Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, x is not read, so that NaNs in x do not propagate.
     """
 
     def outer_product(x: Array, y: Array, z: Array) -> Array:
@@ -219,7 +219,7 @@ def _integer_power(base: Array, exponent: Array) -> Array:
     power = lax.while_loop(has_bits_left, step, (full_like(base, 1), base, magnitude))[0] if base.size else base
     if magnitude is exponent:
         return power
-    # 1 and -1 are their own inverses, so a power of them equals the power with the negative exponent.
+    # 1 and -1 are their own inverses: (-1) ** -3 equals (-1) ** 3.
     is_unit = lax.eq(lax.mul(base, base), one)
     is_unit = lax.bitwise_and(is_unit, lax.le(lax.abs(base), one))
     return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(is_unit)), full_like(base, 0), power)
@@ -268,7 +268,7 @@ def pow_tensor(base: Any, exponent: Array) -> Array:
 
 @functools.cache
 def _ldexp_is_exact() -> bool:
-    """True if the installed torch's ldexp changes the exponent (2.13 and later) instead of multiplying by a power, which may overflow."""
+    """True if the installed torch's ldexp changes the exponent (2.13 and later) instead of multiplying by a power that may overflow."""
     return bool(torch.ldexp(torch.tensor([2.0**-100]), torch.tensor([200])).isfinite())
 
 
@@ -330,7 +330,7 @@ def _absolute(x: Array) -> Array:
 
 
 def sign(x: Array) -> Array:
-    """-1, 0 or 1; x / |x| for complex x. The sign of nan is 0, and that of -0.0 is 0.0."""
+    """-1, 0 or 1; x / |x| for complex x. The sign of nan is 0, the sign of -0.0 is 0.0."""
     if dtypes.is_bool(x.dtype):
         return x
     if dtypes.is_complex(x.dtype):
@@ -375,7 +375,7 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
 def _exp2(x: Array) -> Array:
     if dtypes.is_complex(x.dtype):
         return lax.exp(_scale(x, math.log(2)))
-    # XLA computes exp2 as exp(x log 2), which is not exact for whole x.
+    # XLA computes exp2 as exp(x log 2), which is not exact for integer x.
     return lax.pow(full_like(x, 2), x)
 
 
@@ -394,7 +394,7 @@ def _log2(x: Array) -> Array:
 
 def _log10(x: Array) -> Array:
     if np.dtype(x.dtype) == np.float32:
-        # float64 is used so that powers of ten give whole numbers.
+        # In float64, powers of ten give integers.
         return convert(_log10(convert(x, np.dtype(np.float64))), np.dtype(np.float32))
     return _scale(lax.log(x), 1 / math.log(10))
 

@@ -21,6 +21,7 @@ from .reductions import linalg_vector_norm
 from .scattering import write_elements, write_slices
 from .sorting import searchsorted
 
+# The values of the argument `mode` of embedding_bag.
 SUM, MEAN, MAX = range(3)
 
 _OUT_OF_RANGE = "index out of range in self"
@@ -148,7 +149,7 @@ def embedding_bag(
     """The sum, mean or maximum of the rows of each bag; zeros for an empty bag. Rows at `padding_idx` do not count.
 
     The other results are for the backward: the bag of each index, the size of each bag, and the indices of the rows that have the maxima.
-    A result that PyTorch does not compute in this mode is zero.
+    A result that PyTorch does not compute for the given `mode` is zero.
 
     Shape:  (bags, width); others: as in PyTorch. With `include_last_offset` the last offset does not begin a bag.
     Dtype:  that of the weight; others: int32 if indices and offsets are int32, else int64.
@@ -169,7 +170,7 @@ def embedding_bag(
     max_indices = lax.full((bags, width), 0, indices.dtype)
     if mode == MAX:
         result = write_slices(lax.full((bags, width), -np.inf, accumulator), 0, target, rows, "amax")
-        # Each bag needs the first position that has its maximum; a NaN counts as the maximum.
+        # For each bag, the first position of the maximum is needed. A NaN counts as the maximum.
         bag_max = take_along(result, 0, target)
         is_max = lax.bitwise_or(lax.eq(rows, bag_max), lax.ne(rows, rows))
         no_position = lax.full(rows.shape, indices.size, np.dtype(np.int64))
@@ -203,8 +204,8 @@ def _require_offsets(ctx: Context, offsets: Array, index_count: int) -> None:
 def _bag_indices(indices: Array, offsets: Array) -> Array:
     """Returns the bag of each index. `offsets` has the position among the indices at which each bag begins."""
     positions = lax.broadcasted_iota("int64", indices.shape, 0)
-    after = searchsorted(convert(offsets, positions.dtype), positions, right=True)
-    return lax.sub(after, lax.full_like(after, 1))
+    bags_begun = searchsorted(convert(offsets, positions.dtype), positions, right=True)
+    return lax.sub(bags_begun, lax.full_like(bags_begun, 1))
 
 
 def _crop_or_pad(value: Array, shape: tuple[int, ...], dtype: dtypes.DType) -> Array:

@@ -25,7 +25,7 @@ def _transform(x: Array, dims: Sequence[int], lengths: Sequence[int], fft_type: 
     Args:
         x: the array.
         dims: at most _MAX_FFT_DIMS dimensions.
-        lengths: their sizes; for RFFT and IRFFT the sizes of the real array.
+        lengths: the sizes of these dimensions; for RFFT and IRFFT, their sizes in the real array.
         fft_type: FFT, IFFT, RFFT or IRFFT.
     """
     order = [dim for dim in range(x.ndim) if dim not in dims] + list(dims)
@@ -37,7 +37,7 @@ def _times(x: Array, factor: float) -> Array:
 
 
 def _normalize(x: Array, normalization: int, elements: int) -> Array:
-    """Returns the result of a transform normalized as ATen's fft_norm_mode says.
+    """Returns the result of a transform with the normalization that an ATen fft_norm_mode means.
 
     Args:
         x: the result without normalization.
@@ -48,7 +48,7 @@ def _normalize(x: Array, normalization: int, elements: int) -> Array:
 
 
 def _unnormalized_transform(x: Array, dims: Sequence[int], forward: bool) -> Array:
-    """Returns the complex transform over `dims` without normalization; the inverse transform unless `forward`."""
+    """Returns the complex transform over `dims` without normalization; the inverse transform if `forward` is False."""
     for first in range(0, len(dims), _MAX_FFT_DIMS):
         group = dims[first : first + _MAX_FFT_DIMS]
         lengths = [x.shape[dim] for dim in group]
@@ -79,7 +79,7 @@ def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> 
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *, ctx: Context) -> Array:
     """The discrete Fourier transform of real numbers over some dimensions.
 
-    Shape:  that of x; with `onesided`, the last of `dim` keeps size // 2 + 1 elements: the omitted elements are conjugates of kept ones.
+    Shape:  that of x; with `onesided`, the last of `dim` keeps size // 2 + 1 elements. The omitted elements are conjugates of the kept.
     Dtype:  the complex dtype of x.
     """
     if x.size == 0:

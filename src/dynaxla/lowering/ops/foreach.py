@@ -48,10 +48,15 @@ def _power_sum(x: Array, ord: Any, dtype: DType | None, ctx: Context) -> Array:
 
 @lowers(aten._foreach_powsum.Scalar)
 def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
+    """The sum of abs(x) ** ord over all elements x of each tensor.
+
+    Shape:  [] for each result.
+    Dtype:  the real dtype of `dtype` if given, else of the tensor.
+    """
     return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
-# For each overload name of a list op: overload names of the op for single tensors. The first overload with a lowering is used.
+# By overload name of a list op: the overload names of the op for single tensors. The first overload with a lowering is used.
 _SINGLE_OVERLOADS = {
     "default": ("default",),
     "List": ("Tensor", "Tensor_Tensor", "default"),

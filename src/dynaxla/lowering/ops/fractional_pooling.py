@@ -42,7 +42,7 @@ def _window_starts(sample: Array, size: int, out: int, kernel: int, dtype: DType
     alpha = rounded(lax.div(*operands), dtype)
     position = lax.broadcasted_iota(sample.dtype, shape, 1)
     products = [rounded(lax.mul(rounded(value, dtype), alpha), dtype) for value in (lax.add(position, sample), sample)]
-    starts = lax.sub(*(convert(end, _INT64) for end in products))
+    starts = lax.sub(*(convert(product, _INT64) for product in products))
     return lax.select(lax.lt(position, full_like(position, out - 1)), starts, last)
 
 
@@ -67,8 +67,9 @@ def _gather(x: Array, dim: int, indices: Array) -> Array:
 def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Array, *, ctx: Context) -> tuple[Array, Array]:
     """The maximum of each window, and its flat index: the first of equal maxima, or the last NaN.
 
-    samples: random numbers in [0, 1), of shape (batch, planes, dimensions). In 2d the number for the width comes first. A surplus of them
-    (a larger batch than that of x) is ignored.
+    Args:
+        samples: Random numbers in [0, 1), (batch, planes, spatial dimensions). In 2d the number for the width comes first. If the batch is
+            larger than that of x, the surplus numbers are ignored.
 
     Shape:  both: x (..., *space) gives (..., *output_size).
     Dtype:  that of x, and int64.

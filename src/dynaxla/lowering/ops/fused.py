@@ -36,7 +36,7 @@ def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
-    """ReLU of addmm, or with `use_gelu` GELU, which on a GPU is approximated by tanh, as in cuBLAS.
+    """ReLU of addmm, or GELU of addmm if `use_gelu`. On a GPU, GELU is approximated by tanh, as in cuBLAS.
 
     Dtype:  that of y.
     """
@@ -72,12 +72,16 @@ def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> t
     return tuple(convert(x, qkv.dtype) for x in (query, key, value))
 
 
-# Values of the argument `mask_type`: the mask is (rows, columns) or (batch, columns).
+# Values of the argument `mask_type`. The mask's shape is (rows, columns) for 0, and (batch, columns) for 1.
 _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
 
 
 def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
-    """Returns the dimension of the scores that each dimension of the mask corresponds to. rank: the number of dimensions of the scores."""
+    """Returns, for each dimension of the mask, the dimension of the scores to which it corresponds.
+
+    Args:
+        rank: The number of dimensions of the scores.
+    """
     dims_by_type: dict[int | None, Sequence[int]] = {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}
     return dims_by_type.get(mask_type, range(rank))
 
@@ -167,9 +171,9 @@ def weight_norm_backward(grad: Array, v: Array, g: Array, norms: Array, dim: int
     Dtype:  those of v and g.
     """
     dtype = dtypes.accumulator(v.dtype)
-    others = [d for d in range(v.ndim) if d != dim % v.ndim]
+    reduced_dims = [d for d in range(v.ndim) if d != dim % v.ndim]
     grad_wide, v_wide, g_wide, norms_wide = (convert(x, dtype) for x in (grad, v, g, norms))
-    dot = lax.reshape(lax.reduce_sum(lax.mul(grad_wide, v_wide), others), g.shape)
+    dot = lax.reshape(lax.reduce_sum(lax.mul(grad_wide, v_wide), reduced_dims), g.shape)
     projection = lax.div(dot, lax.square(norms_wide))
     orthogonal = lax.sub(grad_wide, lax.mul(v_wide, lax.broadcast_in_dim(projection, v.shape, range(v.ndim))))
     grad_v = lax.mul(lax.broadcast_in_dim(lax.div(g_wide, norms_wide), v.shape, range(v.ndim)), orthogonal)

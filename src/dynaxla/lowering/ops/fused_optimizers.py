@@ -1,7 +1,7 @@
-"""Custom ops for fused optimizer steps (`fused=True`) some of whose settings are tensors, and their lowerings.
+"""Custom ops, and their lowerings, for fused optimizer steps (`fused=True`) with settings, such as weight decay, that are tensors.
 
-torch's own ops for these steps cannot be traced, and their decompositions are long graphs. Of the settings, torch's ops take only the
-learning rate as a tensor.
+torch's own ops for such steps cannot be traced, and the only setting that they take as a tensor is the learning rate. The decompositions of
+torch's ops are long graphs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _run_on_copies(
         op: torch's op, which writes to the first `mutated` lists.
         lists: The op's lists of tensors.
         mutated: The number of lists that are copied and returned.
-        numbers: Settings that are tensors of rank 0.
-        names: The names of these settings.
-        settings: The op's other arguments, with a number in place of each of these tensors.
+        numbers: The settings that are tensors of rank 0.
+        names: The names of the settings that are tensors.
+        settings: The op's other arguments. A float with one of these names is replaced by the tensor's value.
     """
     settings |= {name: number.item() for name, number in zip(names, numbers, strict=True)}
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:mutated]]
@@ -41,8 +41,8 @@ def _empty_like(*lists: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
 
 
-# Settings that are tensors of rank 0, and their names. The setting of that name is ignored.
-_TENSORS = "Tensor[] numbers, Tensor? grad_scale, Tensor? found_inf, *, str[] names"
+# Part of the schemas. `numbers` are the settings that are tensors of rank 0, `names` their names. The floats of these names are ignored.
+_NUMBERS = "Tensor[] numbers, Tensor? grad_scale, Tensor? found_inf, *, str[] names"
 
 
 @torch.library.custom_op(
@@ -50,7 +50,7 @@ _TENSORS = "Tensor[] numbers, Tensor? grad_scale, Tensor? found_inf, *, str[] na
     mutates_args=(),
     schema=(
         "(Tensor[] params, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, "
-        f"{_TENSORS}, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) "
+        f"{_NUMBERS}, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) "
         "-> Tensor[]"
     ),
 )
@@ -91,7 +91,7 @@ def _lower_adam(*arguments: Any, decoupled: bool, **settings: Any) -> list[Array
     "dynaxla::fused_sgd",
     mutates_args=(),
     schema=(
-        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_TENSORS}, float lr, float weight_decay, float momentum, "
+        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_NUMBERS}, float lr, float weight_decay, float momentum, "
         "float dampening, bool nesterov, bool maximize, bool is_first_step) -> Tensor[]"
     ),
 )

@@ -1,7 +1,8 @@
-"""Sums of the gradients of a tensor's slices, each of which is zero outside its slice.
+"""Sums of the gradients of a tensor's slices, lowered to a concatenation.
 
-The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is such a sum. If the slices do
-not overlap, their gradients are concatenated instead of added, and slices that cover the tensor need no zeros.
+The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is a sum of tensors. Each term
+is the gradient of one slice, with zeros outside the slice. If the slices do not overlap, their gradients are concatenated instead of added.
+If the slices cover the tensor, no zeros are needed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..dimensions import clamp_slice, is_static, wrap
 from ..promotion import expand
 from .shape import joined
 
+# Ops that return zeros.
 ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 
@@ -40,9 +42,9 @@ class _SliceGradient:
 
 
 def sum_of_slices(ctx: Context) -> Array | None:
-    """Returns the value of the current node, a sum of two tensors, if it is a sum of gradients of disjoint slices.
+    """Returns the value of the current node, a sum of two tensors, if the node is a sum of gradients of disjoint slices.
 
-    None if it is no such sum, or if it is part of a longer one.
+    Returns None if the node is no such sum, or if it is part of a longer sum, which is lowered as a whole.
     """
     node: Node = ctx.node
     if not _is_sum_of_slice_gradients(node) or _is_in_longer_sum(node):
@@ -69,7 +71,7 @@ def sum_of_slices(ctx: Context) -> Array | None:
         grads.append(expand(grad, [*shape[:dim], slice_grad.count, *shape[dim + 1 :]]))
     if len({grad.shape for grad in grads}) == 1 and sum(slice_grad.count for slice_grad in slices) == shape[dim]:
         return joined(grads, dim)
-    # XLA:CPU writes each gradient in place into one array, and vectorizes the writes.
+    # XLA:CPU writes all gradients into one array, in place, and vectorizes the writes.
     out = lax.full(shape, 0, ctx.output.jax_dtype)
     for slice_grad, grad in zip(slices, grads, strict=True):
         out = lax.dynamic_update_slice(out, grad, [slice_grad.start if index == dim else 0 for index in range(len(shape))])
@@ -77,12 +79,13 @@ def sum_of_slices(ctx: Context) -> Array | None:
 
 
 def _is_sum_of_slice_gradients(node: Node) -> bool:
-    """True if the node adds gradients of slices, or sums of them. Looks at the ops of its arguments only."""
+    """True if the node seems to add gradients of slices, or sums of such gradients, by the ops of its arguments."""
     is_sum = node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
-    return is_sum and all(isinstance(arg, Node) and (arg.target in _OPS or arg.target is aten.add.Tensor) for arg in node.args)
+    return is_sum and all(isinstance(arg, Node) and (arg.target in _GRADIENT_OPS or arg.target is aten.add.Tensor) for arg in node.args)
 
 
-_OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.default)
+# Ops whose results are gradients of slices with zeros outside the slices; a cat is one if its operands are gradients and zeros.
+_GRADIENT_OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.default)
 
 
 def _is_in_longer_sum(node: Node) -> bool:
@@ -102,9 +105,10 @@ def _terms(node: Node) -> Iterator[Node]:
 
 
 def _slice_gradients(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_SliceGradient] | None:
-    """Returns the gradients of slices that a node's value consists of, apart from zeros; None if it has other parts.
+    """Returns the gradients of slices of which a node's value consists, apart from zeros; None if the value has other parts.
 
-    shape: the shape of the sum.
+    Args:
+        shape: The shape of the sum.
     """
     args: Any = node.args
     if node.target is aten.cat.default:
@@ -117,13 +121,14 @@ def _slice_gradients(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_
                 slices.append(_SliceGradient(dim, start, operand_shape[dim], operand))
             start += operand_shape[dim]
         return slices if all(ctx.spec(slice_grad.grad).dtype == ctx.output.dtype for slice_grad in slices) else None
-    if node.target not in _OPS:
+    if node.target not in _GRADIENT_OPS:
         return None
-    grad, sizes, dim, start, *rest = args
-    if tuple(sizes) != tuple(shape) or not all(type(argument) is int for argument in (dim, start, *rest)):
+    grad, sizes, dim, start, *end_and_step = args
+    if tuple(sizes) != tuple(shape) or not all(type(argument) is int for argument in (dim, start, *end_and_step)):
         return None
     dim = wrap(dim, len(shape))
     if node.target is aten.select_backward.default:
         return [_SliceGradient(dim, start % shape[dim], 1, grad)]
-    clamped_start, _, count = clamp_slice(shape[dim], start, rest[0], rest[1])
-    return [_SliceGradient(dim, clamped_start, count, grad)] if rest[1] == 1 else None
+    end, step = end_and_step
+    clamped_start, _, count = clamp_slice(shape[dim], start, end, step)
+    return [_SliceGradient(dim, clamped_start, count, grad)] if step == 1 else None

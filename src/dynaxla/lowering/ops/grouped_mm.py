@@ -23,9 +23,9 @@ _INT32 = np.dtype(np.int32)
 
 
 def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
-    """Splits grouped rows into blocks of one size. Each block belongs to one group; the last block of a group may have fewer valid rows.
+    """Splits grouped rows into blocks of equal size. Each block belongs to one group; the last block of a group may have fewer valid rows.
 
-    The number of blocks is static. Surplus blocks begin after the last row and have no valid rows.
+    The number of blocks is static: an upper bound. Surplus blocks begin after the last row, and have no valid rows.
 
     Args:
         rows: The number of rows of all groups.
@@ -36,15 +36,15 @@ def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
     """
     groups = ends.shape[0]
     size = min(128, max(16, 1 << (-(-rows // groups) - 1).bit_length()))
-    count = min(rows, rows // size + groups)
+    block_count = min(rows, rows // size + groups)
     ends = convert(ends, _INT32)
     starts = lax.concatenate([lax.full((1,), 0, _INT32), lax.slice_in_dim(ends, 0, groups - 1)], 0)
-    blocks = lax.div(lax.add(lax.sub(ends, starts), np.int32(size - 1)), np.int32(size))
-    block_ends = running_sum(blocks, 0)
-    block_index = lax.iota(_INT32, count)
+    blocks_per_group = lax.div(lax.add(lax.sub(ends, starts), np.int32(size - 1)), np.int32(size))
+    block_ends = running_sum(blocks_per_group, 0)
+    block_index = lax.iota(_INT32, block_count)
     group = lax.min(convert(searchsorted(block_ends, block_index, right=True), _INT32), np.int32(groups - 1))
-    index_in_group = lax.sub(block_index, take_along(lax.sub(block_ends, blocks), 0, group))
-    is_used = lax.lt(index_in_group, take_along(blocks, 0, group))
+    index_in_group = lax.sub(block_index, take_along(lax.sub(block_ends, blocks_per_group), 0, group))
+    is_used = lax.lt(index_in_group, take_along(blocks_per_group, 0, group))
     first_row = lax.select(
         is_used, lax.add(take_along(starts, 0, group), lax.mul(index_in_group, np.int32(size))), full_like(block_index, rows)
     )
@@ -53,6 +53,7 @@ def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
 
 
 def _pad_zeros(x: Array, dim: int, size: int) -> Array:
+    """Returns x, followed by `size` zeros along a dimension."""
     shape = [size if d == dim else extent for d, extent in enumerate(x.shape)]
     return lax.concatenate([x, lax.full(shape, 0, x.dtype)], dim)
 
@@ -105,14 +106,15 @@ def grouped_mm(
 ) -> Array:
     """Matrix products in groups.
 
-    offs: the end (exclusive) of each group along the rows of x, the columns of y, or the contracted dimension.
+    Args:
+        offs: The end (exclusive) of each group along the rows of x, the columns of y, or the contracted dimension.
 
     Shape:  x (rows, k) and y (groups, k, n) give (rows, n).
             x (groups, m, k) and y (k, columns) give (m, columns).
             x (m, k) and y (k, n), with k in groups, give (groups, m, n).
             x (groups, m, k) and y (groups, k, n), without offs, give (groups, m, n).
     Dtype:  `out_dtype` if given, else that of x.
-    Raises: UnsupportedOp with a bias, or without offs where groups need it.
+    Raises: UnsupportedOp with a bias, or without offs unless x and y have rank 3.
     """
     if bias is not None:
         raise UnsupportedOp("_grouped_mm with a bias")

@@ -1,4 +1,4 @@
-"""Lowerings of histograms: counts of numbers in a row of bins, or of points in a grid of bins."""
+"""Lowerings of histograms: counts of numbers in bins, or of points in a grid of bins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _INT64 = np.dtype(np.int64)
 def _outer_edges(x: Array, bounds: Sequence[float] | None, ctx: Context) -> list[tuple[Array, Array]]:
     """Returns the first and the last edge in each dimension, in float64.
 
-    Makes the compiled call raise for a range that is not finite or is reversed. An empty range is extended by 0.5 on both sides.
+    Makes the compiled call raise if a range is not finite, or if its first edge is larger than its last. A range whose edges are equal is
+    extended by 0.5 on both sides.
 
     Args:
         x: The points, (count, dimensions).
@@ -47,7 +48,7 @@ def _outer_edges(x: Array, bounds: Sequence[float] | None, ctx: Context) -> list
 
 
 def _extended(low: Array, high: Array, margin: float) -> tuple[Array, Array]:
-    """Returns the range from low to high; if it is empty, extended by `margin` on both sides."""
+    """Returns the range from low to high; a range with low equal to high is extended by `margin` on both sides."""
     extra = lax.select(lax.eq(low, high), full_like(low, margin), full_like(low, 0))
     return lax.sub(low, extra), lax.add(high, extra)
 
@@ -170,7 +171,7 @@ def histogram(
 
 @lowers(aten.histogram.bins_tensor)
 def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
-    """Same as `histogram`, where `bins` are the edges, which are also the second result.
+    """Same as `histogram`, where `bins` are the edges. They are also the second result.
 
     Shape:  the number of edges minus 1; and that of the edges.
     Dtype:  that of x; and that of the edges.
@@ -182,12 +183,12 @@ def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, de
 def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Context) -> Array:
     """The number of elements in each of `bins` equal intervals from min to max, or between the extrema of x if min == max.
 
-    Elements outside do not count.
+    Elements outside of the intervals do not count.
 
     Shape:  [bins].
     Dtype:  that of x.
-    Source: ATen native/cpu/HistogramKernel.cpp: the bin is computed by a division, which is rounded, not from the edges. For integers,
-            which torch's CPU kernel rejects: native/cuda/SummaryOps.cu.
+    Source: ATen native/cpu/HistogramKernel.cpp, which computes the bin by a rounded division, not from the edges. For integers, which
+            torch's CPU kernel rejects: native/cuda/SummaryOps.cu.
     """
     if np.issubdtype(x.dtype, np.integer):
         return _integer_histc(x, bins, int(min), int(max), ctx)

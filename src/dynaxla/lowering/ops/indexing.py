@@ -1,7 +1,7 @@
 """Lowerings of ops that read or mask by index: gathers, masks, triangles. Scatters are in scattering.py, embeddings in embedding.py.
 
-An index out of range makes the call raise, as in eager mode (see bounds.py). Inside the program, an out-of-range read is clamped to the
-nearest element and an out-of-range write is dropped, so no memory outside the tensor is touched. The only unchecked ops are the ones that
+An index out of range makes the call raise, as in eager mode (see bounds.py). Inside the program, a read out of range is clamped to the
+nearest element, and a write out of range is dropped, so no memory outside the tensor is touched. The only ops without checks are those that
 PyTorch names "unsafe": their indices come from PyTorch's own decompositions.
 """
 
@@ -27,8 +27,8 @@ from .bounds import argument, refuse_unless, require_index
 from .scans import running_sum
 
 
-def from_front(index: Array, size: int) -> Array:
-    """Returns the indices with `size` added to negative ones.
+def wrap_negative(index: Array, size: int) -> Array:
+    """Returns the indices with `size` added to the negative indices, which count from the end.
 
     Raises: UnsupportedOp for a mask (bool or uint8): the result's size would depend on data.
     """
@@ -48,7 +48,7 @@ class GatherIndices:
         dims: The indexed dimensions.
         coordinates: The indices, of shape (*shape, len(dims)).
         shape: The shape of the index tensors after broadcasting.
-        position: The position in the result of the first dimension of `shape`.
+        position: The dimension of the result at which the dimensions of `shape` begin.
     """
 
     dims: tuple[int, ...]
@@ -60,10 +60,11 @@ class GatherIndices:
     def of(x: Array, indices: Sequence[Array | None]) -> GatherIndices:
         """Builds the gather indices of x[indices].
 
-        The dimensions of the broadcast indices replace the indexed dimensions if these are adjacent; otherwise they go to the front.
+        The dimensions of the broadcast indices replace the indexed dimensions if the indexed dimensions are adjacent; otherwise they come
+        first.
         """
         dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
-        index_arrays = broadcast([from_front(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
+        index_arrays = broadcast([wrap_negative(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
         dtype = np.dtype(np.int64) if any(index.dtype != index_arrays[0].dtype for index in index_arrays) else index_arrays[0].dtype
         rank = index_arrays[0].ndim
         columns = [lax.expand_dims(convert(index, dtype), [rank]) for index in index_arrays]
@@ -72,11 +73,16 @@ class GatherIndices:
         return GatherIndices(dims, coordinates, index_arrays[0].shape, dims[0] if is_adjacent else 0)
 
     def window_dims(self, rank: int) -> tuple[int, ...]:
-        """Returns the positions in the result of the dimensions that are not indexed. rank: the indexed tensor's number of dimensions."""
+        """Returns the dimensions of the result that come from dimensions without an index.
+
+        Args:
+            rank: The rank of the indexed tensor.
+        """
         total = rank - len(self.dims) + len(self.shape)
         return tuple(dim for dim in range(total) if not self.position <= dim < self.position + len(self.shape))
 
     def result_shape(self, x: Array) -> tuple[int, ...]:
+        """Returns the shape of x[indices]."""
         kept_sizes = [size for dim, size in enumerate(x.shape) if dim not in self.dims]
         return (*kept_sizes[: self.position], *self.shape, *kept_sizes[self.position :])
 
@@ -111,6 +117,7 @@ def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
 
 
 def _gather_slices(x: Array, gather_indices: GatherIndices) -> Array:
+    """Returns x[indices]. An index out of range reads the nearest element."""
     if 0 in gather_indices.result_shape(x) or x.size == 0:
         return lax.full(gather_indices.result_shape(x), 0, x.dtype)
     dimension_numbers = lax.GatherDimensionNumbers(
@@ -165,8 +172,8 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
 def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
     """Returns the dimensions along which the graph expands the indices, the current node's third argument, to the full size of x.
 
-    `dim` itself is left out. Only views inside the graph count: if the tensor under the views already has a stride of 0 (an expanded graph
-    input), the result is empty, because a JAX array has no strides.
+    `dim` itself is left out. Only an expand inside the graph counts: the result is empty if the tensor under the views already has a stride
+    of 0 (an expanded graph input), because a JAX array has no strides.
     """
     source = argument(ctx, 2)
     while isinstance(source, Node) and is_view(source):
@@ -178,7 +185,7 @@ def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int
 
 
 def first_along(x: Array, dims: Sequence[int]) -> Array:
-    """Returns x cut to its first slice along each of `dims`, which then have size 1."""
+    """Returns the first slice of x along each of `dims`. The result has size 1 in these dimensions."""
     return lax.slice(x, [0] * x.ndim, [1 if d in dims else size for d, size in enumerate(x.shape)])
 
 
@@ -199,7 +206,7 @@ def gather(x: Array, dim: int, indices: Array, expanded: tuple[int, ...] = ()) -
         x: The tensor to read.
         dim: The indexed dimension.
         indices: May be smaller than x in dimensions other than `dim`.
-        expanded: Dimensions along which `indices` has size 1 and each index applies to all of x.
+        expanded: Dimensions along which `indices` has size 1, and each index is used for all elements of x.
     """
     if x.ndim == 0:
         return expand(x, indices.shape)
@@ -235,7 +242,7 @@ def take(x: Array, indices: Array, ctx: Context) -> Array:
     Dtype:  that of x.
     """
     require_flat(ctx, x, indices)
-    return take_along(lax.reshape(x, (x.size,)), 0, from_front(indices, x.size))
+    return take_along(lax.reshape(x, (x.size,)), 0, wrap_negative(indices, x.size))
 
 
 def require_flat(ctx: Context, x: Array, indices: Array) -> None:
@@ -245,9 +252,9 @@ def require_flat(ctx: Context, x: Array, indices: Array) -> None:
 
 
 def ordinals(mask: Array) -> Array:
-    """Returns, for each element of a mask, the number of True elements up to and including it in row-major order, minus 1.
+    """Returns, for each element of a mask in row-major order, the number of True elements up to and including this element, minus 1.
 
-    At a True element this is the number of True elements before it.
+    At a True element, the result is the number of True elements before it.
 
     Dtype:  int64.
     """
@@ -274,8 +281,8 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     return lax.select(mask, take_along(lax.reshape(source, (source.size,)), 0, ordinals(mask)), x)
 
 
-def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
-    """Returns the indices clamped to the range of the dimensions that they index, [-size, size - 1]."""
+def clamp_indices(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
+    """Returns the indices of x, clamped to the range of their dimensions, [-size, size - 1]."""
 
     def clamp(index: Array, size: int) -> Array:
         low, high = (lax.full((), value, index.dtype) for value in (-size, max(size - 1, 0)))
@@ -291,13 +298,14 @@ def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], 
     Shape:  as for `index`.
     Dtype:  that of x.
     """
-    result = unsafe_index(x, clamped(x, indices))
+    result = unsafe_index(x, clamp_indices(x, indices))
     if x.size == 0:
         return lax.full(result.shape, convert(fill, x.dtype))
     return lax.select(expand(mask, result.shape), result, lax.full_like(result, fill))
 
 
 def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
+    """Returns matrices with zeros above (`lower`) or below a diagonal."""
     rows = lax.broadcasted_iota("int32", x.shape, x.ndim - 2)
     columns = lax.broadcasted_iota("int32", x.shape, x.ndim - 1)
     edge = lax.add(rows, lax.full_like(rows, max(min(diagonal, x.shape[-1]), -x.shape[-2])))
@@ -306,7 +314,7 @@ def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
 
 @lowers(aten.tril.default)
 def tril(x: Array, diagonal: int = 0) -> Array:
-    """The lower triangles of matrices: zeros above the main diagonal, or above the `diagonal`-th diagonal above it.
+    """The lower triangles of matrices, with zeros above a diagonal: 0 is the main diagonal, 1 the diagonal above it, and so on.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -316,7 +324,7 @@ def tril(x: Array, diagonal: int = 0) -> Array:
 
 @lowers(aten.triu.default)
 def triu(x: Array, diagonal: int = 0) -> Array:
-    """The upper triangles of matrices: zeros below the main diagonal, or below the `diagonal`-th diagonal above it.
+    """The upper triangles of matrices, with zeros below a diagonal: 0 is the main diagonal, 1 the diagonal above it, and so on.
 
     Shape:  that of x.
     Dtype:  that of x.

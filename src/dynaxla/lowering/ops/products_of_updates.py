@@ -25,7 +25,7 @@ from ..dtypes import DType
 from ..implementations import Implementations
 from ..promotion import convert, expand
 from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, updated_operand, written_range
-from .indexing import from_front, take_along
+from .indexing import take_along, wrap_negative
 from .products_of_samples import IndexedSlices, indexed_slices, product_with_slices
 from .scattering import fit, write_slices
 
@@ -368,4 +368,4 @@ def _slices_along_dim(ctx: Context, update: SliceUpdate) -> tuple[Array, Array]:
     index, values = ctx.values[node.args[1][dim]], ctx.values[node.args[2]]
     slices = fit(values, (*shape[:dim], *index.shape, *shape[dim + 1 :]))
     slices = lax.reshape(slices, (*shape[:dim], index.size, *shape[dim + 1 :]))
-    return slices, lax.reshape(from_front(index, shape[dim]), (index.size,))
+    return slices, lax.reshape(wrap_negative(index, shape[dim]), (index.size,))

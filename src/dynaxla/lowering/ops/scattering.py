@@ -24,15 +24,15 @@ from ..registry import lowers
 from .bounds import argument, require_index
 from .indexing import (
     GatherIndices,
-    clamped,
+    clamp_indices,
     expanded_dims,
     first_along,
-    from_front,
     ordinals,
     require_elements,
     require_flat,
     require_indices,
     take_along,
+    wrap_negative,
 )
 
 # For each reduction, the scatter and the elementwise op that combine a written value with the old value.
@@ -304,7 +304,7 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
         return x
     rank, dim = x.ndim, wrap(dim, x.ndim)
     flat = x if rank else lax.reshape(x, (1,))
-    rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
+    rows = wrap_negative(lax.reshape(indices, (indices.size,)), flat.shape[dim])
     if flat.ndim == 1:  # the mask below would be as large as x
         return lax.reshape(write_slices(flat, 0, rows, expand(convert(value, x.dtype), rows.shape), "set"), x.shape)
     is_written = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
@@ -320,7 +320,7 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ct
     Dtype:  that of x.
     """
     require_flat(ctx, x, indices)
-    flat_indices = from_front(lax.reshape(indices, (indices.size,)), x.size)
+    flat_indices = wrap_negative(lax.reshape(indices, (indices.size,)), x.size)
     values = lax.reshape(source, (source.size,))
     return lax.reshape(write_slices(lax.reshape(x, (x.size,)), 0, flat_indices, values, "sum" if accumulate else "set"), x.shape)
 
@@ -420,7 +420,7 @@ def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[
     Dtype:  that of x.
     """
     values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
-    return unsafe_index_put(x, clamped(x, indices), values, accumulate=True)
+    return unsafe_index_put(x, clamp_indices(x, indices), values, accumulate=True)
 
 
 @lowers(aten.nonzero_static.default)

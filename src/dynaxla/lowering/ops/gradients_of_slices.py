@@ -17,7 +17,7 @@ from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import clamp_slice, is_static, wrap
 from ..promotion import expand
-from .shape import joined
+from .shape import concatenate_nonempty
 
 ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
@@ -68,7 +68,7 @@ def sum_of_slices(ctx: Context) -> Array | None:
         grad = grad if grad.ndim == len(shape) else lax.expand_dims(grad, [dim])
         grads.append(expand(grad, [*shape[:dim], slice_grad.count, *shape[dim + 1 :]]))
     if len({grad.shape for grad in grads}) == 1 and sum(slice_grad.count for slice_grad in slices) == shape[dim]:
-        return joined(grads, dim)
+        return concatenate_nonempty(grads, dim)
     # XLA:CPU writes each gradient in place into one array, and vectorizes the writes.
     out = lax.full(shape, 0, ctx.output.jax_dtype)
     for slice_grad, grad in zip(slices, grads, strict=True):

@@ -75,7 +75,8 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
 
     Args:
         x: The array.
-        write: Called as write(x, source, reduction), with a reduction of `_SCATTERS`. Returns x after the scatter. A mean calls it twice.
+        write: Called as write(x, source, reduction), with a reduction of `_SCATTERS`. Returns x after the scatter. A mean is computed
+            from two calls, for sums and counts.
         source: The values to combine.
         reduce: "sum", "prod", "mean", "amax" or "amin".
         include_self: False excludes the old values of the elements to which values are written. Other elements keep their values.

@@ -15,8 +15,8 @@ from ..dtypes import DType
 from ..promotion import convert, number
 from ..registry import lowers
 
-# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of their sum, unless they are in memory.
-_FEW_ROWS = 8
+# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of the loop that sums them, unless they are in memory.
+_MAX_RECOMPUTED_ROWS = 8
 
 
 def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
@@ -25,10 +25,10 @@ def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
 
 
 def minus_largest(x: Array, largest: Array) -> Array:
-    """Returns x - largest, two arrays of one shape. It is 0 for the elements of x that are the largest.
+    """Returns x - largest, for arrays of one shape. The difference is exactly 0 where x equals `largest`.
 
     If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error
-    of a * b, up to 256 for 1e10 in float32. A minimum between the two prevents that, and changes no finite number.
+    of a * b, up to 256 for 1e10 in float32. A minimum between multiplication and subtraction prevents that, and changes no finite number.
     """
     if not dtypes.is_float(x.dtype):
         return lax.sub(x, largest)
@@ -38,7 +38,7 @@ def minus_largest(x: Array, largest: Array) -> Array:
 def _shifted(x: Array, dim: int) -> Array:
     """Returns x minus its largest value along `dim`, so that no exponential overflows.
 
-    In a row with a NaN, the NaN stays NaN, and other elements may be above 0.
+    In a row with a NaN, the NaN stays NaN, and the other elements may be above 0.
     """
     return minus_largest(x, _spread(fast_reduce_max(x, (dim,)), x.shape, dim))
 
@@ -50,6 +50,7 @@ def _widened(x: Array, dim: int) -> tuple[Array, int]:
 
 
 def _like_input(out: Array, x: Array, dtype: DType) -> Array:
+    """Returns the result in the rank of x, which may be 0, and in `dtype`."""
     return convert(out if x.ndim else lax.reshape(out, ()), dtype)
 
 
@@ -59,7 +60,7 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = exp_nonpositive(_shifted(wide, dim))
-    if definitely(lambda: wide.size <= _FEW_ROWS * wide.shape[dim]):
+    if definitely(lambda: wide.size <= _MAX_RECOMPUTED_ROWS * wide.shape[dim]):
         weights = in_memory(weights)
     return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
 
@@ -98,9 +99,9 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     result_dtype = dtype or x.dtype
     wide, dim = _widened(convert(x, result_dtype), dim)
     largest = reduce_max(wide, (dim,))
-    is_empty = lax.eq(largest, lax.full_like(largest, -float("inf")))
+    is_all_minus_inf = lax.eq(largest, lax.full_like(largest, -float("inf")))
     out = _normalized_exponentials(wide, dim)
-    return _like_input(lax.select(_spread(is_empty, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
+    return _like_input(lax.select(_spread(is_all_minus_inf, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
 
 
 @lowers(aten._softmax_backward_data.default)

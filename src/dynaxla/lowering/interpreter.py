@@ -280,7 +280,7 @@ class Interpreter:
             if not self.kernels:
                 raise _located(UnsupportedOp(message, op=str(node.target)), node)
             return _by_kernel(node, values, ctx, message, must_run=True)
-        problem = faster_kernels.problem_of(node, ctx) if self.kernels else None
+        problem = faster_kernels.kernel_call(node, ctx) if self.kernels else None
         try:
             if problem is None:
                 value = step.function(*args, **kwargs)

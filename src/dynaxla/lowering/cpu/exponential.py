@@ -78,11 +78,11 @@ def _split(x: Array) -> tuple[Array, Array]:
     shifted = lax.add(lax.mul(x, _number(x, _LOG2_E)), _number(x, _ROUND))
     integer = lax.bitcast_convert_type(shifted, np.int32)
     power = lax.convert_element_type(lax.sub(integer, full_like(integer, _ROUND_BITS)), np.float32)
-    rest = lax.sub(lax.sub(x, lax.mul(power, _number(x, _LN2_HIGH))), lax.mul(power, _number(x, _LN2_LOW)))
+    remainder = lax.sub(lax.sub(x, lax.mul(power, _number(x, _LN2_HIGH))), lax.mul(power, _number(x, _LN2_LOW)))
     total = _number(x, _POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
-        total = lax.add(lax.mul(total, rest), _number(x, coefficient))
-    return lax.add(lax.add(lax.mul(total, lax.mul(rest, rest)), rest), _number(x, 1)), integer
+        total = lax.add(lax.mul(total, remainder), _number(x, coefficient))
+    return lax.add(lax.add(lax.mul(total, lax.mul(remainder, remainder)), remainder), _number(x, 1)), integer
 
 
 def _number(x: Array, value: float) -> Any:

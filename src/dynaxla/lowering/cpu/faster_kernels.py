@@ -150,7 +150,7 @@ def kernel_call(node: Node, ctx: Context) -> KernelCall | None:
     op: Any = node.target
     arguments = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
     specs = {name: _tensors(value, ctx) for name, value in arguments.items()}
-    tensors = [spec for found in specs.values() for spec in found]
+    tensors = [spec for argument_specs in specs.values() for spec in argument_specs]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     if not tensors or (op in _SCATTERS and 0 in specs["index"][0].stride):
         return None
@@ -161,5 +161,5 @@ def kernel_call(node: Node, ctx: Context) -> KernelCall | None:
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:
     """Returns the metadata of the tensors in an argument, which may be a list."""
-    found = [ctx.spec_of(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
-    return [item for item in found if isinstance(item, TensorSpec)]
+    specs = [ctx.spec_of(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [item for item in specs if isinstance(item, TensorSpec)]

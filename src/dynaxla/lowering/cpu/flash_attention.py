@@ -69,13 +69,13 @@ def backward(
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         tensors, masks = _from_orders(operands, orders), operands[len(orders) :]
         settings = {"attn_mask": next(iter(masks), None), "scale": scale}
-        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, **settings)
-        for result, gradient in zip(results, found, strict=True):
+        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, **settings)
+        for result, gradient in zip(results, gradients, strict=True):
             result.copy_(gradient.permute(_OUT_ORDER))
 
     operands = [*_to_orders((grad, query, key, value, out, logsumexp), orders), *([] if mask is None else [mask])]
-    found = torch_kernels.call(write, operands, [(_permuted(x.shape, _OUT_ORDER), x.dtype) for x in (query, key, value)])
-    grad_query, grad_key, grad_value = (lax.transpose(x, _OUT_ORDER) for x in found)
+    gradients = torch_kernels.call(write, operands, [(_permuted(x.shape, _OUT_ORDER), x.dtype) for x in (query, key, value)])
+    grad_query, grad_key, grad_value = (lax.transpose(x, _OUT_ORDER) for x in gradients)
     return grad_query, grad_key, grad_value
 
 

@@ -72,9 +72,9 @@ def inplace_overload(node: Node) -> torch._ops.OpOverload | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
     packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_", None)
-    found = getattr(packet, target._overloadname, None)
+    overload = getattr(packet, target._overloadname, None)
     uses = sum(operand is node.args[0] for operand in pytree.tree_leaves((node.args, node.kwargs))) if node.args else 0
-    return found if found is not None and found._schema.is_mutable and uses == 1 else None
+    return overload if overload is not None and overload._schema.is_mutable and uses == 1 else None
 
 
 def have_same_metadata(a: Node, b: Node) -> bool:

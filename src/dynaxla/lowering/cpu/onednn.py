@@ -211,16 +211,16 @@ def self_test(dtype: DType) -> str:
         group_kernel: Array, sequence: Array, kernel_1d: Array, volume: Array, kernel_3d: Array,
     ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
         """Returns the result of each custom call, with the result of XLA's own ops."""
-        found: dict[str, tuple[Array, Array]] = {}
+        pairs: dict[str, tuple[Array, Array]] = {}
         product = jnp.matmul(x.astype(np.float32), y.astype(np.float32))
         for transpose_x in (False, True):
             for transpose_y in (False, True):
                 a, b = (item.swapaxes(1, 2) if transposed else item for item, transposed in ((x, transpose_x), (y, transpose_y)))
-                found[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
+                pairs[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
         for name, function in _ACTIVATIONS.items():
-            found[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
+            pairs[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
         orders = ((0, 2, 1), (0, 2, 1), (1, 0, 2))
-        found["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
+        pairs["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
         cases: dict[str, tuple[Array, Array, list[int], list[tuple[int, int]], list[int], int]] = {
             "convolution": (image, kernel, [2, 1], [(1, 1), (0, 2)], [1, 2], 1),
             "convolution by groups": (image, group_kernel, [1, 1], [(0, 0), (1, 1)], [1, 1], 2),
@@ -230,15 +230,15 @@ def self_test(dtype: DType) -> str:
         for name, (operand, weight, stride, padding, dilation, groups) in cases.items():
             expected = _xla_convolution(operand, weight, stride, padding, dilation, groups) + channel_bias
             settings = expected.shape, stride, padding, dilation, groups, dtype, channel_bias
-            found[name] = convolution(operand, weight, *settings), expected
+            pairs[name] = convolution(operand, weight, *settings), expected
             if groups == 1:
                 transposed = convolution(operand, weight.swapaxes(0, 1), *settings, transposed_weight=True)
-                found[f"{name}, transposed weight"] = transposed, expected
+                pairs[f"{name}, transposed weight"] = transposed, expected
         x_float32 = x.astype(np.float32)
         mean, variance = x_float32.mean(-1, keepdims=True), x_float32.var(-1, keepdims=True)
         scale, offset = scale.astype(np.float32), offset.astype(np.float32)
-        found["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (x_float32 - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
-        return found
+        pairs["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (x_float32 - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
+        return pairs
 
     tolerance = 2e-3 if dtype == np.float32 else 5e-2
     results = jax.jit(compared, compiler_options={"xla_backend_optimization_level": 0})(**arrays)

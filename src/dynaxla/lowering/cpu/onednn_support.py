@@ -32,7 +32,7 @@ def why_not() -> str:
     """Returns the reason why oneDNN's calls are not used with float32; "" if they are used."""
     if not _has_calls():
         return "this jaxlib has none"
-    return _refusal("float32")
+    return _refused("float32")
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _self_test() -> dict[str, str] | None:
     return None if found is None else dict(found)
 
 
-def _refusal(dtype_name: str) -> str:
+def _refused(dtype_name: str) -> str:
     """Returns the reason why oneDNN's calls are not used with a tested dtype, provided that jaxlib has the calls; "" if they are used."""
     results = _self_test()
     if results is None:
@@ -81,7 +81,7 @@ def supports(dtype: DType) -> bool:
     if dtype == np.float32:
         return is_available()
     if dtype == jax.numpy.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported() and is_available() and not _refusal("bfloat16")
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported() and is_available() and not _refused("bfloat16")
     return False
 
 

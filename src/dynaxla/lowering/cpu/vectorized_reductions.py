@@ -107,12 +107,12 @@ def sum_function(reorders: bool) -> Reduction:
     """Returns the sum function for lowerings.
 
     Args:
-        reorders: True if passes/jaxpr/transposes.py will process the program. That pass may change memory orders, and rewrites sums itself.
+        reorders: True if passes/jaxpr/transposes.py will process the program. The pass may change memory orders, and rewrites sums itself.
     """
-    return lax.reduce_sum if reorders else sum_neighbours
+    return lax.reduce_sum if reorders else vectorized_sum
 
 
-def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
+def vectorized_sum(x: Array, dims: Sequence[int]) -> Array:
     """Returns the sum over dims, which are removed.
 
     If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, and adjacent elements last. This
@@ -151,7 +151,7 @@ def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
     """Returns the sum over the first group of dimensions, then over the second. The write to memory keeps XLA from fusing the steps."""
     first, second = steps
     shifted = [dim - sum(removed < dim for removed in first) for dim in second]
-    return sum_neighbours(in_memory(sum_neighbours(x, first)), shifted)
+    return vectorized_sum(in_memory(vectorized_sum(x, first)), shifted)
 
 
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:
@@ -261,5 +261,5 @@ def sum_rows(x: Array, dims: Sequence[int], reduce: Reduction = lax.reduce_sum) 
     count = math.prod(x.shape[first : last + 1])
     row_count = max(size for size in range(1, min(_SECOND_STEP_ROWS, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
     rows = lax.reshape(x, (*x.shape[:first], count // row_count, row_count, *x.shape[last + 1 :]))
-    # The barriers keep XLA from merging both steps, and the first step with a reshape; see `sum_neighbours`.
+    # The barriers keep XLA from merging both steps, and the first step with a reshape; see `vectorized_sum`.
     return reduce(lax.optimization_barrier(reduce(lax.optimization_barrier(rows), [first])), [first])

@@ -62,7 +62,7 @@ class AttentionSettings:
     Attributes:
         scale: The factor of the scores, before a bias is added.
         is_causal: True if row i attends to columns 0 to i only.
-        heads_inside: True to read and write the memory order HEADS_INSIDE. It avoids copies if operands and results have this order.
+        heads_inside: True to read and write the memory order HEADS_INSIDE, which avoids copies if operands and results have this order.
     """
 
     scale: float
@@ -153,8 +153,8 @@ class _Bias:
         """Converts the log-sum-exp for the clamped mask to the log-sum-exp for the original mask."""
         is_below, largest = self._rows_below_floor(logsumexp.shape)
         shifted = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
-        found = lax.select(is_below, shifted, logsumexp)
-        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(found, 0), found)
+        unhidden = lax.select(is_below, shifted, logsumexp)
+        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(unhidden, 0), unhidden)
 
     def clamped(self, logsumexp: Array) -> Array:
         """Converts the log-sum-exp for the original mask to the log-sum-exp for the clamped mask.

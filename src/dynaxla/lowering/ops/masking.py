@@ -59,7 +59,7 @@ write_into = torch.ops.dynaxla.write_into.default
 def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_indices: Sequence[int], fill: bool | int | float) -> Array:
     """Replaces the padding along `dim` by `fill`.
 
-    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in any of these is not less than the true size.
+    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in one of these is not less than the true size.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -230,7 +230,7 @@ def _reflect_or_replicate_backward(
 def _write_into(x: Array, added: Array, lengths: Array, dim: int, length_index: int, start: int, count_index: int, count: int) -> Array:
     """Returns x with the first elements of `added` written along `dim`.
 
-    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It has lengths[count_index] elements, or
+    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It covers lengths[count_index] elements, or
     `count` if `count_index` is -1.
     """
     if added.shape[dim] == 0:

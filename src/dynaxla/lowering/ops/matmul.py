@@ -115,8 +115,8 @@ def _supports_torch(problem: Contraction) -> bool:
 # Batches of at least _MIN_BATCH matrices with at most _MAX_SMALL_SIZE rows, columns and terms: XLA's dot and oneDNN spend most of their
 # time on one call per matrix and take twice as long as MKL, which multiplies the whole batch in one call. Batches of matrices with at most
 # _MAX_TINY_SIZE rows and columns and sums of at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
-# A call of torch has a fixed cost. It pays off for batches from _MIN_TORCH_BATCH_PRODUCTS multiplications on, and for two large matrices
-# for which oneDNN is slow from _MIN_TORCH_PAIR_PRODUCTS on.
+# A call of torch has a fixed cost. It pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications, and for two matrices for
+# which oneDNN is slow with at least _MIN_TORCH_PAIR_PRODUCTS.
 _MAX_SMALL_SIZE, _MAX_TINY_SIZE, _MAX_TINY_TERMS, _MIN_BATCH = 32, 16, 8, 16
 _MIN_TORCH_BATCH_PRODUCTS, _MIN_TORCH_PAIR_PRODUCTS = 400_000, 32_000_000
 

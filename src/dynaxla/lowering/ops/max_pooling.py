@@ -327,8 +327,8 @@ def maxima(values: Array, positions: Array, window_dims: Sequence[int]) -> tuple
         window_dims: The dimensions of the windows.
     """
     maximum = lax.reduce_max(values, window_dims)
-    kept = [dim for dim in range(values.ndim) if dim not in window_dims]
-    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept))
+    kept_dims = [dim for dim in range(values.ndim) if dim not in window_dims]
+    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept_dims))
     index = lax.reduce_min(lax.select(is_maximum, positions, lax.full_like(positions, np.iinfo(np.int64).max)), window_dims)
     if (nan := _is_nan(values)) is not None:
         last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), window_dims)

@@ -26,9 +26,9 @@ def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
 
 def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple[Array, Array, Array]:
     """Returns the mean and the biased variance over `dims`, which are removed, and x - mean. add: as for `mean_over`."""
-    kept = [dim for dim in range(x.ndim) if dim not in dims]
+    kept_dims = [dim for dim in range(x.ndim) if dim not in dims]
     mean = mean_over(x, dims, add)
-    centered = lax.sub(x, along(mean, x.shape, kept))
+    centered = lax.sub(x, along(mean, x.shape, kept_dims))
     return mean, mean_over(lax.square(centered), dims, add), centered
 
 

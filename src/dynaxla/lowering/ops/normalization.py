@@ -14,7 +14,7 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support
-from ..cpu.vectorized_reductions import Reduction, sum_neighbours
+from ..cpu.vectorized_reductions import Reduction, vectorized_sum
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
@@ -30,7 +30,7 @@ Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 def normalize_last(
-    x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = sum_neighbours
+    x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = vectorized_sum
 ) -> tuple[Array, Array, Array]:
     """Normalizes x over its last `count` dimensions. add: the function that sums over dimensions.
 
@@ -165,7 +165,7 @@ def native_layer_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
+def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept_dims: Dims, add: Reduction) -> Array:
     """Returns the gradient of a normalization's input.
 
     It is (grad - mean(grad) - normalized * mean(grad * normalized)) / standard deviation.
@@ -173,14 +173,14 @@ def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims:
     Args:
         grad: The gradient of the normalized input, before weight and bias.
         normalized: The normalized input.
-        rstd: 1 / standard deviation, with the dimensions `kept`.
+        rstd: 1 / standard deviation, with the dimensions `kept_dims`.
         dims: The normalized dimensions.
-        kept: The dimensions that are not normalized.
+        kept_dims: The dimensions that are not normalized.
         add: The function that sums over dimensions.
     """
-    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept)
-    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
-    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept))
+    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept_dims)
+    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept_dims)
+    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept_dims))
 
 
 # --- group normalization

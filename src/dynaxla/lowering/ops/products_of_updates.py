@@ -68,7 +68,7 @@ _MAX_ROWS = 32
 _MIN_SLICES_PER_NEW_SLICE = 4
 
 
-def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[int], batch: Sequence[int]) -> Array | None:
+def product_of_update(ctx: Context, position: int, other: Array, contracting: Sequence[int], batch: Sequence[int]) -> Array | None:
     """Returns the current node's product of a view of an updated tensor and another array, without materializing the updated tensor.
 
     Returns None if the argument is not a view of an updated tensor, or if materializing the tensor is expected to be faster.
@@ -80,7 +80,7 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
         ctx: The context of the current node.
         position: The position of the node's argument that is the view.
         other: The other operand.
-        over: The summed dimensions of `other`.
+        contracting: The summed dimensions of `other`.
         batch: The batch dimensions of `other`.
     """
     operand = updated_operand(ctx, position)
@@ -98,7 +98,7 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
         operand.has_strides,
         ctx.platform,
     )
-    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, operand, other, over, batch)
+    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, operand, other, contracting, batch)
     return result
 
 
@@ -252,7 +252,7 @@ def _batched_matrices(y: Array, batch: Sequence[int], summed: Sequence[int], fre
 
 @PRODUCT_OF_UPDATE.implementation("whole")
 def _by_whole(
-    problem: UpdatedProductProblem, ctx: Context, operand: UpdatedOperand, other: Array, over: Sequence[int], batch: Sequence[int]
+    problem: UpdatedProductProblem, ctx: Context, operand: UpdatedOperand, other: Array, contracting: Sequence[int], batch: Sequence[int]
 ) -> None:
     """Returns None: the caller multiplies with the updated tensor."""
 

@@ -351,7 +351,7 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], dim: int) -> Array:
 
 @dataclass(frozen=True)
 class Float8Product:
-    """A matrix product of float8 operands, computed in float32. It has no `operands`, so `tune` does not measure it.
+    """A matrix product of float8 operands, computed in float32. The problem has no `operands`, so `tune` does not measure it.
 
     Attributes:
         is_fast: True if accumulation may be less precise.

@@ -310,7 +310,7 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
 
 @lowers(aten.exponential.default)
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
-    """Exponentially distributed numbers. They are never 0, so that callers may divide by them.
+    """Exponentially distributed numbers, which are never 0, so that callers may divide by them.
 
     Shape:  that of x.
     Dtype:  that of x.

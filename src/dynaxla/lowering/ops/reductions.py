@@ -13,7 +13,7 @@ from torch.fx import Node
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, sum_neighbours
+from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, vectorized_sum
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
@@ -375,11 +375,11 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
         x = convert(x, dtypes.accumulator(x.dtype))
-        total = sum_neighbours(x, dims)
+        total = vectorized_sum(x, dims)
         mean = lax.div(total, _number_like(count, total))
         deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
-        sum_of_squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
+        sum_of_squares = functools.reduce(lax.add, [vectorized_sum(lax.square(part), dims) for part in parts])
         return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
 
     variance, mean = _reduce_to_several(ctx, x, dims, moments)
@@ -455,7 +455,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     # Subtracting an infinite maximum would compute inf - inf.
     largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
     shift = convert(largest, x.dtype)
-    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
+    total = lax.log(vectorized_sum(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
 
 

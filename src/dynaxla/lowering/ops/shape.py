@@ -134,7 +134,7 @@ def select(x: Array, dim: int, index: int) -> Array:
     aten.unsafe_split_with_sizes.default,
 )
 def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
-    """Consecutive pieces of the given sizes along one dimension. They are views of x in eager mode, separate arrays here."""
+    """Consecutive pieces of x of the given sizes along one dimension: views of x in eager mode, separate arrays here."""
     return lax.split(x, list(sizes), wrap(dim, x.ndim))
 
 

@@ -338,7 +338,7 @@ def searchsorted_scalar(
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
     """The bucket of each element of x: the index at which it would be inserted in the sorted vector `boundaries`.
 
-    With `right`, the index is the one after equal boundaries.
+    With `right`, the index is that after all equal boundaries, else that of the first equal boundary.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.

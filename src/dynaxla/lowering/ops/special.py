@@ -20,7 +20,7 @@ from .bessel import chebyshev_series
 
 
 def digamma(x: Array) -> Array:
-    """The derivative of log gamma(x). It is nan at negative integers, and an infinity of the opposite sign at zero, where JAX has nan.
+    """The derivative of log gamma(x): nan at negative integers, and at a zero the infinity of the opposite sign, where JAX returns nan.
 
     Source: ATen native/Math.h, calc_digamma
     """
@@ -113,7 +113,7 @@ def gcd(x: Array, y: Array) -> Array:
 
 
 def lcm(x: Array, y: Array) -> Array:
-    """The least common multiple. It is 0 where x or y is 0.
+    """The least common multiple, which is 0 where x or y is 0.
 
     Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel
     """

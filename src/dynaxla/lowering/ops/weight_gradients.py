@@ -114,7 +114,7 @@ def _is_depthwise(problem: WeightGradient) -> bool:
     return (problem.x[1], problem.weight[0]) == (problem.groups,) * 2
 
 
-# The number of products that are written to memory before they are added. So many fit into the processor's cache.
+# The number of products in a block, which is written to memory before its products are added. A block fits into the processor's cache.
 _PRODUCTS_PER_BLOCK = 1 << 18
 
 
@@ -256,7 +256,7 @@ def _prefers_columns(problem: WeightGradient) -> bool:
     return has_many_channels and problem.dtype.itemsize == 4 and machine.has_avx2_alone()
 
 
-# The size in bytes of the windows in one matrix product, per thread. So many bytes fit into the processor's caches.
+# The size in bytes of the windows in one matrix product, per thread. These windows fit into the processor's caches.
 _BLOCK_BYTES_PER_THREAD = 1 << 20
 
 

@@ -334,7 +334,7 @@ def _call(
 
     # Mosaic has no 64-bit numbers, which Python's ints in a kernel would become.
     with jax.enable_x64(False):
-        found: Sequence[Array] = specs.pl.pallas_call(
+        arrays: Sequence[Array] = specs.pl.pallas_call(
             functools.partial(kernel, specs.tiling, specs.pl, has_bias),
             grid=grid,
             in_specs=[spec for spec, _ in operands],
@@ -346,7 +346,7 @@ def _call(
             ),
             name=kernel.__name__.strip("_"),
         )(*(operand for _, operand in operands))
-    return found
+    return arrays
 
 
 def _row_block_indices(tiling: _Tiling, group: int) -> _BlockIndices:

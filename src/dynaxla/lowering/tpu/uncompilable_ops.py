@@ -33,14 +33,14 @@ def _dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
 
 
 def _on_tpu(node: Node) -> bool:
-    found = _dtypes([node, *node.all_input_nodes])
-    if torch.complex128 in found:
+    dtypes = _dtypes([node, *node.all_input_nodes])
+    if torch.complex128 in dtypes:
         return True
     if node.target is aten._linalg_svd.default:
         return is_result_used(node, 0) or is_result_used(node, 2)
     if node.target is aten.linalg_pinv.atol_rtol_tensor:
         return not node.kwargs.get("hermitian", False)
-    return node.target in _BY_LU and torch.float64 in found
+    return node.target in _BY_LU and torch.float64 in dtypes
 
 
 _UNCOMPILABLE: dict[str, Callable[[Node], bool]] = {"tpu": _on_tpu}

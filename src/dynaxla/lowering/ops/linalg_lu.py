@@ -45,12 +45,12 @@ def _permutation_matrix(rows: Array, dtype: dtypes.DType) -> Array:
     return convert(lax.eq(lax.broadcasted_iota(np.int32, shape, rows.ndim - 1), expand(columns, shape)), dtype)
 
 
-def _lower(lu: Array) -> Array:
+def _lower_factor(lu: Array) -> Array:
     size = min(lu.shape[-2:])
     return lax.add(tril(lu[..., :size], -1), expand(jnp.eye(lu.shape[-2], size, dtype=lu.dtype), (*lu.shape[:-1], size)))
 
 
-def _upper(lu: Array) -> Array:
+def _upper_factor(lu: Array) -> Array:
     return triu(lu[..., : min(lu.shape[-2:]), :])
 
 
@@ -101,7 +101,7 @@ def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """
     _require_pivot(pivot)
     lu, _, rows, _ = _factor(x)
-    return _permutation_matrix(rows, x.dtype), _lower(lu), _upper(lu)
+    return _permutation_matrix(rows, x.dtype), _lower_factor(lu), _upper_factor(lu)
 
 
 @lowers(aten.lu_unpack.default)
@@ -116,7 +116,7 @@ def lu_unpack(
     empty = lax.full((0,), 0, lu.dtype)
     rows = _row_permutation(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
     permutation = _permutation_matrix(rows, lu.dtype) if unpack_pivots else empty
-    return (permutation, _lower(lu), _upper(lu)) if unpack_data else (permutation, empty, empty)
+    return (permutation, _lower_factor(lu), _upper_factor(lu)) if unpack_data else (permutation, empty, empty)
 
 
 @lowers(aten.linalg_lu_solve.default)

@@ -115,8 +115,8 @@ def _supports_torch(problem: Contraction) -> bool:
 # Batches of at least _MIN_BATCH matrices with at most _MAX_SMALL_SIZE rows, columns and terms: XLA's dot and oneDNN spend most of their
 # time on one call per matrix and take twice as long as MKL, which multiplies the whole batch in one call. Batches of matrices with at most
 # _MAX_TINY_SIZE rows and columns and sums of at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
-# A call of torch has a fixed cost. It pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications, and for two matrices for
-# which oneDNN is slow with at least _MIN_TORCH_PAIR_PRODUCTS.
+# A call of torch has a fixed cost. The call pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications. For two matrices
+# for which oneDNN is slow, it pays off with at least _MIN_TORCH_PAIR_PRODUCTS multiplications.
 _MAX_SMALL_SIZE, _MAX_TINY_SIZE, _MAX_TINY_TERMS, _MIN_BATCH = 32, 16, 8, 16
 _MIN_TORCH_BATCH_PRODUCTS, _MIN_TORCH_PAIR_PRODUCTS = 400_000, 32_000_000
 
@@ -362,7 +362,7 @@ def _matmul(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | Non
 
 
 def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] | None:
-    """Returns the matrix that a batch repeats before its transposes, and the positions of its dimensions, as `untransposed` does.
+    """Returns the matrix that a batch repeats, before its transposes, and the positions of its dimensions; see `untransposed`.
 
     Returns None if the argument is not one repeated matrix.
 

@@ -58,7 +58,7 @@ def test_other_versions() -> None:
 
 def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_support, "is_available", lambda: True)
-    monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn_support.PACKED)))
+    monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn_support.PACKED_WEIGHT_VERSIONS)))
     assert states(doctor.examine_kernels()) == [Status.GOOD]
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
     assert states(doctor.examine_kernels()) == [Status.GOOD, Status.NOTE]

@@ -283,7 +283,7 @@ def examine_kernels() -> list[Finding]:
         return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", Status.DOUBT, fix)]
     found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", Status.GOOD)]
     if not onednn_support.supports_packed():
-        value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED))}"
+        value = f"gated: tested only with jaxlib {', '.join(sorted(onednn_support.PACKED_WEIGHT_VERSIONS))}"
         found.append(Finding("kernels", "frozen weights for oneDNN", value, Status.NOTE))
     return found
 

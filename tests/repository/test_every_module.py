@@ -33,7 +33,7 @@ ELSEWHERE = {
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
     "passes/aten/test_weight_packing.py": "lowering/ops/packed",
-    "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
+    "lowering/ops/test_products_of_updates.py": "lowering/ops/indexed_slices",
     # What they promise is an order of what torch, XLA and the host do.
     "commands/gpu_programs/test_order_of_calls.py": "runtime/streams runtime/late_checks",
     # Every part of what is told, of functions that it is told of; and the forms that it is shown in.

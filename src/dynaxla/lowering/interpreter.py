@@ -286,7 +286,7 @@ class Interpreter:
             if not self.kernels:
                 raise _with_location(UnsupportedOp(message, op=str(node.target)), node)
             return _fall_back(node, values, ctx, message, must_run=True)
-        problem = faster_kernels.problem_of(node, ctx) if self.kernels else None
+        problem = faster_kernels.kernel_call(node, ctx) if self.kernels else None
         try:
             if problem is None:
                 value = step.function(*args, **kwargs)

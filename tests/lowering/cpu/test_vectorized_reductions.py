@@ -149,7 +149,7 @@ def test_plain_elsewhere() -> None:
 def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
     with jax.enable_x64(True):
-        found = np.asarray(jax.jit(lambda x: vectorized_reductions.sum_neighbours(x, dims))(x.numpy()))
+        found = np.asarray(jax.jit(lambda x: vectorized_reductions.vectorized_sum(x, dims))(x.numpy()))
     expected = x.double().sum(dims).numpy() if dims else x.double().numpy()
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype]
     assert found.shape == expected.shape

@@ -31,9 +31,10 @@ class KernelCall:
 
     Attributes:
         op: The overload.
-        dtype, shape: The dtype and shape of the first tensor argument.
+        dtype: The dtype of the first tensor argument.
+        shape: The shape of the first tensor argument.
         elements: The number of elements of the largest argument or result.
-        settings: The names and values of the given arguments that are not tensors.
+        settings: The name and value of each argument in the call that is not a tensor.
         platform: JAX's name of the platform.
     """
 
@@ -66,7 +67,7 @@ def _is_floor(problem: KernelCall) -> bool:
 
 
 def _selects_within_rows(problem: KernelCall) -> bool:
-    """True unless the op selects along the first dimension. XLA copies whole rows as fast as torch."""
+    """True unless the op selects along the first dimension, where XLA copies whole rows as fast as torch."""
     return dict(problem.settings).get("dim") not in (0, None)
 
 
@@ -77,14 +78,18 @@ def _is_along_rows(problem: KernelCall) -> bool:
 
 
 def _is_of_large_matrices(problem: KernelCall) -> bool:
-    """True for matrices of 128 columns or more. For smaller ones, XLA evaluates the full Taylor polynomial in less
-    time than torch needs to choose a degree."""
+    """True for matrices of 128 columns or more.
+
+    For smaller matrices, XLA evaluates the full Taylor polynomial in less time than torch needs to choose a degree.
+    """
     return problem.shape[-1] >= 128
 
 
 def _has_many_smooth_rows(problem: KernelCall) -> bool:
-    """True for 16 or more transforms whose lengths have no prime factor above 7. MKL is slow for large prime factors, and no faster than
-    XLA for one transform."""
+    """True for 16 or more transforms whose lengths have no prime factor above 7.
+
+    MKL is slow for large prime factors, and no faster than XLA for one transform.
+    """
     settings, elements = dict(problem.settings), math.prod(problem.shape)
     lengths = [problem.shape[dim] for dim in settings["dim"]]
     if "last_dim_size" in settings:
@@ -93,14 +98,14 @@ def _has_many_smooth_rows(problem: KernelCall) -> bool:
 
 
 def _is_smooth(length: int) -> bool:
-    """True if `length` has no other prime factors than 2, 3, 5 and 7, so that it divides a power of 210."""
+    """True if `length` has no other prime factors than 2, 3, 5 and 7: then it divides a power of 210, their product."""
     return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
 # Ops whose lowerings write whole slices if the index is expanded (stride 0). Such calls are left to XLA.
 _SCATTERS = (aten.scatter.src, aten.scatter_add.default)
 
-# By op: a predicate for the calls to which the saving applies. Without an entry, the saving applies to all calls.
+# By op: True for a call to which the op's saving applies. Without an entry, the saving applies to all calls.
 _CONDITIONS: dict[torch._ops.OpOverload, Callable[[KernelCall], bool]] = {
     aten._fft_c2c.default: _has_many_smooth_rows,
     aten._fft_c2r.default: _has_many_smooth_rows,
@@ -138,22 +143,23 @@ def _by_xla(problem: KernelCall, kernel: Compute, lowering: Compute) -> Any:
     return lowering()
 
 
-def problem_of(node: Node, ctx: Context) -> KernelCall | None:
+def kernel_call(node: Node, ctx: Context) -> KernelCall | None:
     """Returns the current node as a `KernelCall`; None for an op without a faster kernel."""
     if node.target not in SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target
-    given = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
-    specs = {name: _tensors(value, ctx) for name, value in given.items()}
-    tensors = [spec for found in specs.values() for spec in found]
+    arguments = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    specs = {name: _tensors(value, ctx) for name, value in arguments.items()}
+    tensors = [spec for argument_specs in specs.values() for spec in argument_specs]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     if not tensors or (op in _SCATTERS and 0 in specs["index"][0].stride):
         return None
-    settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
+    settings = tuple((name, ctx.spec_of(value)) for name, value in arguments.items() if not specs[name])
     elements = max(math.prod(spec.shape) for spec in (*tensors, *results))
     return KernelCall(op, tensors[0].dtype, tensors[0].shape, elements, settings, ctx.platform)
 
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:
-    found = [ctx.spec_of(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
-    return [item for item in found if isinstance(item, TensorSpec)]
+    """Returns the metadata of the tensors in an argument, which may be a list."""
+    specs = [ctx.spec_of(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [item for item in specs if isinstance(item, TensorSpec)]

@@ -14,7 +14,7 @@ from ..implementations import Operand
 from . import torch_kernels
 
 # The memory orders in which the kernels return (batch, heads, rows, size) and (batch, heads, rows).
-_OUT, _LOGSUMEXP = (0, 2, 1, 3), (0, 2, 1)
+_OUT_ORDER, _LOGSUMEXP_ORDER = (0, 2, 1, 3), (0, 2, 1)
 
 
 def forward(
@@ -24,7 +24,7 @@ def forward(
 
     Args:
         mask: The mask, which is added to the scaled scores; or None.
-        operand_specs: The specs of query, key and value. With their memory orders, the kernels read the operands without copies.
+        operand_specs: The metadata of query, key and value. Their memory orders let the kernels read the operands without copies.
         is_causal: True if row i attends to columns 0 to i only.
         scale: The factor of the scores.
 
@@ -37,15 +37,15 @@ def forward(
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         tensors, masks = _from_orders(operands, orders), operands[len(orders) :]
         settings = {"attn_mask": next(iter(masks), None), "scale": scale}
-        found = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, is_causal, **settings)
-        for result, values, order in zip(results, found, (_OUT, _LOGSUMEXP), strict=True):
+        kernel_results = aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, is_causal, **settings)
+        for result, values, order in zip(results, kernel_results, (_OUT_ORDER, _LOGSUMEXP_ORDER), strict=True):
             result.copy_(values.permute(order))
 
     dtype = query.dtype
     operands = [*_to_orders((query, key, value), orders), *([] if mask is None else [mask])]
-    shapes = [(_permuted(query.shape, _OUT), dtype), (_permuted(query.shape[:3], _LOGSUMEXP), dtypes.accumulator(dtype))]
+    shapes = [(_permuted(query.shape, _OUT_ORDER), dtype), (_permuted(query.shape[:3], _LOGSUMEXP_ORDER), dtypes.accumulator(dtype))]
     out, logsumexp = torch_kernels.call(write, operands, shapes)
-    return lax.transpose(out, _OUT), lax.transpose(logsumexp, _LOGSUMEXP)
+    return lax.transpose(out, _OUT_ORDER), lax.transpose(logsumexp, _LOGSUMEXP_ORDER)
 
 
 def backward(
@@ -64,23 +64,23 @@ def backward(
 
     `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
     """
-    orders = [_OUT, *(_kernel_order(x) for x in operand_specs), _OUT, _LOGSUMEXP]
+    orders = [_OUT_ORDER, *(_kernel_order(x) for x in operand_specs), _OUT_ORDER, _LOGSUMEXP_ORDER]
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         tensors, masks = _from_orders(operands, orders), operands[len(orders) :]
         settings = {"attn_mask": next(iter(masks), None), "scale": scale}
-        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, **settings)
-        for result, gradient in zip(results, found, strict=True):
-            result.copy_(gradient.permute(_OUT))
+        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, **settings)
+        for result, gradient in zip(results, gradients, strict=True):
+            result.copy_(gradient.permute(_OUT_ORDER))
 
     operands = [*_to_orders((grad, query, key, value, out, logsumexp), orders), *([] if mask is None else [mask])]
-    found = torch_kernels.call(write, operands, [(_permuted(x.shape, _OUT), x.dtype) for x in (query, key, value)])
-    grad_query, grad_key, grad_value = (lax.transpose(x, _OUT) for x in found)
+    gradients = torch_kernels.call(write, operands, [(_permuted(x.shape, _OUT_ORDER), x.dtype) for x in (query, key, value)])
+    grad_query, grad_key, grad_value = (lax.transpose(x, _OUT_ORDER) for x in gradients)
     return grad_query, grad_key, grad_value
 
 
 def _kernel_order(operand: Operand) -> tuple[int, ...]:
-    """Returns the memory order in which an operand is passed to the kernels: its own if the last dimension is contiguous, or row-major."""
+    """Returns the memory order in which the kernels get an operand: its own if the last dimension is contiguous, else row-major."""
     order = operand.order or (0, 1, 2, 3)
     return order if order[-1] == 3 else (0, 1, 2, 3)
 

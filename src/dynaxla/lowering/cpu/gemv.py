@@ -1,8 +1,8 @@
 """Matrix products x @ y with few rows in x (GEMV-like), in the time of one read of y from memory.
 
-XLA:CPU's dot achieves that for float32 operands in its preferred layout. But it first converts whole operands of half types, and copies
-operands in other layouts. So the product is written as elementwise operations, which XLA:CPU vectorizes without such copies, or as oneDNN's
-matmul, which accepts strides.
+XLA:CPU's dot takes the time of one read for float32 operands in its preferred layout. But the dot first converts whole operands of half
+types, and copies operands in other layouts. So the product is written as elementwise operations, which XLA:CPU vectorizes without such
+copies, or as oneDNN's matmul, which accepts strides.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ from ..promotion import convert
 from . import onednn, split_k_gemv
 from .materialize import in_memory
 
-# The most rows of x for elementwise operations, which read all of y once for each row of x.
-_FEW_ROWS = 4
-# The number of partial sums per result of _by_lanes.
+# The maximum number of rows of x for elementwise operations, which read all of y once for each row of x.
+_MAX_ROWS = 4
+# The number of partial sums per element of the result in `_by_lanes`.
 _LANES = 16
-# The number of slices that _by_slices adds. With twice as many, XLA does not vectorize.
+# The number of slices that `_by_slices` adds. With twice as many slices, XLA does not vectorize.
 _SLICES = 8
 
 
-def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: lax.Precision) -> Array:
+def product(x: Array, y: Array, contracts_last_dim: bool, is_permuted: bool, precision: lax.Precision) -> Array:
     """Returns x times y for each batch. Half types are added in float32.
 
     Args:
-        is_over_last: True if the last dimension of y is contracted.
-        is_moved: True if y is not row-major in memory.
+        contracts_last_dim: True if the last dimension of y is contracted.
+        is_permuted: True if y is not row-major in memory.
         precision: The precision of XLA's dot.
 
-    Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `is_over_last`, give (batch, rows, columns).
+    Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `contracts_last_dim`, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
-    replacement = _replacement(x.shape[1], x.shape[2], y.dtype, is_over_last, is_moved)
+    replacement = _replacement(x.shape[1], x.shape[2], y.dtype, contracts_last_dim, is_permuted)
     if replacement is not None:
         return replacement(x, y)
-    dims = ((2,), (2 if is_over_last else 1,)), ((0,), (0,))
+    dims = ((2,), (2 if contracts_last_dim else 1,)), ((0,), (0,))
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtypes.accumulator(y.dtype))
 
 
-def replaces_dot(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
+def replaces_dot(rows: int, count: int, dtype: DType, contracts_last_dim: bool) -> bool:
     """True if `product` does not use XLA's dot, for an x with `rows` rows of `count` elements, and a row-major y of this dtype."""
-    return _replacement(rows, count, dtype, is_over_last, False) is not None
+    return _replacement(rows, count, dtype, contracts_last_dim, False) is not None
 
 
-def _replacement(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool) -> Callable[[Array, Array], Array] | None:
-    if is_over_last and split_k_gemv.is_preferred(rows, count, dtype):
+def _replacement(
+    rows: int, count: int, dtype: DType, contracts_last_dim: bool, is_permuted: bool
+) -> Callable[[Array, Array], Array] | None:
+    if contracts_last_dim and split_k_gemv.is_preferred(rows, count, dtype):
         return split_k_gemv.product
-    if rows <= _FEW_ROWS and (is_moved or dtype.itemsize == 2):
-        if is_over_last and count % _LANES == 0:
+    if rows <= _MAX_ROWS and (is_permuted or dtype.itemsize == 2):
+        if contracts_last_dim and count % _LANES == 0:
             return _by_lanes
-        if not is_over_last and count % _SLICES == 0 and (rows == 1 or is_moved):
+        if not contracts_last_dim and count % _SLICES == 0 and (rows == 1 or is_permuted):
             return _by_slices
     return None
 
@@ -73,7 +75,7 @@ def strided_product(x: Array, y: Array, dims: Sequence[int]) -> Array:
 
 
 def _by_lanes(x: Array, y: Array) -> Array:
-    """Contracts the last dimensions of x and y, with _LANES partial sums per result: each is the sum of every 16th product."""
+    """Contracts the last dimensions of x and y. Partial sum i of a result adds the products i, i + _LANES, i + 2 * _LANES, and so on."""
     wide = dtypes.accumulator(y.dtype)
     (batch, rows, count), columns = x.shape, y.shape[1]
     shape = batch, rows, columns, _LANES

@@ -15,15 +15,16 @@ from ...torch_ops import aten
 # The nanoseconds that a kernel call must save.
 MIN_SAVED_NANOSECONDS = 50_000
 
-# The number of elements of an op's largest tensor from which on the op counts as large. For smaller ops, the cost of a call decides, which
-# is about the same for torch and XLA.
+# The number of elements of an op's largest tensor from which on the op counts as large. The time of a smaller op is mostly the cost of the
+# call, which is about the same for torch and XLA.
 LARGE = 1 << 16
 
-# For a tensor of contiguous runs with gaps between them: the length of a run from which on torch's elementwise loops and sums are as fast
-# as for dense tensors. XLA's loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
-RUN = 64
+# For a tensor of contiguous runs with gaps between them: the number of elements of a run from which on torch's elementwise loops and sums
+# are as fast as for dense tensors. XLA's loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element
+# by element.
+MIN_RUN_ELEMENTS = 64
 
-# Nanoseconds saved per element, by the dtypes for which torch's kernel is faster.
+# The nanoseconds that torch's kernel saves per element, by dtype. For other dtypes torch's kernel is not faster.
 Saving = Mapping[torch.dtype, float]
 _BFLOAT16 = (torch.bfloat16,)
 _FLOATS = (torch.float32, torch.float64)
@@ -134,7 +135,8 @@ _RESAMPLING = (
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
 
-# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels. Ops that combine several ops are not in the benchmark.
+# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels. The benchmark does not contain the combinations of
+# several ops (attention, encoder layers).
 FASTER_BY_XLA = frozenset(
     {
         # Torch calls a function for each element, or reads and writes more memory than XLA.
@@ -232,11 +234,11 @@ FASTER_BY_XLA = frozenset(
         # Combinations of several ops, which XLA fuses.
         aten._native_multi_head_attention.default,
         aten._transformer_encoder_layer_fwd.default,
-        # Transforms of few rows, or of lengths with large prime factors. For the others, torch's kernel is chosen (faster_kernels.py).
+        # Transforms of few rows, or of lengths with large prime factors. For other transforms, faster_kernels.py chooses torch's kernel.
         aten._fft_c2c.default,
         aten._fft_c2r.default,
         aten._fft_r2c.default,
-        # Factorizations of matrices that are not small, and of singular values if the graph does not use the vectors.
+        # Factorizations of matrices that are not small, and singular values if the graph does not use the singular vectors.
         aten._linalg_det.default,
         aten._linalg_slogdet.default,
         aten._linalg_solve_ex.default,

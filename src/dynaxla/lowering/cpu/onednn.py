@@ -1,10 +1,12 @@
 """Custom calls of oneDNN's convolution, matrix product and layer normalization, which run inside XLA:CPU's programs.
 
-On x86-64, jaxlib contains oneDNN, but XLA's compiler does not create calls to it. A program may have such custom calls: they run on the
+On x86-64, jaxlib contains oneDNN. XLA's compiler itself emits no calls of oneDNN, but accepts custom calls in a program, which run on the
 program's buffers and threads. A call has a configuration: a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A configuration
-that oneDNN rejects aborts the process, so callers must only pass supported ones. `onednn_support.py` decides where the calls are used.
+that oneDNN rejects aborts the process, so callers must pass supported configurations only. `onednn_support.py` decides where the calls are
+used.
 
-`python onednn.py DTYPE...` tests the calls of this module in a process of its own. For this purpose it imports neither dynaxla nor torch.
+`python onednn.py DTYPE...` tests the calls of this module in a process of its own. For this purpose the module imports neither dynaxla nor
+torch.
 
 Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc, onednn_matmul.cc and
 onednn_layer_norm.cc
@@ -48,13 +50,14 @@ def matmul(
     """Returns the products of the matrices in the last two dimensions. The dimensions before the last two are equal in x and y.
 
     Args:
-        transpose_x, transpose_y: True if the matrices of x, or of y, are transposed; see Shape.
+        transpose_x: True if the matrices of x are transposed; see Shape.
+        transpose_y: True if the matrices of y are transposed; see Shape.
         dtype: The dtype of the result.
         bias: The bias, which is added to each row; or None.
         activation: A key of ACTIVATIONS, applied after the bias is added; or "".
         orders: The memory orders of x, y and the result: dimensions from the slowest-varying to the fastest. None means row-major.
         packed_columns: The number n of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py); otherwise 0. With
-            such a y, x must be one matrix, too.
+            y in this order, x must be one matrix, too.
 
     Shape:  x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype:  x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
@@ -68,8 +71,8 @@ def matmul(
     if bias is not None:
         operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
     result = jax.ShapeDtypeStruct((*x.shape[:-2], rows, columns), dtype)
-    layouts = [*orders[:2], *[None] * (len(operands) - 2)]
-    return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result, layouts, orders[2])
+    operand_orders = [*orders[:2], *[None] * (len(operands) - 2)]
+    return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result, operand_orders, orders[2])
 
 
 def convolution(
@@ -147,8 +150,8 @@ def _call(
     config: dict[str, Any],
     operands: Sequence[Array],
     result: jax.ShapeDtypeStruct,
-    layouts: Sequence[tuple[int, ...] | None],
-    layout: tuple[int, ...] | None,
+    operand_orders: Sequence[tuple[int, ...] | None],
+    result_order: tuple[int, ...] | None,
 ) -> Array:
     """Returns the result of a custom call.
 
@@ -157,15 +160,15 @@ def _call(
         config: The configuration, as {name of its field in BackendConfig: fields of the message}.
         operands: The arrays that the call reads.
         result: The shape and dtype of the result.
-        layouts: The memory order of each operand: dimensions from the slowest-varying dimension to the fastest. None means row-major.
-        layout: The memory order of the result, likewise.
+        operand_orders: The memory order of each operand: dimensions from the slowest-varying to the fastest. None means row-major.
+        result_order: The memory order of the result, in the same form.
     """
     call = jax.ffi.ffi_call(
         target,
         result,
         vmap_method="sequential",
-        input_layouts=layouts,
-        output_layouts=layout,
+        input_layouts=operand_orders,
+        output_layouts=result_order,
         custom_call_api_version=2,
         legacy_backend_config=json.dumps(config),
     )
@@ -208,16 +211,16 @@ def self_test(dtype: DType) -> str:
         group_kernel: Array, sequence: Array, kernel_1d: Array, volume: Array, kernel_3d: Array,
     ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
         """Returns the result of each custom call, with the result of XLA's own ops."""
-        found: dict[str, tuple[Array, Array]] = {}
+        pairs: dict[str, tuple[Array, Array]] = {}
         product = jnp.matmul(x.astype(np.float32), y.astype(np.float32))
         for transpose_x in (False, True):
             for transpose_y in (False, True):
                 a, b = (item.swapaxes(1, 2) if transposed else item for item, transposed in ((x, transpose_x), (y, transpose_y)))
-                found[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
+                pairs[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
         for name, function in _ACTIVATIONS.items():
-            found[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
+            pairs[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
         orders = ((0, 2, 1), (0, 2, 1), (1, 0, 2))
-        found["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
+        pairs["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
         cases: dict[str, tuple[Array, Array, list[int], list[tuple[int, int]], list[int], int]] = {
             "convolution": (image, kernel, [2, 1], [(1, 1), (0, 2)], [1, 2], 1),
             "convolution by groups": (image, group_kernel, [1, 1], [(0, 0), (1, 1)], [1, 1], 2),
@@ -227,15 +230,15 @@ def self_test(dtype: DType) -> str:
         for name, (operand, weight, stride, padding, dilation, groups) in cases.items():
             expected = _xla_convolution(operand, weight, stride, padding, dilation, groups) + channel_bias
             settings = expected.shape, stride, padding, dilation, groups, dtype, channel_bias
-            found[name] = convolution(operand, weight, *settings), expected
+            pairs[name] = convolution(operand, weight, *settings), expected
             if groups == 1:
                 transposed = convolution(operand, weight.swapaxes(0, 1), *settings, transposed_weight=True)
-                found[f"{name}, transposed weight"] = transposed, expected
+                pairs[f"{name}, transposed weight"] = transposed, expected
         x_float32 = x.astype(np.float32)
         mean, variance = x_float32.mean(-1, keepdims=True), x_float32.var(-1, keepdims=True)
         scale, offset = scale.astype(np.float32), offset.astype(np.float32)
-        found["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (x_float32 - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
-        return found
+        pairs["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (x_float32 - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
+        return pairs
 
     tolerance = 2e-3 if dtype == np.float32 else 5e-2
     results = jax.jit(compared, compiler_options={"xla_backend_optimization_level": 0})(**arrays)

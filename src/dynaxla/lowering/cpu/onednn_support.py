@@ -1,6 +1,6 @@
 """Decides where dynaxla uses the oneDNN calls of `onednn.py`.
 
-They are used for dtypes and sizes for which they are faster, if this jaxlib interprets them correctly.
+The calls are used for dtypes and sizes for which they are faster, if the installed jaxlib interprets them correctly.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...runtime import clients, machine, private, programs, self_tests
 from ..dtypes import DType
 from . import onednn
 
-# Releases of jaxlib that are known to interpret the configuration correctly. Others may number dimensions from one. This list is used only
-# if the self-test has no results.
+# Releases of jaxlib that are known to interpret the configuration correctly. Other releases may number dimensions from one, for example.
+# The list is used only if the self-test has no results.
 KNOWN = ((0, 10), (0, 11), (0, 12))
-# The exact versions that were tested with weights in oneDNN's own order. XLA does not check size and order of such a weight. If a version
-# has another size or order, a kernel computes wrong results, reads past the weight's end, or aborts the process.
-PACKED = frozenset(["0.10.2"])
+# The exact versions of jaxlib that were tested with weights in oneDNN's own order. XLA does not check the size and the order of such a
+# weight. If a version expects another size or order, a kernel computes wrong results, reads past the weight's end, or aborts the process.
+PACKED_WEIGHT_VERSIONS = frozenset(["0.10.2"])
 
-_SUBJECTS = ("float32", "bfloat16")
+_TESTED_DTYPES = ("float32", "bfloat16")
 
 
 @functools.cache
@@ -39,17 +39,17 @@ def why_not() -> str:
 def _self_test() -> dict[str, str] | None:
     """Returns the results of oneDNN's self-test by dtype; see `self_tests.results`."""
     facts = [private.jaxlib_version(), machine.processor_facts()]
-    found = self_tests.results(Path(onednn.__file__), _SUBJECTS, facts, Options().store("self_tests"))
+    found = self_tests.results(Path(onednn.__file__), _TESTED_DTYPES, facts, Options().store("self_tests"))
     return None if found is None else dict(found)
 
 
-def _refused(subject: str) -> str:
-    """Returns the reason why oneDNN's calls are not used with a dtype of the self-test, if jaxlib has the calls; "" if they are used."""
+def _refused(dtype_name: str) -> str:
+    """Returns the reason why oneDNN's calls are not used with a tested dtype, provided that jaxlib has the calls; "" if they are used."""
     results = _self_test()
     if results is None:
         is_known = private.release(private.jaxlib_version()) in KNOWN
         return "" if is_known else f"not tried with jaxlib {private.jaxlib_version()}, and no self-test could be run and kept"
-    return results[subject] and f"the self-test fails: {results[subject]}"
+    return results[dtype_name] and f"the self-test fails: {results[dtype_name]}"
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def is_available() -> bool:
 
 def supports_packed() -> bool:
     """True if weights may be passed to oneDNN in its own order."""
-    return private.jaxlib_version() in PACKED and is_available()
+    return private.jaxlib_version() in PACKED_WEIGHT_VERSIONS and is_available()
 
 
 @functools.cache
@@ -92,13 +92,16 @@ _CRITICAL_DISTANCE = 512
 
 
 def is_slow(rows: int, columns: int, transpose_x: bool, transpose_y: bool, dtype: DType) -> bool:
-    """True if oneDNN's matmul misses the cache at each step, which occurs only on processors with AVX2 alone.
+    """True if oneDNN's matmul misses the cache at each step, which occurs only on processors with AVX2 but no AVX-512.
 
-    It then takes 1.1 to 1.9 times as long as MKL's.
+    In this case, the matmul takes 1.1 to 1.9 times as long as MKL's.
 
     Args:
-        rows, columns: The sizes of the result.
-        transpose_x, transpose_y, dtype: See `onednn.matmul`.
+        rows: The number of rows of the result.
+        columns: The number of columns of the result.
+        transpose_x: True if x is transposed, as in `onednn.matmul`.
+        transpose_y: True if y is transposed, as in `onednn.matmul`.
+        dtype: The dtype of the operands.
     """
     if not machine.has_avx2_alone() or dtype != np.float32:
         return False

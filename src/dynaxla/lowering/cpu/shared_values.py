@@ -9,7 +9,7 @@ from ...torch_ops import aten
 from ..graphs import is_view
 from . import weight_orders
 
-# Targets of nodes whose operands must be in memory: library calls, and the graph's output.
+# Ops whose operands must be in memory, because they call libraries; and the graph's output.
 _READERS = frozenset(
     [
         aten.addmm.default,
@@ -68,8 +68,8 @@ def shared_values(graph: Graph, platform: str) -> set[Node]:
 def _is_shared(node: Node) -> bool:
     """True if a computed tensor should be in memory.
 
-    The main case is a tensor that must be in memory for one consumer, and has another one. XLA would recompute it for the other consumer,
-    together with all earlier sums of a network's residual path.
+    The main case is a tensor with several consumers, which must be in memory for one of them. XLA would recompute the tensor for each other
+    consumer, together with all earlier sums of a network's residual path.
     """
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
@@ -80,21 +80,22 @@ def _is_shared(node: Node) -> bool:
         return True
     if any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers):
         return True
-    return any(_repeats(reader, given, node) for reader, given in readers) and _has_function(node)
+    return any(_repeats(reader, operand, node) for reader, operand in readers) and _has_function(node)
 
 
-def _repeats(reader: Node, given: Node, node: Node) -> bool:
+def _repeats(reader: Node, operand: Node, node: Node) -> bool:
     """True if the loop of a larger, elementwise consumer would recompute each of the node's elements several times.
 
     Args:
         reader: The consumer.
-        given: The node, or the view of it that the consumer reads. If it is broadcast along its last dimension, the loop computes an
-            element only once along that dimension.
+        operand: The node, or the view of the node that the consumer reads. If the view is broadcast along its last dimension, the loop
+            computes an element only once along that dimension.
+        node: The node whose value may be written to memory.
     """
     if not _is_pointwise(reader):
         return False
-    size, read, value = node.meta["val"].numel(), reader.meta["val"].numel(), given.meta["val"]
-    if not all(isinstance(number, int) for number in (size, read)) or size < _MIN_ELEMENTS or read < _MIN_READS * size:
+    elements, reads, value = node.meta["val"].numel(), reader.meta["val"].numel(), operand.meta["val"]
+    if not all(isinstance(number, int) for number in (elements, reads)) or elements < _MIN_ELEMENTS or reads < _MIN_READS * elements:
         return False
     return value.dim() > 0 and value.shape[-1] != 1 and value.stride(-1) != 0
 
@@ -119,9 +120,10 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _is_split(node: Node) -> bool:
-    """True if slices cover all of a tensor, as for the gradient of a concatenation.
+    """True if several slices cover all of a tensor, as for the gradient of a concatenation.
 
-    If XLA computed many such tensors in the loop of their sum, the loop would have too many operands to be vectorized.
+    XLA would compute several such tensors in one loop, if another op adds their slices. The loop would have too many operands to be
+    vectorized.
     """
     sizes = [user.meta["val"].numel() for user in node.users if user.target is aten.slice.Tensor]
     size = node.meta["val"].numel()

@@ -1,8 +1,11 @@
-"""Matrix products of few rows (x) with many vectors (y) over the contiguous dimension: attention scores, linear layers with one row.
+"""Matrix products of few rows (x) with many vectors (y) that are contiguous in memory.
 
-XLA:CPU's dot reads long float32 operands at a third of memory bandwidth if x has several rows, and at five sixths if it has one. It first
-converts whole operands of half types. Here each vector is split into chunks (split-K). The products of chunks are added to each other,
-which is vectorized, and reads y once, in memory order, for any number of rows of x. Then the elements of these sums are added.
+Examples are attention scores, and linear layers with one row.
+
+XLA:CPU's dot reads long float32 operands at a third of memory bandwidth if x has several rows, and at five sixths if x has one row. The
+dot first converts whole operands of half types. Here each vector is split into chunks (split-K). The elementwise products of all chunks are
+added to one chunk of sums. This step is vectorized, and reads y once, in memory order, for any number of rows of x. Then the elements of
+the chunk of sums are added.
 
 If x has several rows, y is processed in blocks of a few thousand vectors, so that the intermediate sums of a block stay in the processor's
 inner caches. To write all of them to memory and to read them would take as long as to read y.
@@ -22,14 +25,14 @@ from .materialize import in_memory
 # For several rows, a vector is split into _CHUNKS chunks, or into fewer chunks of length _SHORTEST_CHUNK.
 _CHUNKS = 16
 _SHORTEST_CHUNK = 8
-# The sums of chunks are written and read again. Their number must be smaller than the number of elements of y by this factor.
-_SHARE = 2
+# The chunks of sums are written and read again. There must be at least this many elements of y for each of their elements.
+_MIN_ELEMENTS_PER_SUM = 2
 # For a single row, a vector is split into parts of _FEWEST_CHUNKS to _MOST_CHUNKS chunks of length _CHUNK_LENGTH, the length of the widest
 # registers. With more chunks, XLA's loop takes three times as long. If a vector cannot be split so, it is split as for several rows. For
-# vectors shorter than _LONG, XLA's dot and the products of gemv.py are faster.
+# vectors shorter than _MIN_SINGLE_ROW_LENGTH, XLA's dot and the products of gemv.py are faster.
 _CHUNK_LENGTH = 16
 _FEWEST_CHUNKS, _MOST_CHUNKS = 8, 24
-_LONG = 256
+_MIN_SINGLE_ROW_LENGTH = 256
 # The number of vectors of y per block and thread.
 _BLOCK = 1024
 
@@ -39,8 +42,8 @@ def is_preferred(rows: int, count: int, dtype: DType) -> bool:
     if not dtypes.is_float(dtype) or count % _length(count):
         return False
     if rows > 1:
-        return dtype == np.float32 and rows * _length(count) * _SHARE <= count
-    return count >= _LONG and (dtype.itemsize == 2 or (dtype == np.float32 and _in_parts(count) is not None))
+        return dtype == np.float32 and rows * _length(count) * _MIN_ELEMENTS_PER_SUM <= count
+    return count >= _MIN_SINGLE_ROW_LENGTH and (dtype.itemsize == 2 or (dtype == np.float32 and _in_parts(count) is not None))
 
 
 def product(x: Array, y: Array) -> Array:
@@ -60,18 +63,18 @@ def product(x: Array, y: Array) -> Array:
     if batches == batch and parts == 1:
         return _several_rows(x, y)
 
-    def add(index: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def compute_block(block_index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         """Computes one block. If the last block of a batch would be shorter, it starts earlier and overlaps the previous one."""
-        out, x = found
-        index = lax.convert_element_type(index, np.int32)
-        first, start = (function(index, np.int32(parts)) for function in (lax.div, lax.rem))
-        first, start, zero = lax.mul(first, np.int32(batches)), lax.mul(start, np.int32(length)), np.int32(0)
-        y_part = lax.dynamic_slice(y, (first, start, zero), (batches, length, y.shape[2]))
-        x_part = lax.dynamic_slice(x, (first, zero, zero), (batches, *x.shape[1:]))
+        out, x = state
+        block_index = lax.convert_element_type(block_index, np.int32)
+        batch_start, column_start = (function(block_index, np.int32(parts)) for function in (lax.div, lax.rem))
+        batch_start, column_start, zero = lax.mul(batch_start, np.int32(batches)), lax.mul(column_start, np.int32(length)), np.int32(0)
+        y_part = lax.dynamic_slice(y, (batch_start, column_start, zero), (batches, length, y.shape[2]))
+        x_part = lax.dynamic_slice(x, (batch_start, zero, zero), (batches, *x.shape[1:]))
         # x is part of the loop state so that XLA does not treat it as invariant, and broadcast it to all vectors of y in memory.
-        return lax.dynamic_update_slice(out, _several_rows(x_part, y_part), (first, zero, start)), in_memory(x)
+        return lax.dynamic_update_slice(out, _several_rows(x_part, y_part), (batch_start, zero, column_start)), in_memory(x)
 
-    return lax.fori_loop(0, batch // batches * parts, add, (lax.full((batch, rows, columns), 0, x.dtype), x))[0]
+    return lax.fori_loop(0, batch // batches * parts, compute_block, (lax.full((batch, rows, columns), 0, x.dtype), x))[0]
 
 
 def _several_rows(x: Array, y: Array) -> Array:

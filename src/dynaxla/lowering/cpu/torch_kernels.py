@@ -24,5 +24,5 @@ def call(write: Write, operands: Sequence[Array], results: Sequence[tuple[tuple[
         results: The shape and dtype of each result.
     """
     views = [(operand.shape, torch.empty(operand.shape, device="meta").stride()) for operand in operands]
-    found: list[Array] = buffer_callback(Kernel(write, views), [jax.ShapeDtypeStruct(*result) for result in results])(*operands)
-    return found
+    arrays: list[Array] = buffer_callback(Kernel(write, views), [jax.ShapeDtypeStruct(*result) for result in results])(*operands)
+    return arrays

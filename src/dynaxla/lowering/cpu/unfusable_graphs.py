@@ -1,8 +1,8 @@
 """Finds graphs in which XLA has nothing to fuse: the operands of each op are graph inputs, and its results are graph outputs.
 
-XLA's program for such a graph calls torch's kernels, or has loops that compute the same. The results of loops are in freshly allocated
-memory, which is not in the cache: an addition of a million elements takes twice as long. So torch runs such a graph, unless XLA's loops are
-fast enough to make up for this.
+XLA's program for such a graph calls torch's kernels, or has one loop for each op. XLA writes the results of loops to freshly allocated
+memory, which is not in the cache: an addition of a million elements takes twice as long as in torch. So torch runs such a graph, unless
+XLA's loops are fast enough to make up for the allocation.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from ..graphs import is_result_used, is_view
 from ..implementations import Implementations
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
-from .faster_kernels import KERNEL, problem_of
-from .inplace_updates import update_of
-from .measurements import FASTER_BY_TORCH_IN_HALVES, FASTER_BY_XLA, LARGE, RUN
+from .faster_kernels import KERNEL, kernel_call
+from .inplace_updates import slice_write_of
+from .measurements import FASTER_BY_TORCH_IN_HALVES, FASTER_BY_XLA, LARGE, MIN_RUN_ELEMENTS
 
-# Matrix products: _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices with sides
-# up to _TERM_BY_TERM term by term. Matrices with sides up to _SMALL are small. Factorizations count as products of a matrix with itself.
+# Matrix products: _MULTIPLICATIONS_PER_ELEMENT multiplications take as long as one element of an elementwise op. XLA computes batches of
+# matrices with at most _MAX_TERM_BY_TERM_SIDE rows and columns term by term. Matrices with at most _MAX_SMALL_SIDE rows and columns are
+# small. Factorizations count as products of a matrix with itself.
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
-_MULTIPLICATIONS = 4
-_TERM_BY_TERM, _SMALL = 8, 32
+_MULTIPLICATIONS_PER_ELEMENT = 4
+_MAX_TERM_BY_TERM_SIDE, _MAX_SMALL_SIDE = 8, 32
 _FACTORIZATIONS = (
     aten._linalg_eigh.default,
     aten._linalg_svd.default,
@@ -39,7 +40,7 @@ _FACTORIZATIONS = (
     aten.linalg_qr.default,
 )
 # Ops that return eigenvalues and eigenvectors. If a graph uses only the eigenvalues, their lowerings compute no vectors.
-_OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
+_EIGENDECOMPOSITIONS = (aten._linalg_eigh.default, aten.linalg_eig.default)
 
 # Ops that XLA fuses neither with their operands nor with each other: a graph may chain them and still have nothing to fuse.
 _UNFUSED = (
@@ -53,14 +54,13 @@ _UNFUSED = (
     aten.mv.default,
 )
 
-# Copies. Torch copies views fast, also expanded ones, if they consist of contiguous runs.
+# Copies. Torch copies a view fast, also an expanded one, if the view consists of contiguous runs.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
 _SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
 
-# Ops with optional results: maxima with their indices, singular values with their vectors. XLA is faster if only the first result is
-# needed. For both results, the lowering calls torch's kernel.
-_OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+# Ops with optional results: maxima with their indices, singular values with their vectors. XLA is faster if the graph uses one result only.
+_WITH_OPTIONAL_RESULTS = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class UnfusableOp:
     Attributes:
         op: The overload.
         work: The number of elements of the largest tensor, or the equivalent amount of work.
-        is_read_fast: True if torch reads the operands fast: they are dense, or consist of long runs that the op accepts, or are copied in
-            runs.
+        is_read_fast: True if torch reads the operands fast: all are dense or consist of long runs that the op accepts, or the op is a copy
+            of runs.
         matrix_size: The longest of the last two dimensions of the first operand.
         dtype: The dtype of the first operand.
         used_results: The number of results that the graph uses.
@@ -91,7 +91,7 @@ class UnfusableGraph:
 
     Attributes:
         ops: The ops, without constants and without the ops that `kernels` counts.
-        kernels: The number of further ops, for which torch's kernel is chosen.
+        kernels: The number of ops for which torch's kernel is chosen (faster_kernels.py).
         platform: JAX's name of the platform.
     """
 
@@ -119,12 +119,12 @@ def _prefers_torch(problem: UnfusableGraph) -> bool:
 def _is_faster_by_xla(op: UnfusableOp) -> bool:
     """True if XLA's loops for the op are faster than torch's kernel.
 
-    They are not for small matrices, because XLA computes the matrices of a batch one by one.
+    Loops for products of small matrices are slower, because XLA computes the matrices of a batch one by one.
     """
-    is_small_product = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix_size <= _SMALL
+    is_small_product = op.op in _PRODUCTS and _MAX_TERM_BY_TERM_SIDE < op.matrix_size <= _MAX_SMALL_SIDE
     is_slower_in_halves = op.op in FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
-    uses_several_results = op.op in _OF_SEVERAL and op.used_results > 1
-    return op.op in FASTER_BY_XLA and not (is_small_product or is_slower_in_halves or uses_several_results)
+    uses_optional_results = op.op in _WITH_OPTIONAL_RESULTS and op.used_results > 1
+    return op.op in FASTER_BY_XLA and not (is_small_product or is_slower_in_halves or uses_optional_results)
 
 
 @GRAPH.implementation("torch", platforms=["cpu"], preferred=_prefers_torch)
@@ -144,26 +144,26 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
     """
     unfused: dict[Node, UnfusableOp] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
-    updates = {node: update for node in computed if (update := update_of(node)) is not None}
-    changed = {update.changed for update in updates.values()}
+    updates = {node: update for node in computed if (update := slice_write_of(node)) is not None}
+    update_results = {update.result for update in updates.values()}
     kernels = 0
     for node in computed:
-        if node in changed:  # an in-place update counts as one op: this node, and the node that writes the slice back
+        if node in update_results:  # the update of a slice counts as one op, which the node that writes the slice back stands for
             continue
         ctx.node = node
-        if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
+        if (problem := kernel_call(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
             kernels += 1
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
             return False
-        if node.target in _OF_VECTORS and not is_result_used(node, 1):
+        if node.target in _EIGENDECOMPOSITIONS and not is_result_used(node, 1):
             return False
         operands = updates[node].operands if node in updates else node.all_input_nodes
         if not _is_constant(node):
             computed_before = [origin for origin in map(_origin, operands) if origin in unfused]
             if any(item.target not in _UNFUSED for item in (node, *computed_before)) and computed_before:
                 return False
-            unfused[node] = _description(node.target, operands, ctx)
+            unfused[node] = _unfusable_op(node.target, operands, ctx)
     return bool(computed) and ctx.choose(GRAPH, UnfusableGraph(tuple(unfused.values()), kernels, ctx.platform)).run()
 
 
@@ -186,34 +186,35 @@ def _origin(node: Node) -> Node:
     return node
 
 
-def _description(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> UnfusableOp:
-    operands = [spec for spec in map(ctx.spec, given) if isinstance(spec, TensorSpec)]
+def _unfusable_op(op: torch._ops.OpOverload, operand_nodes: Iterable[Node], ctx: Context) -> UnfusableOp:
+    """Returns the description of the current node, which calls `op` and reads `operand_nodes`."""
+    operands = [spec for spec in map(ctx.spec, operand_nodes) if isinstance(spec, TensorSpec)]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     work = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
     if op in _PRODUCTS:
-        work = max(work, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
+        work = max(work, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS_PER_ELEMENT)
     elif op in _FACTORIZATIONS:
-        work = work * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
-    takes_runs = torch.Tag.pointwise in op.tags or op in _SUMS
-    is_read_fast = all(Layout.of(spec.shape, spec.stride).dense or (takes_runs and _is_in_runs(spec)) for spec in operands)
+        work = work * min(operands[0].shape[-2:]) // _MULTIPLICATIONS_PER_ELEMENT
+    accepts_runs = torch.Tag.pointwise in op.tags or op in _SUMS
+    is_read_fast = all(Layout.of(spec.shape, spec.stride).dense or (accepts_runs and _is_in_runs(spec)) for spec in operands)
     first = (operands or results)[0]
     matrix_size = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
-    used = sum(is_result_used(ctx.node, place) for place in range(len(results)))
+    used = sum(is_result_used(ctx.node, index) for index in range(len(results)))
     return UnfusableOp(op, work, is_read_fast or is_copied, matrix_size, first.dtype, used)
 
 
 def _is_in_runs(spec: TensorSpec) -> bool:
-    """True if a tensor consists of contiguous runs of at least RUN elements, without overlaps."""
+    """True if a tensor consists of contiguous runs of at least MIN_RUN_ELEMENTS elements, without overlaps."""
     extent, steps = 0, sorted((step, size) for size, step in zip(spec.shape, spec.stride, strict=True) if size != 1)
     for step, size in steps:
         if step <= extent:
             return False
         extent += step * (size - 1)
-    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= RUN
+    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= MIN_RUN_ELEMENTS
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:
-    """True if elements that are adjacent in the copy are adjacent in the source, or are one expanded element."""
+    """True if elements that are adjacent in the copy are adjacent in the source, or are copies of one expanded element."""
     steps = [pair for size, *pair in zip(result.shape, result.stride, source.stride, strict=True) if size != 1]
     return bool(steps) and min(steps)[1] in (0, 1)

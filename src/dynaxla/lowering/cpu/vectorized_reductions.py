@@ -1,7 +1,7 @@
 """Reductions over contiguous elements, in a form that XLA:CPU vectorizes.
 
 XLA:CPU compiles a reduction over the innermost dimension to a loop in which each step waits for the previous one. For max and min, which
-must propagate NaNs, that takes four times as long as necessary. There are two remedies.
+must propagate NaNs, such a loop takes four times as long as necessary. There are two remedies.
 
 Folding (`_fold`) combines slices of a row elementwise, until about as many elements are left as a vector register holds.
 
@@ -13,8 +13,8 @@ does.
   vectorized. The sum of `gelu(x) * silu(y)` takes two to three times as long with 8 parts as with 4 to 6, the soft margin loss up to ten
   times as long with 7, 8 or 10. For operands in memory or with little arithmetic, 8 parts would save up to a fifth for sums along rows, and
   nothing for a sum over all elements.
-- A part has the length of several registers. The few elements after the last part are reduced separately. Slices of equal width
-  with a padded last one take seven times as long for binary cross entropy in rows of 197, and three times for products in rows of 50,257.
+- The length of a part is a multiple of a register's length. The few elements after the last part are reduced separately. If the last part
+  were padded instead, binary cross entropy in rows of 197 would take seven times as long, and products in rows of 50,257 three times.
 - The combined part is written to memory, and then reduced in the same way. XLA would otherwise fuse both steps into one loop, which is not
   vectorized and takes up to 20 times as long.
 
@@ -43,7 +43,7 @@ _LANES = 16
 _REGISTER = 8
 # If a sum is over at most this number of rows, XLA:CPU recomputes its operand inside the loop, with everything that the operand depends on.
 _FEW_ROWS = 32
-# The most rows that the first step of `sum_rows` leaves for the second step.
+# The maximum number of rows that the first step of `sum_rows` leaves for the second step.
 _SECOND_STEP_ROWS = 128
 # A row is split into _MIN_PARTS to _MAX_PARTS parts. Several rows are split only into parts of at least _MIN_PARTS rows.
 _MAX_PARTS, _MIN_PARTS = 6, 4
@@ -93,7 +93,7 @@ def max_and_min_functions(reorders: bool) -> tuple[Reduction, Reduction]:
 
 
 def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
-    """Returns a reduction that is `sum_rows` if the operand `is_foldable`, else `reduce`. `plain`: XLA's reduction of the same kind."""
+    """Returns a reduction that calls `sum_rows` if the operand `is_foldable`, else `reduce`. plain: XLA's reduction of the same kind."""
 
     def reduced(x: Array, dims: Sequence[int]) -> Array:
         if not is_foldable(x, dims):
@@ -107,37 +107,37 @@ def sum_function(reorders: bool) -> Reduction:
     """Returns the sum function for lowerings.
 
     Args:
-        reorders: True if passes/jaxpr/transposes.py will process the program. That pass may change memory orders, and rewrites sums itself.
+        reorders: True if passes/jaxpr/transposes.py will process the program. The pass may change memory orders, and rewrites sums itself.
     """
-    return lax.reduce_sum if reorders else sum_neighbours
+    return lax.reduce_sum if reorders else vectorized_sum
 
 
-def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
+def vectorized_sum(x: Array, dims: Sequence[int]) -> Array:
     """Returns the sum over dims, which are removed.
 
-    If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, and adjacent elements last. That
+    If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, and adjacent elements last. This
     takes up to 12 times as long as necessary. XLA:CPU does the same for one dimension that a reshape has merged from several. If other
-    dimensions lie between the reduced ones, the sum has two steps: over the last reduced dimensions first if they have many elements,
-    otherwise over the others first.
+    dimensions lie between the reduced ones, the sum has two steps. The last reduced dimensions, which are adjacent, are summed first if
+    they have many elements. Otherwise the other reduced dimensions are summed first.
     """
     if not is_static(x.shape):
         return lax.reduce_sum(x, dims)
-    large = [dim for dim in dims if x.shape[dim] > 1]
-    first, last = min(large, default=0), max(large, default=0)
-    if not large or 0 in x.shape or not dtypes.is_float(x.dtype) or x.dtype.itemsize < 4:
+    nontrivial = [dim for dim in dims if x.shape[dim] > 1]
+    first, last = min(nontrivial, default=0), max(nontrivial, default=0)
+    if not nontrivial or 0 in x.shape or not dtypes.is_float(x.dtype) or x.dtype.itemsize < 4:
         return lax.reduce_sum(x, dims)
-    if len(large) <= last - first:  # other dimensions lie between the reduced ones
-        start = max(dim for dim in range(first, last) if dim not in large) + 1
-        are_few = math.prod(x.shape[start : last + 1]) <= _FEW_ROWS
-        if are_few and math.prod(x.shape[dim] for dim in large if dim < start) < _MIN_PARTS:
+    if len(nontrivial) <= last - first:  # other dimensions lie between the reduced ones
+        start = max(dim for dim in range(first, last) if dim not in nontrivial) + 1
+        is_last_group_small = math.prod(x.shape[start : last + 1]) <= _FEW_ROWS
+        if is_last_group_small and math.prod(x.shape[dim] for dim in nontrivial if dim < start) < _MIN_PARTS:
             return lax.reduce_sum(x, dims)
         steps = [[dim for dim in dims if dim < start], [dim for dim in dims if dim >= start]]
-        in_steps = functools.partial(_sum_in_steps, steps=steps if are_few else steps[::-1])
+        in_steps = functools.partial(_sum_in_steps, steps=steps if is_last_group_small else steps[::-1])
         return lax.platform_dependent(x, cpu=in_steps, default=lambda x: lax.reduce_sum(x, dims))
     # Reduced dimensions of size 1 do not separate others in memory.
     squeezed = lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dims])
     start = first - sum(dim in dims for dim in range(first))
-    neighbours = tuple(range(start, start + len(large)))
+    neighbours = tuple(range(start, start + len(nontrivial)))
     if neighbours[-1] == squeezed.ndim - 1:
         return reduce_sum(squeezed, neighbours)
     if not is_foldable(squeezed, neighbours):
@@ -151,7 +151,7 @@ def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
     """Returns the sum over the first group of dimensions, then over the second. The write to memory keeps XLA from fusing the steps."""
     first, second = steps
     shifted = [dim - sum(removed < dim for removed in first) for dim in second]
-    return sum_neighbours(in_memory(sum_neighbours(x, first)), shifted)
+    return vectorized_sum(in_memory(vectorized_sum(x, first)), shifted)
 
 
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:
@@ -173,7 +173,7 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
         x = lax.reshape(x, (*x.shape[:outer], math.prod(x.shape[outer:])))
         if is_by_parts:
             return lax.optimization_barrier(_reduce_parts(x, plain, combine))
-        # The barrier keeps XLA from repeating the last, short reduction for each element that is compared with its result.
+        # Without the barrier, XLA would repeat the last, short reduction for each element that is compared with the result.
         return lax.optimization_barrier(plain(_fold(x, combine, identity), (outer,)))
 
     return lax.platform_dependent(x, cpu=reduced, default=lambda x: plain(x, dims))
@@ -182,7 +182,7 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
 def _reduce_rows(x: Array, outer: int, plain: Reduction) -> Array:
     """Returns x with one dimension, from `outer` to the last but one, split into equal parts that are combined; or x, if that is no gain.
 
-    The last dimension is not merged with others. If x is computed from slices, XLA:CPU would need a division per element to find the
+    The last dimension is not merged with others: if x is computed from slices, XLA:CPU would then need a division per element to find the
     element's slice.
     """
     parts, dim = max(((_equal_parts(x.shape[dim]), dim) for dim in range(outer, x.ndim - 1)), default=(0, 0))
@@ -234,7 +234,7 @@ def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -
 
 
 def is_foldable(x: Array, dims: Sequence[int]) -> bool:
-    """True if `sum_rows` can sum x over dims: they are adjacent, have more than _FEW_ROWS elements, and others of size > 1 follow them."""
+    """True if `sum_rows` can sum x over dims: adjacent dimensions of more than _FEW_ROWS elements, followed by another one of size > 1."""
     first, last = min(dims, default=0), max(dims, default=0)
     return (
         is_static(x.shape)
@@ -248,17 +248,18 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
 
 
 def sum_rows(x: Array, dims: Sequence[int], reduce: Reduction = lax.reduce_sum) -> Array:
-    """Returns the sum over dims, which are removed, in two steps. The first leaves at most _SECOND_STEP_ROWS rows, the second sums these.
+    """Returns the sum over dims, which are removed, in two steps: the first leaves at most _SECOND_STEP_ROWS rows, which the second adds.
 
     XLA:CPU vectorizes the first step along its rows. A sum over several thousand rows at once takes up to 40 times as long.
 
     Args:
-        x, dims: An array and dimensions for which `is_foldable` is true.
+        x: The array.
+        dims: The dimensions to sum; `is_foldable(x, dims)` must be true.
         reduce: Another reduction than the sum.
     """
     first, last = min(dims), max(dims)
     count = math.prod(x.shape[first : last + 1])
     row_count = max(size for size in range(1, min(_SECOND_STEP_ROWS, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
     rows = lax.reshape(x, (*x.shape[:first], count // row_count, row_count, *x.shape[last + 1 :]))
-    # The barriers keep XLA from merging both steps, and the first step with a reshape; see `sum_neighbours`.
+    # The barriers keep XLA from merging both steps, and the first step with a reshape; see `vectorized_sum`.
     return reduce(lax.optimization_barrier(reduce(lax.optimization_barrier(rows), [first])), [first])

@@ -1,8 +1,9 @@
 """Weights prepacked in the blocked memory order that oneDNN's kernels read.
 
 Before oneDNN computes with a weight, it reorders the weight into blocks of some tens of output channels. The size of the blocks depends on
-processor, shapes and dtype. XLA's calls accept a weight in this order, but there is no way to query the order. So it is found by trial: a
-weight is packed in each order that occurs in practice. The right order is the one that gives the result of the plain weight.
+processor, shapes and dtype. XLA's calls accept a weight in this order, but there is no way to query the order. So the order is found by
+trial: a random weight is packed in each order that occurs in practice. An order is right if the call gives the same result with the packed
+weight as with the plain weight.
 
 The order also depends on the number of processors on which the calling thread may run, which oneDNN queries when a thread first uses it. So
 a packed weight must only be used while `are_orders_valid()` is true.
@@ -79,13 +80,14 @@ class Packing:
 
 
 # The number of zeros after a packed weight. If a weight has a single block of outputs or of inputs, the trial cannot determine the size of
-# the block: several orders give the same results. oneDNN's order may be longer than the order found, and its kernel reads to the end of its
-# own order. No block has more than _LARGEST_BLOCK inputs or outputs, so the kernel reads at most SLACK elements more.
+# the block: several orders give the same results. A weight in oneDNN's order may be longer than in the order that was found, and oneDNN's
+# kernel reads to the end of the longer one. No block has more than _LARGEST_BLOCK inputs or outputs, so the kernel reads at most SLACK
+# elements more.
 _LARGEST_BLOCK = 128
 SLACK = _LARGEST_BLOCK**2
 
-# The sizes of blocks of outputs. If two orders differ only in trailing zeros, the longer one is tried first, as the kernel may read the
-# zeros. For half types, pairs of inputs are adjacent, which one instruction multiplies.
+# The number of outputs in a block. If two orders differ only in trailing zeros, the longer order is tried first, as the kernel may read the
+# zeros. For half types, _PAIRED inputs are adjacent, which one instruction multiplies.
 _WIDTHS = (64, 48, 32, 24, 16, 8)
 _PAIRED = 2
 
@@ -135,8 +137,13 @@ def of_convolution(
     """Returns the order of a weight (out, in, *kernel) for `onednn.convolution`; None if none was found.
 
     Args:
-        x, weight, out: The shapes of the operands and the result, as for `onednn.convolution`.
-        stride, padding, dilation, dtype: See `onednn.convolution`.
+        x: The shape of the input, as for `onednn.convolution`.
+        weight: The shape of the weight before packing.
+        out: The shape of the result.
+        stride: See `onednn.convolution`.
+        padding: See `onednn.convolution`.
+        dilation: See `onednn.convolution`.
+        dtype: The dtype of the operands and the result.
         bias: True if there is a bias.
         device: The device of the program.
     """
@@ -153,7 +160,7 @@ def of_convolution(
 
 Compute = Callable[[Array, Array, Array], Array]
 
-_found: dict[object, Packing | None] = {}
+_packings: dict[object, Packing | None] = {}
 _lock = forks.lock()
 
 
@@ -169,15 +176,29 @@ def _find(
     columns: int,
     candidates: Callable[[DType], Iterable[Packing]],
 ) -> Packing | None:
+    """Returns the order of a weight, from an earlier trial or a new one; None if no order is right, or if threads may use other orders.
+
+    Args:
+        op: The name of the op, as part of the key under which the order is remembered.
+        x_shape: The shape of the other operand.
+        shape: The shape of the weight.
+        dtype: The dtype of both operands and the result.
+        settings: Further values on which the order may depend.
+        device: The device of the program.
+        plain: Computes the op from x, the weight and a bias.
+        packed: Computes the op from x, the packed weight and a bias.
+        columns: The size of the bias.
+        candidates: Returns the orders to try, for a dtype.
+    """
     if not onednn_support.supports_packed():
         return None
     key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, machine.machine_name(device))
     with _lock:
         if not _is_uniform():
             return None
-        if key not in _found:
-            _found[key] = _try(x_shape, shape, dtype, device, plain, packed, columns, list(candidates(dtype)))
-        return _found[key]
+        if key not in _packings:
+            _packings[key] = _try(x_shape, shape, dtype, device, plain, packed, columns, list(candidates(dtype)))
+        return _packings[key]
 
 
 # The largest accepted error, relative to the largest result. With a wrong order, errors are about as large as the results.
@@ -194,23 +215,24 @@ def _try(
     columns: int,
     candidates: list[Packing],
 ) -> Packing | None:
+    """Returns the first candidate with which `packed` computes the result of `plain`, on random numbers; None if there is none."""
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
-    # The same length for all candidates: the right order may be longer than the tried one, and the kernel reads all of it.
+    # All candidates are padded to one length. The kernel reads the whole length of the right order, which may exceed that of the tried one.
     length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:]) + SLACK
 
-    def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
-        wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
-        return abs(found - wanted).max(), abs(wanted).max()
+    def max_error_and_magnitude(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
+        expected, actual = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
+        return abs(actual - expected).max(), abs(expected).max()
 
     with programs.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
         arrays = [jax.device_put(array, device) for array in (x, weight, np.zeros(length, dtype), shift)]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        program = programs.compile_lowered(private.lower(jax.jit(distance, keep_unused=True).trace(*avals)), device, {})
+        program = programs.compile_lowered(private.lower(jax.jit(max_error_and_magnitude, keep_unused=True).trace(*avals)), device, {})
         for candidate in candidates:
             flat = np.zeros(length, dtype)
-            order = np.asarray(candidate.pack(jax.device_put(weight, device)))
-            flat[: order.size] = order
+            packed_weight = np.asarray(candidate.pack(jax.device_put(weight, device)))
+            flat[: packed_weight.size] = packed_weight
             arrays[2] = jax.device_put(flat, device)
             error, largest = (float(np.asarray(item)) for item in program.call(arrays))
             if error <= _TOLERANCE * largest:
@@ -218,7 +240,7 @@ def _try(
     return None
 
 
-# The number of processors on which the threads could run when orders were found. It is the same for all orders.
+# The number of processors on which the threads could run when the orders were found. All orders were found with the same number.
 _processors: int | None = None
 
 

@@ -39,9 +39,10 @@ _NAMES = {"bfloat16": "BF16", "float16": "F16"}
 HEADS_INSIDE = (0, 2, 1, 3)
 _HEADS_OUTSIDE = (0, 1, 2, 3)
 
-# Head sizes for which all devices of compute capability 8 and later have kernels, forward and backward.
+# Head sizes up to _LARGEST_SIZE that are multiples of _SIZE_MULTIPLE: cuDNN has kernels for them, forward and backward, on all devices of
+# compute capability 8 and later.
 _LARGEST_SIZE = 128
-_SIZE_STEP = 8
+_SIZE_MULTIPLE = 8
 
 
 def is_known() -> bool:
@@ -51,7 +52,7 @@ def is_known() -> bool:
 
 def supports(dtype: DType, size: int) -> bool:
     """True if cuDNN has kernels for heads of this dtype and size."""
-    return dtype.name in _NAMES and size % _SIZE_STEP == 0 and 0 < size <= _LARGEST_SIZE
+    return dtype.name in _NAMES and size % _SIZE_MULTIPLE == 0 and 0 < size <= _LARGEST_SIZE
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class AttentionSettings:
     Attributes:
         scale: The factor of the scores, before a bias is added.
         is_causal: True if row i attends to columns 0 to i only.
-        heads_inside: True to read and write the memory order HEADS_INSIDE. It avoids copies if operands and results have this order.
+        heads_inside: True to read and write the memory order HEADS_INSIDE, which avoids copies if operands and results have this order.
     """
 
     scale: float
@@ -113,21 +114,21 @@ def backward(
     return grad_query, grad_key, grad_value
 
 
-# The lowest mask values that are passed to the kernels, by dtype: the floor of finite values, and the replacement of -inf. In a row with a
-# value at the floor, the replacement has weight zero.
+# The lowest mask values that are passed to the kernels, by dtype: the floor of finite values, and the replacement of -inf. If the largest
+# value of a row is at the floor, scores with the replacement still get weight zero.
 _FLOORS = {"bfloat16": (-(2.0**41), -(2.0**42)), "float16": (-(2.0**15), -65504.0)}
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """A mask as the kernels need it.
+    """A mask in the form that the kernels need.
 
-    The kernels add it to the scores. They return NaN if all values of a row are infinite, or nearly so.
+    The kernels add the mask to the scores. They return NaN if all mask values of a row are -inf, or nearly so.
 
     Attributes:
-        values: The mask, clamped to the floor from below, with -inf replaced by an even lower value.
-        largest: float32; the largest value of each row of the original mask.
-        floor: The lowest finite value of `values`, other than the replacement of -inf.
+        values: The mask. Finite values below `floor` are replaced by `floor`, and -inf by an even lower finite value.
+        largest: The largest value of each row of the original mask, float32 (batch or 1, heads or 1, rows).
+        floor: The lowest value of `values`, other than the replacement of -inf.
     """
 
     values: Array
@@ -145,15 +146,15 @@ class _Bias:
         return _Bias(values, convert(lax.reduce_max(mask, (3,)), np.dtype(np.float32)), floor)
 
     def hidden_rows(self, shape: Sequence[int]) -> Array:
-        """Returns a mask that is true for rows without a visible score. `shape`: the shape of the result, (batch, heads, rows)."""
+        """Returns True for each row without a visible score, broadcast to `shape`, (batch, heads, rows)."""
         return expand(lax.eq(self.largest, lax.full_like(self.largest, -np.inf)), shape)
 
     def unclamped(self, logsumexp: Array) -> Array:
         """Converts the log-sum-exp for the clamped mask to the log-sum-exp for the original mask."""
         is_below, largest = self._rows_below_floor(logsumexp.shape)
         shifted = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
-        found = lax.select(is_below, shifted, logsumexp)
-        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(found, 0), found)
+        unhidden = lax.select(is_below, shifted, logsumexp)
+        return lax.select(self.hidden_rows(logsumexp.shape), lax.full_like(unhidden, 0), unhidden)
 
     def clamped(self, logsumexp: Array) -> Array:
         """Converts the log-sum-exp for the original mask to the log-sum-exp for the clamped mask.
@@ -165,7 +166,7 @@ class _Bias:
         return lax.select(is_below, shifted, logsumexp)
 
     def _rows_below_floor(self, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Returns a mask that is true for rows whose largest mask value is finite but below the floor, and the largest values."""
+        """Returns True for each row whose largest mask value is finite but below the floor; and each row's largest value."""
         largest = expand(self.largest, shape)
         is_below = lax.bitwise_and(lax.lt(largest, lax.full_like(largest, self.floor)), lax.bitwise_not(self.hidden_rows(shape)))
         return is_below, largest
@@ -189,14 +190,21 @@ _BACKWARD_PRODUCTS = {
 
 
 def _config(query: Array, key: Array, settings: AttentionSettings, products: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
-    def packed(letters: str) -> str:
+    """Returns the configuration of a call.
+
+    Args:
+        products: For each product that the kernel computes, the dimensions of both operands, and the contracted dimension.
+    """
+
+    def stored(letters: str) -> str:
+        """Returns the dimensions of an operand in memory order."""
         return letters if letters == _SCORES else "".join(letters[dim] for dim in settings.order)
 
-    def numbers(x: str, y: str, over: str) -> dict[str, list[str]]:
-        x, y = packed(x), packed(y)
+    def dimension_numbers(x: str, y: str, contracted: str) -> dict[str, list[str]]:
+        x, y = stored(x), stored(y)
         return {
-            "lhs_contracting_dimensions": [str(x.index(over))],
-            "rhs_contracting_dimensions": [str(y.index(over))],
+            "lhs_contracting_dimensions": [str(x.index(contracted))],
+            "rhs_contracting_dimensions": [str(y.index(contracted))],
             "lhs_batch_dimensions": [str(x.index(letter)) for letter in "bh"],
             "rhs_batch_dimensions": [str(y.index(letter)) for letter in "bh"],
         }
@@ -215,7 +223,7 @@ def _config(query: Array, key: Array, settings: AttentionSettings, products: dic
             "is_dynamic_dimension": [False] * 4,
             "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         },
-        **{f"{name}_dot_dimension_numbers": numbers(*product) for name, product in products.items()},
+        **{f"{name}_dot_dimension_numbers": dimension_numbers(*product) for name, product in products.items()},
     }
     return {"cudnn_fmha_backend_config": attention}
 
@@ -232,7 +240,7 @@ def _call(
     The last output of the call is a workspace, whose size XLA gets from cuDNN.
 
     Args:
-        results: The shapes and dtypes of the results, (batch, heads, ...). Those of rank 4 have the settings' memory order.
+        results: The shapes and dtypes of the results, (batch, heads, ...). Results of rank 4 have the settings' memory order.
     """
     call = jax.ffi.ffi_call(
         target,

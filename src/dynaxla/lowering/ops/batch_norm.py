@@ -13,7 +13,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
-from .moments import affine, along, but_channels, moments_over, reciprocal_root
+from .moments import affine, along, dims_but_channels, inverse_std, moments_over
 
 Dims = Sequence[int]
 Gradients = tuple[Array | None, Array | None, Array | None]
@@ -25,8 +25,8 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
     Dtype:  the accumulator's dtype for all results.
     """
     upcast = convert(x, dtypes.accumulator(x.dtype))
-    mean, variance, centered = moments_over(upcast, but_channels(x), ctx.sum)
-    invstd = reciprocal_root(variance, eps)
+    mean, variance, centered = moments_over(upcast, dims_but_channels(x), ctx.sum)
+    invstd = inverse_std(variance, eps)
     factor = invstd if weight is None else lax.mul(invstd, convert(weight, upcast.dtype))
     return affine(centered, factor, bias, (1,)), mean, variance, invstd
 
@@ -36,7 +36,7 @@ def _normalize_by_running(
 ) -> Array:
     """Returns x normalized by the running statistics, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
-    factor = reciprocal_root(convert(running_var, dtype), eps)
+    factor = inverse_std(convert(running_var, dtype), eps)
     if weight is not None:
         factor = lax.mul(factor, convert(weight, dtype))
     if ctx.eager.centers_first:
@@ -83,7 +83,7 @@ def _batch_norm(
         out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps, ctx)
         return convert(out, x.dtype), _statistic_output(ctx, 1, None), _statistic_output(ctx, 2, None), running_mean, running_var
     out, mean, variance, invstd = _normalize_by_batch(x, weight, bias, eps, ctx)
-    count = math.prod(x.shape[dim] for dim in but_channels(x))
+    count = math.prod(x.shape[dim] for dim in dims_but_channels(x))
     if running_mean is not None:
         running_mean = _update_running(running_mean, mean, momentum)
     if running_var is not None:
@@ -217,7 +217,7 @@ def native_batch_norm_backward(
     """
     _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
-    dims = but_channels(x)
+    dims = dims_but_channels(x)
     upcast_grad = convert(grad, dtype)
     if train:
         assert save_mean is not None
@@ -226,7 +226,7 @@ def native_batch_norm_backward(
     else:
         assert running_mean is not None
         assert running_var is not None
-        mean, invstd = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
+        mean, invstd = convert(running_mean, dtype), inverse_std(convert(running_var, dtype), eps)
     centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
     grad_bias = ctx.sum(upcast_grad, dims)
     grad_weight = lax.mul(ctx.sum(lax.mul(upcast_grad, centered), dims), invstd)

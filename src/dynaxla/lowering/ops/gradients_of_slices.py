@@ -18,7 +18,7 @@ from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import clamp_slice, is_static, wrap
 from ..promotion import expand
-from .shape import joined
+from .shape import concatenate_nonempty
 
 # Ops that return zeros.
 ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
@@ -70,8 +70,8 @@ def sum_of_slices(ctx: Context) -> Array | None:
         grad = grad if grad.ndim == len(shape) else lax.expand_dims(grad, [dim])
         grads.append(expand(grad, [*shape[:dim], slice_grad.count, *shape[dim + 1 :]]))
     if len({grad.shape for grad in grads}) == 1 and sum(slice_grad.count for slice_grad in slices) == shape[dim]:
-        return joined(grads, dim)
-    # XLA:CPU writes all gradients into one array, in place, and vectorizes the writes.
+        return concatenate_nonempty(grads, dim)
+    # XLA:CPU writes each gradient in place into one array, and vectorizes the writes.
     out = lax.full(shape, 0, ctx.output.jax_dtype)
     for slice_grad, grad in zip(slices, grads, strict=True):
         out = lax.dynamic_update_slice(out, grad, [slice_grad.start if index == dim else 0 for index in range(len(shape))])

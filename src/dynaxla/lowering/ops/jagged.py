@@ -50,21 +50,20 @@ def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths:
 def padded_dense_to_jagged(dense: Array, offsets: Sequence[Array], total_L: int | None = None, *, ctx: Context) -> Array:
     """The rows of a padded tensor without their padding, concatenated.
 
-    Shape:  dense (rows, longest, ...) gives (total_L, ...).
+    Shape:  dense (rows, padded_length, ...) gives (total_L, ...).
     Dtype:  that of dense.
     Raises: UnsupportedOp for more than one ragged dimension; RuntimeError when the program runs, for a row longer than dense.shape[1].
     """
     starts, lengths = _row_starts_and_lengths(offsets)
-    longest = dense.shape[1]
-    is_short_enough = lax.le(lengths, lax.full_like(lengths, longest))
-    ctx.require(
-        is_short_enough, RuntimeError, f"_padded_dense_to_jagged_forward(): found a batch item longer than the padded input, {longest}"
-    )
+    padded_length = dense.shape[1]
+    is_short_enough = lax.le(lengths, lax.full_like(lengths, padded_length))
+    message = f"_padded_dense_to_jagged_forward(): found a batch item longer than the padded input, {padded_length}"
+    ctx.require(is_short_enough, RuntimeError, message)
     out = ctx.output.shape
     if 0 in out or dense.size == 0:
         return lax.full(out, number(0, dense.dtype))
     position = lax.iota(starts.dtype, out[0])
     row = lax.sub(searchsorted(starts, position, right=True), lax.full_like(position, 1))
-    flat = lax.reshape(dense, (dense.shape[0] * longest, *dense.shape[2:]))
+    flat = lax.reshape(dense, (dense.shape[0] * padded_length, *dense.shape[2:]))
     position_in_row = lax.sub(position, take_along(starts, 0, row))
-    return take_along(flat, 0, lax.add(lax.mul(row, lax.full_like(row, longest)), position_in_row))
+    return take_along(flat, 0, lax.add(lax.mul(row, lax.full_like(row, padded_length)), position_in_row))

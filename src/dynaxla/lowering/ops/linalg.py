@@ -79,24 +79,25 @@ def first_true(mask: Array) -> Array:
     return lax.select(lax.lt(first, full_like(first, size)), lax.add(first, full_like(first, 1)), full_like(first, 0))
 
 
-def finite_only(x: Array) -> tuple[Array, Array]:
-    """Returns the matrices with each matrix that has a non-finite element replaced by zeros, and a mask of the finite matrices.
+def zero_nonfinite(x: Array) -> tuple[Array, Array]:
+    """Replaces each matrix that has a non-finite element by zeros: LAPACK's iterations may not terminate for non-finite elements.
 
-    LAPACK's iterations may not terminate for non-finite elements.
+    Returns: The matrices, and a mask that is True for the finite ones.
 
     Shape:  x (*batch, m, n) gives (*batch, m, n) and (*batch).
     Dtype:  that of x; bool.
     """
     finite = lax.reduce_and(is_finite(x), (x.ndim - 2, x.ndim - 1))
-    return lax.select(_per_batch(finite, x.shape), x, full_like(x, 0)), finite
+    return lax.select(_expand_batch(finite, x.shape), x, full_like(x, 0)), finite
 
 
 def nan_unless(valid: Array, results: Array) -> Array:
     """Returns the results, with NaN for the batch elements where `valid` is False."""
-    return lax.select(_per_batch(valid, results.shape), results, full_like(results, math.nan))
+    return lax.select(_expand_batch(valid, results.shape), results, full_like(results, math.nan))
 
 
-def _per_batch(values: Array, shape: Sequence[int]) -> Array:
+def _expand_batch(values: Array, shape: Sequence[int]) -> Array:
+    """Broadcasts one value per batch element to `shape`, whose leading dimensions are the batch."""
     return lax.broadcast_in_dim(values, tuple(shape), range(values.ndim))
 
 
@@ -129,7 +130,7 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """Makes the call raise the error of eager mode's `api_name` if a matrix could not be factored: if an `info` is not 0."""
+    """Makes the call raise eager mode's error for the function `api_name` if an `info` is not 0: that matrix could not be factored."""
     error, message = next((entry for word, entry in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 
@@ -139,7 +140,7 @@ def linalg_matrix_exp(x: Array) -> Array:
     """The matrix exponential: exp(x) = exp(x / 2**s) ** (2**s), where exp(x / 2**s) is computed by a Taylor series.
 
     Each of the s squarings doubles the relative error, so the computation is in double precision. Each matrix of a batch has its own s. A
-    matrix with a non-finite element gives NaN.
+    matrix with a non-finite element gives NaN, unless it is 1 x 1, where the result is exp(x).
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -155,27 +156,27 @@ def linalg_matrix_exp(x: Array) -> Array:
     _, exponent = jnp.frexp(norm)
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
     # x is scaled in two steps, as 2**s may overflow.
-    half = halvings // 2
-    for shift in (half, halvings - half):
-        wide = wide * _per_batch(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
+    first_halvings = halvings // 2
+    for shift in (first_halvings, halvings - first_halvings):
+        wide = wide * _expand_batch(jnp.ldexp(jnp.ones_like(norm), -shift), x.shape)
 
-    def square(step: Array, total: Array) -> Array:
-        return lax.select(_per_batch(step < halvings, x.shape), matmul(total, total), total)
+    def square(step: Array, result: Array) -> Array:
+        return lax.select(_expand_batch(step < halvings, x.shape), matmul(result, result), result)
 
-    total = lax.fori_loop(np.int32(0), jnp.max(halvings), square, _taylor(wide))
-    return nan_unless(finite, convert(total, x.dtype))
+    result = lax.fori_loop(np.int32(0), jnp.max(halvings), square, _taylor(wide))
+    return nan_unless(finite, convert(result, x.dtype))
 
 
 def _taylor(x: Array) -> Array:
-    """Returns the Taylor polynomial of exp(x) of degree 20, by Paterson and Stockmeyer: Horner's rule in the fourth power of x."""
+    """Returns the Taylor polynomial of exp(x) of degree 20, by the Paterson-Stockmeyer method: Horner's rule in the fourth power of x."""
     square = matmul(x, x)
     cube, fourth = matmul(square, x), matmul(square, square)
     total = lax.mul(fourth, full_like(x, 1 / math.factorial(20)))
-    for first in range(16, -1, -4):
-        if first < 16:
+    for lowest_degree in range(16, -1, -4):
+        if lowest_degree < 16:
             total = matmul(fourth, total)
         for offset, power in enumerate((identity(x.shape[-1], x.dtype, x.shape[:-2]), x, square, cube)):
-            total = lax.add(total, lax.mul(power, full_like(power, 1 / math.factorial(first + offset))))
+            total = lax.add(total, lax.mul(power, full_like(power, 1 / math.factorial(lowest_degree + offset))))
     return total
 
 

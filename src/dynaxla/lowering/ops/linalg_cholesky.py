@@ -18,7 +18,8 @@ from .linalg import adjoint, common_batch, diagonal, first_true, identity, linal
 def _factor(x: Array) -> tuple[Array, Array]:
     """Returns the lower factor of each matrix and `info`: 0, or the order of the first leading minor that is not positive.
 
-    The upper triangle of x is not read. If `info` is not 0, the factor is complete up to that column; the columns after it are those of x.
+    The upper triangle of x is not read. If `info` is i > 0, the first i - 1 columns are those of the factor. The diagonal element of column
+    i is the pivot that is not positive. All other elements are those of the lower triangle of x.
     """
     if x.size == 0:
         return x, lax.full(x.shape[:-2], 0, np.dtype(np.int32))
@@ -27,16 +28,16 @@ def _factor(x: Array) -> tuple[Array, Array]:
     failed = lax.reduce_or(is_nan(diagonal(factor)), (x.ndim - 2,))
     zero_info = lax.full(failed.shape, 0, np.dtype(np.int32))
 
-    def partial() -> tuple[Array, Array]:
+    def with_partial_factors() -> tuple[Array, Array]:
         columns, info = _factor_by_columns(x)
         expanded_failed = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
         return lax.select(expanded_failed, columns, factor), lax.select(failed, info, zero_info)
 
-    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, zero_info))
+    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), with_partial_factors, lambda: (factor, zero_info))
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:
-    """Like `_factor`, but computes one column after the other: slow, but keeps the columns before the failure."""
+    """Like `_factor`, but computes one column after the other. This is slow, but keeps the columns before a failure."""
     size, last = x.shape[-1], x.ndim - 1
     positions = lax.iota(np.int32, size)
 
@@ -62,7 +63,7 @@ def _factor_by_columns(x: Array) -> tuple[Array, Array]:
 def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
     """The lower (or upper) Cholesky factor of each matrix, and `info`: 0, or the order of the first leading minor that is not positive.
 
-    The other triangle of x is not read.
+    Only the lower (or upper) triangle of x is read.
 
     Shape:  x (*batch, n, n) gives (*batch, n, n) and (*batch).
     Dtype:  that of x; int32.
@@ -92,7 +93,8 @@ def solve_triangular(
 ) -> Array:
     """Returns the solution x of t x = b, or with `left` False of x t = b.
 
-    t is the upper (or lower) triangle of a, with `transposed` the transpose of that triangle, with `adjoint` its adjoint.
+    t is the upper (or lower) triangle of a, with `transposed` the transpose of this triangle, with `adjoint` its adjoint. With
+    `unitriangular`, the diagonal of a is not read and counts as ones.
     """
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, transpose_a=transposed or adjoint, conjugate_a=adjoint, unit_diagonal=unitriangular
@@ -138,5 +140,5 @@ def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Arr
     """
     singular = first_true(lax.eq(diagonal(factor), full_like(diagonal(factor), 0)))
     linalg_check_errors(singular, "cholesky_inverse", is_matrix=factor.ndim == 2, ctx=ctx)
-    root = solve_triangular(factor, identity(factor.shape[-1], factor.dtype, factor.shape[:-2]), upper=upper)
-    return matmul(root, adjoint(root)) if upper else matmul(adjoint(root), root)
+    inverse_factor = solve_triangular(factor, identity(factor.shape[-1], factor.dtype, factor.shape[:-2]), upper=upper)
+    return matmul(inverse_factor, adjoint(inverse_factor)) if upper else matmul(adjoint(inverse_factor), inverse_factor)

@@ -21,7 +21,7 @@ from ..implementations import Implementations, Operand
 from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril, triu
-from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan_unless, require_convergence, transpose
+from .linalg import LinAlgError, adjoint, common_batch, matmul, nan_unless, require_convergence, transpose, zero_nonfinite
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Eigenvalues:
 EIGENVALUES: Implementations[Eigenvalues] = Implementations("eigenvalues")
 
 
-# XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time.
+# XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time. For small matrices the call of torch costs
+# more than it saves.
 @EIGENVALUES.implementation("torch", platforms=["cpu"], preferred=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
 def _by_torch(problem: Eigenvalues, x: Array) -> Array:
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -77,14 +78,14 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the eigenvectors are an empty vector.
     Dtype:  the real dtype of x for the eigenvalues, that of x for the eigenvectors.
-    Raises: LinAlgError when the program runs, for NaNs in matrices of more than two rows, for which LAPACK does not converge. For smaller
-            matrices it converges and the results are NaN.
+    Raises: LinAlgError when the program runs, for NaNs in matrices of more than two rows, because LAPACK does not converge. For smaller
+            matrices LAPACK converges, and the results are NaN.
     """
     lower = UPLO.upper() == "L"
     x = tril(x) if lower else triu(x)
     if x.shape[-1] > 2:
         require_convergence(x, ctx, "linalg.eigh")
-    x, finite = finite_only(x)
+    x, finite = zero_nonfinite(x)
     if compute_v and is_result_used(ctx.node, 1):
         vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
         vectors = nan_unless(finite, vectors)
@@ -109,7 +110,7 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     """
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
-    x, finite = finite_only(x)
+    x, finite = zero_nonfinite(x)
     empty = None if compute_uv else lax.full((0,), 0, x.dtype)
     if compute_uv and (is_result_used(ctx.node, 0) or is_result_used(ctx.node, 2)):
         u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
@@ -129,7 +130,7 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
     Dtype:  both: the complex dtype of x.
     Raises: when the program runs, RuntimeError for elements that are not finite, and LinAlgError if LAPACK does not converge.
     """
-    x, finite = finite_only(x)
+    x, finite = zero_nonfinite(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
     values, *vectors = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=is_result_used(ctx.node, 1))
     require_convergence(values, ctx, "linalg.eig")

@@ -45,25 +45,25 @@ def _permutation_matrix(rows: Array, dtype: dtypes.DType) -> Array:
     return convert(lax.eq(lax.broadcasted_iota(np.int32, shape, rows.ndim - 1), expand(columns, shape)), dtype)
 
 
-def _lower(lu: Array) -> Array:
+def _lower_factor(lu: Array) -> Array:
     size = min(lu.shape[-2:])
     return lax.add(tril(lu[..., :size], -1), expand(jnp.eye(lu.shape[-2], size, dtype=lu.dtype), (*lu.shape[:-1], size)))
 
 
-def _upper(lu: Array) -> Array:
+def _upper_factor(lu: Array) -> Array:
     return triu(lu[..., : min(lu.shape[-2:]), :])
 
 
-def _solve(lu: Array, rows: Array, b: Array, *, left: bool = True, adjoint_of: bool = False) -> Array:
+def _solve(lu: Array, rows: Array, b: Array, *, left: bool = True, use_adjoint: bool = False) -> Array:
     """Returns the solution y of x y = b, or with `left` False of y x = b. Batch dimensions are broadcast.
 
-    x is the factored matrix, or with `adjoint_of` its adjoint.
+    x is the factored matrix, or with `use_adjoint` its adjoint.
     """
     if not left:
-        return adjoint(_solve(lu, rows, adjoint(b), adjoint_of=not adjoint_of))
+        return adjoint(_solve(lu, rows, adjoint(b), use_adjoint=not use_adjoint))
     lu, b = common_batch(lu, b)
     rows = expand(rows, lu.shape[:-1])
-    if not adjoint_of:
+    if not use_adjoint:
         y = solve_triangular(lu, pick_rows(b, rows), upper=False, unitriangular=True)
         return solve_triangular(lu, y, upper=True)
     y = solve_triangular(lu, b, upper=True, adjoint=True)
@@ -101,7 +101,7 @@ def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """
     _require_pivot(pivot)
     lu, _, rows, _ = _factor(x)
-    return _permutation_matrix(rows, x.dtype), _lower(lu), _upper(lu)
+    return _permutation_matrix(rows, x.dtype), _lower_factor(lu), _upper_factor(lu)
 
 
 @lowers(aten.lu_unpack.default)
@@ -116,7 +116,7 @@ def lu_unpack(
     empty = lax.full((0,), 0, lu.dtype)
     rows = _row_permutation(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
     permutation = _permutation_matrix(rows, lu.dtype) if unpack_pivots else empty
-    return (permutation, _lower(lu), _upper(lu)) if unpack_data else (permutation, empty, empty)
+    return (permutation, _lower_factor(lu), _upper_factor(lu)) if unpack_data else (permutation, empty, empty)
 
 
 @lowers(aten.linalg_lu_solve.default)
@@ -125,14 +125,15 @@ def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, ad
 
     Shape:  that of b, the batch dimensions broadcast.
     """
-    return _solve(lu, _row_permutation(pivots, lu.shape[-1]), b, left=left, adjoint_of=adjoint)
+    return _solve(lu, _row_permutation(pivots, lu.shape[-1]), b, left=left, use_adjoint=adjoint)
 
 
 @functools.cache
 def _prefers_transpose(op: OpOverload) -> bool:
     """True if torch's kernel of an op factors the transpose of a real contiguous matrix.
 
-    Torch's gradient formulas expect the kernel's factorization. Releases of torch differ in this, so the kernel is tried on a small matrix.
+    Torch's gradient formulas expect the kernel's factorization. Some releases of torch factor the matrix, others its transpose. So the
+    kernel is tried on a small matrix.
     """
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
@@ -141,7 +142,7 @@ def _prefers_transpose(op: OpOverload) -> bool:
 
 
 def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Array, bool]:
-    """Factors the matrix that torch's kernel of the current node would factor: x or its transpose. x: the node's first argument.
+    """Factors x, the current node's first argument, or its transpose: the matrix that torch's kernel of the node would factor.
 
     Returns the results of `_factor`, and True if the factored matrix is the transpose of x.
     """
@@ -166,9 +167,9 @@ def linalg_solve_ex(
         linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=x.ndim == 2, ctx=ctx)
     if b.ndim == 1 or b.shape == x.shape[:-1]:
         columns = lax.expand_dims(b, [b.ndim])
-        result = lax.squeeze(_solve(lu, rows, columns, left=left, adjoint_of=transposed), [-1])
+        result = lax.squeeze(_solve(lu, rows, columns, left=left, use_adjoint=transposed), [-1])
     else:
-        result = _solve(lu, rows, b, left=left, adjoint_of=transposed)
+        result = _solve(lu, rows, b, left=left, use_adjoint=transposed)
     return result, lu, pivots, info
 
 

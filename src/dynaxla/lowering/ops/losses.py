@@ -24,6 +24,7 @@ def _classes_dim(x: Array) -> int:
 
 
 def _require_classes(ctx: Context, x: Array, target: Array, ignore_index: int) -> None:
+    """Makes the call raise IndexError if a target is neither a class of x nor `ignore_index`."""
     classes = x.shape[_classes_dim(x)]
     low, high, ignored = (lax.full_like(target, value) for value in (0, classes, ignore_index))
     inside = lax.bitwise_and(lax.ge(target, low), lax.lt(target, high))
@@ -70,7 +71,9 @@ def _gather_classes(x: Array, target: Array) -> Array:
 def nll_loss_forward(
     x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights (0 without a reduction).
+    """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights.
+
+    For a batch without a reduction, the sum of the weights is 0.
 
     Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target: the same without the classes. The loss has shape [],
             or without a reduction that of the target; the sum has shape [].

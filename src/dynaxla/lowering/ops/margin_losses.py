@@ -25,7 +25,7 @@ def _with_rank(x: Array, rank: int) -> Array:
 
 
 def _grad_per_term(grad: Array, batch: int, classes: int, reduction: int) -> Array:
-    """Returns, for each sample, the gradient of each term in the sum that is the sample's loss.
+    """Returns the gradient of the reduced loss with respect to one term of a sample's loss, which is a sum of terms.
 
     Shape:  (batch, 1).
     """

@@ -1,8 +1,8 @@
 """Custom ops and their lowerings for programs that are compiled for rounded sizes (see passes/padding/padded_rules.py).
 
-The ops apply the true sizes, which are an input of the program: `lengths`, an int64 vector. A `length_index` is an index into it; -1 stands
-for a size or position that needs no true size. Elements before the true size are valid; the elements after it are padding with arbitrary
-values.
+The ops read the true sizes from an input of the program: `lengths`, an int64 vector. A `length_index` is an index into `lengths`; -1 stands
+for a size or position that needs no true size. Along a dimension, the elements before the true size are valid. The elements after it are
+padding with arbitrary values.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ write_into = torch.ops.dynaxla.write_into.default
 def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_indices: Sequence[int], fill: bool | int | float) -> Array:
     """Replaces the padding along `dim` by `fill`.
 
-    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in any of these is not less than the true size.
+    `dim` may be several flattened dimensions. Then a position is padding if its coordinate in one of these is not less than the true size.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -85,7 +85,7 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], length_ind
 
 @lowers(slice_at)
 def _slice_at(x: Array, lengths: Array, dim: int, length_index: int, start: int = 0, *, ctx: Context) -> Array:
-    """Returns a slice of x along `dim`. The graph gives its size.
+    """Returns a slice of x along `dim`, whose size is that of the node's output.
 
     The slice begins at position lengths[length_index], or at `start` if `length_index` is -1.
     """
@@ -94,9 +94,10 @@ def _slice_at(x: Array, lengths: Array, dim: int, length_index: int, start: int 
 
 @lowers(cat_valid)
 def _cat_valid(tensors: Sequence[Array], lengths: Array, dim: int, length_indices: Sequence[int]) -> Array:
-    """Concatenates the valid elements of tensors. Elements after these are arbitrary.
+    """Concatenates the valid elements of tensors. The elements after them are arbitrary.
 
-    length_indices: for each tensor but the first, the index of its position in the result, which is the sum of the true sizes before it.
+    length_indices: for each tensor but the first, the index into `lengths` of its position in the result. This position is the sum of the
+        true sizes of the tensors before it.
     """
     first, *rest = tensors
     total = sum(tensor.shape[dim] for tensor in tensors)
@@ -109,7 +110,7 @@ def _cat_valid(tensors: Sequence[Array], lengths: Array, dim: int, length_indice
 
 @lowers(write_into_zeros)
 def _write_into_zeros(x: Array, lengths: Array, dim: int, length_index: int, ctx: Context) -> Array:
-    """Returns zeros with x written at position lengths[length_index] along `dim`. The graph gives the result's size."""
+    """Returns zeros in the shape of the node's output, with x written at position lengths[length_index] along `dim`."""
     shape = (*x.shape[:dim], cast(TensorSpec, ctx.output).shape[dim], *x.shape[dim + 1 :])
     return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, lengths[length_index], dim)
 
@@ -146,7 +147,7 @@ def _check_index(
 
 @lowers(size_product)
 def _size_product(lengths: Array, length_indices: Sequence[int], times: int) -> Array:
-    """Returns the product of `times` and the true sizes at `length_indices`: int64[]."""
+    """Returns `times` times the product of the true sizes at `length_indices`: int64[]."""
     result = jnp.asarray(np.int64(times))
     for length_index in length_indices:
         result = lax.mul(result, lengths[length_index])
@@ -163,7 +164,7 @@ def _as_tuple(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
 def _roll_or_flip(x: Array, lengths: Array, dim: int, length_index: int, shift: int, is_flip: bool) -> Array:
     """Rolls the valid elements of x along `dim` by `shift`, or with `is_flip` reverses them.
 
-    Shape:  that of x; elements of the padding are arbitrary.
+    Shape:  that of x. The padding of the result is arbitrary.
     """
     size, positions = lengths[length_index], lax.iota(np.int64, x.shape[dim])
     source = lax.sub(lax.sub(size, np.int64(1)), positions) if is_flip else lax.sub(positions, np.int64(shift))
@@ -203,7 +204,7 @@ def _reflect_or_replicate(
 
     before: the number of elements added in front; a negative number removes elements.
 
-    Shape:  that of x, but for `dim`, whose size the graph gives. Elements after the true end are arbitrary.
+    Shape:  that of the node's output, which differs from x in `dim` only. Elements after the true end are arbitrary.
     """
     sources = _source_indices(cast(TensorSpec, ctx.output).shape[dim], lengths[length_index], before, is_reflection)
     return jnp.take(x, sources, axis=dim, mode="clip")
@@ -229,7 +230,7 @@ def _reflect_or_replicate_backward(
 def _write_into(x: Array, added: Array, lengths: Array, dim: int, length_index: int, start: int, count_index: int, count: int) -> Array:
     """Returns x with the first elements of `added` written along `dim`.
 
-    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It has lengths[count_index] elements, or
+    The write begins at position lengths[length_index], or at `start` if `length_index` is -1. It covers lengths[count_index] elements, or
     `count` if `count_index` is -1.
     """
     if added.shape[dim] == 0:

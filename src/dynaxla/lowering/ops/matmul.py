@@ -93,7 +93,7 @@ CONTRACTION: Implementations[Contraction] = Implementations("contraction")
 
 # oneDNN is preferred from _MIN_ONEDNN_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
 # for any size. For a linear layer with at most _MAX_LAYER_ROWS rows, oneDNN is also preferred if the weight has at least
-# _MIN_LAYER_ELEMENTS elements: XLA's dot reads a large weight more slowly, and few rows do not hide that.
+# _MIN_LAYER_ELEMENTS elements: XLA's dot reads a large weight more slowly, and for few rows most of the time is spent reading.
 _MIN_ONEDNN_PRODUCTS = 2_000_000
 _MIN_LAYER_ELEMENTS = 150_000
 _MAX_LAYER_ROWS = 16
@@ -115,8 +115,8 @@ def _supports_torch(problem: Contraction) -> bool:
 # Batches of at least _MIN_BATCH matrices with at most _MAX_SMALL_SIZE rows, columns and terms: XLA's dot and oneDNN spend most of their
 # time on one call per matrix and take twice as long as MKL, which multiplies the whole batch in one call. Batches of matrices with at most
 # _MAX_TINY_SIZE rows and columns and sums of at most _MAX_TINY_TERMS terms are fastest as elementwise work (`_by_terms`).
-# A call of torch has a fixed cost. It pays off for batches from _MIN_TORCH_BATCH_PRODUCTS multiplications on, and for two large matrices
-# for which oneDNN is slow from _MIN_TORCH_PAIR_PRODUCTS on.
+# A call of torch has a fixed cost. The call pays off for batches with at least _MIN_TORCH_BATCH_PRODUCTS multiplications. For two matrices
+# for which oneDNN is slow, it pays off with at least _MIN_TORCH_PAIR_PRODUCTS multiplications.
 _MAX_SMALL_SIZE, _MAX_TINY_SIZE, _MAX_TINY_TERMS, _MIN_BATCH = 32, 16, 8, 16
 _MIN_TORCH_BATCH_PRODUCTS, _MIN_TORCH_PAIR_PRODUCTS = 400_000, 32_000_000
 
@@ -129,9 +129,9 @@ def _are_tiny(problem: Contraction) -> bool:
 def _prefers_torch(problem: Contraction) -> bool:
     """True if MKL's kernels are expected to be faster than oneDNN's.
 
-    On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if y is read along its rows or x along its columns, as in
-    the gradients of a linear layer. For the layer itself oneDNN's kernels are as fast, and they add the bias and apply the activation in
-    the same pass. On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or the same time on
+    On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if the contracted dimension is not the last of x and of y,
+    as in the gradients of a linear layer. For the layer itself oneDNN's kernels are as fast, and they add the bias and apply the activation
+    in the same pass. On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or the same time on
     processors with AVX2 but no AVX-512, except for the sizes of `onednn_support.is_slow`.
     """
     inner = problem.x[problem.over[0][0]]
@@ -191,7 +191,7 @@ def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
     """Computes the product as elementwise work: for each term of the sums, a column times a row, for all matrices of the batch at once."""
     wide, last = dtypes.accumulator(problem.out), len(problem.x) - 1
     shape = (*problem.x[:-2], problem.rows, problem.columns)
-    # Otherwise XLA would fuse the computation of the operands into each term and repeat it.
+    # Without the write to memory, XLA would fuse the computation of the operands into each term and repeat it.
     x, y = (in_memory(convert(operand, wide)) for operand in (x, y))
 
     def term(index: int) -> Array:
@@ -317,10 +317,10 @@ def _scale(x: Array, factor: Any) -> Array:
 def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_eager_loop: bool = False) -> Array:
     """Returns beta * x + alpha * product, cast to dtype. With beta = 0, NaNs of x are ignored.
 
-    With alpha = 0, NaNs of the product are ignored too if ATen computes it by BLAS.
+    With alpha = 0, NaNs of the product are ignored too if ATen computes the product by BLAS, which then skips it.
 
-    is_eager_loop: True if ATen computes the product in its own loop, which multiplies by any alpha. BLAS skips the product for alpha = 0.
-        BLAS has no half types, so products of half types are always multiplied.
+    is_eager_loop: True if ATen computes the product in its own loop, which multiplies by any alpha. BLAS has no half types, so products of
+        half types are always multiplied by alpha.
     """
     if alpha == 0 and not is_eager_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
         return full_like(product, 0, dtype) if beta == 0 else _scale(expand(convert(x, dtype), product.shape), beta)
@@ -354,15 +354,17 @@ def _matmul(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | Non
     if product is not None:
         return convert(product, dtype or product.dtype)
     if (repeated_matrix := _repeated_matrix(ctx, first + 1)) is not None:
-        matrix, (rows, _) = repeated_matrix
-        out = contract(lax.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])), matrix, ((1,), (rows,)), ctx, dtype=dtype)
+        matrix, (contracted, _) = repeated_matrix
+        out = contract(lax.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])), matrix, ((1,), (contracted,)), ctx, dtype=dtype)
         return lax.reshape(out, (*x.shape[:2], out.shape[1]))
     x, y, over, batch = _untransposed(x, y, ctx, first)
     return contract(x, y, over, ctx, batch=batch, dtype=dtype)
 
 
 def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] | None:
-    """Returns the matrix that a batch repeats, and its dimensions' order, as `untransposed` does; None if the argument is no such batch.
+    """Returns the matrix that a batch repeats, before its transposes, and the positions of its dimensions; see `untransposed`.
+
+    Returns None if the argument is not one repeated matrix.
 
     ATen expands a linear layer's weight to such a batch if the layer's input is not contiguous and no gradient is needed. As a batch, the
     weight would be copied for each element.
@@ -377,7 +379,7 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
     if not isinstance(node, Node) or node.target is not aten.expand.default or node.args[0] not in ctx.values:
         return None
     matrix = ctx.values[node.args[0]]
-    # The expanded tensor may be no matrix, or a matrix that is expanded along its own dimensions.
+    # The tensor before the expand may have another rank, or be a matrix that is expanded along its own dimensions.
     if matrix.ndim != 2 or ctx.values[node].shape[1:] != matrix.shape or not is_static(ctx.input(index - 1).shape):
         return None
     return untransposed_node(ctx, node.args[0], matrix)
@@ -385,22 +387,22 @@ def _repeated_matrix(ctx: Context, index: int) -> tuple[Array, tuple[int, ...]] 
 
 def _matmul_of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
     """Returns the product if one operand is a tensor with a few updated slices that need not be materialized, else None."""
-    rows = x.ndim - 2
-    batch = tuple(range(rows))
-    out = product_of_update(ctx, first + 1, x, (rows + 1,), batch)
+    row_dim = x.ndim - 2
+    batch = tuple(range(row_dim))
+    out = product_of_update(ctx, first + 1, x, (row_dim + 1,), batch)
     if out is None:
-        out = product_of_update(ctx, first, y, (rows,), batch)
-        out = out if out is None else lax.transpose(out, (*batch, rows + 1, rows))
+        out = product_of_update(ctx, first, y, (row_dim,), batch)
+        out = out if out is None else lax.transpose(out, (*batch, row_dim + 1, row_dim))
     return out
 
 
 def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:
     """Returns the operands before their transposes, and the contracted and the batch dimensions of these operands."""
-    rows = x.ndim - 2
+    row_dim = x.ndim - 2
     x, x_order = untransposed(ctx, first, x)
     y, y_order = untransposed(ctx, first + 1, y)
-    batch: tuple[Dims, Dims] = ((x_order[0],), (y_order[0],)) if rows else ((), ())
-    return x, y, ((x_order[rows + 1],), (y_order[rows],)), batch
+    batch: tuple[Dims, Dims] = ((x_order[0],), (y_order[0],)) if row_dim else ((), ())
+    return x, y, ((x_order[row_dim + 1],), (y_order[row_dim],)), batch
 
 
 @lowers(aten.mm.default, aten.bmm.default)
@@ -478,7 +480,7 @@ def mv(x: Array, y: Array, *, ctx: Context) -> Array:
 
 
 def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Array:
-    """Returns x @ y for a vector y, computed as y times the rows of x, since more implementations support that.
+    """Returns x @ y for a vector y, computed as y @ x.T, since more implementations support this form.
 
     x is the current node's argument at position `argument`. As in `_matmul`, transposes of x are skipped: XLA:CPU takes 40 times as long
     for `transpose(x) @ y` as for `y @ x`.
@@ -504,9 +506,8 @@ def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
     Shape:  y (n, m) gives (n); x is broadcast to it.
     """
-    is_eager_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(
-        y.dtype
-    )  # ATen calls BLAS's gemv for real types only
+    # ATen calls BLAS's gemv for real types only.
+    is_eager_loop = eager_behavior_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)
     return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_eager_loop=is_eager_loop)
 
 

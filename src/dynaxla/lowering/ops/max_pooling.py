@@ -38,23 +38,23 @@ def _is_nan(x: Array) -> Array | None:
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
     """Returns each window's maximum and its flat index in the input's last dimensions.
 
-    Reduces one dimension after the other. As in ATen, the first of equal values counts, and a NaN replaces all values before it.
+    Reduces one dimension after the other. As in ATen, the index is that of the first of equal maxima, or of the last NaN.
 
     Dtype:  that of x; int64.
     """
-    shape = [1] * (x.ndim - len(dims)) + [dim.size for dim in dims]
+    shape = [1] * (x.ndim - len(dims)) + [windows.size for windows in dims]
     count = math.prod(shape)
     position = lax.reshape(lax.iota(np.int32 if count < 2**31 else np.int64, count), shape)
     position = lax.broadcast_in_dim(position, x.shape, range(x.ndim))
-    for dim in reversed(dims):
-        before, after = dim.edge_padding
+    for windows in reversed(dims):
+        before, after = windows.edge_padding
         padded = before > 0 or after > 0
         if before or after:
-            padding = {dim.dim: dim.edge_padding}
+            padding = {windows.dim: windows.edge_padding}
             x, position = pad(x, lowest(x.dtype), padding), pad(position, -1, padding)
-        maximum, best_position = dim.tap(x, 0), dim.tap(position, 0)
-        for tap in range(1, dim.kernel):
-            value, tap_position = dim.tap(x, tap), dim.tap(position, tap)
+        maximum, best_position = windows.tap(x, 0), windows.tap(position, 0)
+        for tap in range(1, windows.kernel):
+            value, tap_position = windows.tap(x, tap), windows.tap(position, tap)
             better = lax.gt(value, maximum)
             if (nan := _is_nan(value)) is not None:
                 better = lax.bitwise_or(better, nan)
@@ -79,7 +79,7 @@ class MaxPool:
 
     Attributes:
         shape: The shape of the pooled array.
-        dims: The windows along each of its last dimensions.
+        dims: The windows along each pooled dimension. These are the last dimensions of the array.
         ceil_mode: The op's argument `ceil_mode`.
         order: The memory layout of all arrays: dimensions from the slowest to the fastest.
         dtype: The dtype of the pooled array.
@@ -95,7 +95,7 @@ class MaxPool:
 
     @property
     def out(self) -> tuple[int, ...]:
-        return (*self.shape[: -len(self.dims)], *(dim.out for dim in self.dims))
+        return (*self.shape[: -len(self.dims)], *(windows.out for windows in self.dims))
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -109,7 +109,7 @@ class MaxPool:
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of torch's op: kernel, stride, padding and dilation (a list each), and ceil_mode."""
         names = ("kernel", "stride", "padding", "dilation")
-        return (*([getattr(dim, name) for dim in self.dims] for name in names), self.ceil_mode)
+        return (*([getattr(windows, name) for windows in self.dims] for name in names), self.ceil_mode)
 
     def to_memory_order(self, x: Array) -> Array:
         return lax.transpose(x, self.order)
@@ -141,7 +141,7 @@ MAX_POOL: Implementations[MaxPool] = Implementations("max_pool")
 MAX_POOL_GRADIENT: Implementations[MaxPoolGradient] = Implementations("max_pool_gradient")
 
 # For inputs with fewer elements, calling torch's kernel costs more than it saves.
-_FEW_ELEMENTS = 30_000
+_MIN_TORCH_ELEMENTS = 30_000
 
 
 def _supports_torch(problem: MaxPool) -> bool:
@@ -149,7 +149,7 @@ def _supports_torch(problem: MaxPool) -> bool:
 
 
 def _prefers_torch(problem: MaxPool) -> bool:
-    return math.prod(problem.shape) >= _FEW_ELEMENTS
+    return math.prod(problem.shape) >= _MIN_TORCH_ELEMENTS
 
 
 def _in_op_order(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -196,7 +196,7 @@ def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array,
 
 
 def _has_few_taps(problem: MaxPoolGradient) -> bool:
-    return math.prod(dim.kernel for dim in problem.dims) <= MOST_TAPS
+    return math.prod(windows.kernel for windows in problem.dims) <= MOST_TAPS
 
 
 @MAX_POOL_GRADIENT.implementation("taps", supports=_has_few_taps)
@@ -207,19 +207,19 @@ def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, 
     """
     wide = convert(grad, dtypes.accumulator(grad.dtype))
     zero = lax.full_like(wide, 0)
-    maximum_positions = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
+    maximum_positions = convert(positions, np.dtype(np.int32 if math.prod(windows.size for windows in problem.dims) < 2**31 else np.int64))
     total: Array | None = None
-    for taps in itertools.product(*[range(dim.kernel) for dim in problem.dims]):
+    for taps in itertools.product(*[range(windows.kernel) for windows in problem.dims]):
         position = lax.full(grad.shape, 0, maximum_positions.dtype)
-        for dim, tap in zip(problem.dims, taps, strict=True):
-            tap_positions = (dim.starts + tap * dim.dilation).astype(maximum_positions.dtype)
-            position = lax.add(
-                lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(tap_positions, grad.shape, (dim.dim,))
-            )
+        for windows, tap in zip(problem.dims, taps, strict=True):
+            tap_positions = (windows.starts + tap * windows.dilation).astype(maximum_positions.dtype)
+            tap_positions = lax.broadcast_in_dim(tap_positions, grad.shape, (windows.dim,))
+            position = lax.add(lax.mul(position, lax.full_like(position, windows.size)), tap_positions)
         contribution = lax.select(lax.eq(maximum_positions, position), wide, zero)
-        for dim, tap in zip(problem.dims, taps, strict=True):
-            before = tap * dim.dilation - dim.padding
-            contribution = pad(contribution, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
+        for windows, tap in zip(problem.dims, taps, strict=True):
+            before = tap * windows.dilation - windows.padding
+            after = windows.size - before - (windows.out - 1) * windows.stride - 1
+            contribution = pad(contribution, 0, {windows.dim: (before, after)}, windows.stride - 1)
         total = contribution if total is None else lax.add(total, contribution)
     assert total is not None
     return convert(total, x.dtype)
@@ -327,8 +327,8 @@ def maxima(values: Array, positions: Array, window_dims: Sequence[int]) -> tuple
         window_dims: The dimensions of the windows.
     """
     maximum = lax.reduce_max(values, window_dims)
-    kept = [dim for dim in range(values.ndim) if dim not in window_dims]
-    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept))
+    kept_dims = [dim for dim in range(values.ndim) if dim not in window_dims]
+    is_maximum = lax.eq(values, lax.broadcast_in_dim(maximum, values.shape, kept_dims))
     index = lax.reduce_min(lax.select(is_maximum, positions, lax.full_like(positions, np.iinfo(np.int64).max)), window_dims)
     if (nan := _is_nan(values)) is not None:
         last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), window_dims)

@@ -23,7 +23,7 @@ def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precisi
     return lax.ragged_dot(x, weights, group_sizes(ends), precision=precision, preferred_element_type=x.dtype)
 
 
-# Two ops of the transformers library. They exist only after it has been imported.
+# The two ops below exist only after the transformers library has been imported.
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
     """Each group of rows of x times its own matrix, as in `grouped_matmul`."""

@@ -14,25 +14,25 @@ Dims = Sequence[int]
 
 
 def along(x: Array, shape: Dims, dims: Dims) -> Array:
-    """Broadcasts x to `shape`. dims: the dimension of the result for each dimension of x."""
+    """Broadcasts x to `shape`. dims: for each dimension of x, the corresponding dimension of the result."""
     return lax.broadcast_in_dim(x, shape, dims)
 
 
 def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
-    """Returns the mean over `dims`, without these dimensions; NaN if there are no elements. add: the function that sums over dimensions."""
+    """Returns the mean over `dims`, which are removed; NaN if there are no elements. add: the function that sums over dimensions."""
     total = add(x, dims)
     return lax.div(total, lax.full_like(total, math.prod(x.shape[dim] for dim in dims)))
 
 
 def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple[Array, Array, Array]:
-    """Returns the mean and the biased variance over `dims`, without these dimensions, and x - mean. add: as for `mean_over`."""
-    kept = [dim for dim in range(x.ndim) if dim not in dims]
+    """Returns the mean and the biased variance over `dims`, which are removed, and x - mean. add: as for `mean_over`."""
+    kept_dims = [dim for dim in range(x.ndim) if dim not in dims]
     mean = mean_over(x, dims, add)
-    centered = lax.sub(x, along(mean, x.shape, kept))
+    centered = lax.sub(x, along(mean, x.shape, kept_dims))
     return mean, mean_over(lax.square(centered), dims, add), centered
 
 
-def reciprocal_root(variance: Array, eps: float) -> Array:
+def inverse_std(variance: Array, eps: float) -> Array:
     """Returns 1 / sqrt(variance + eps)."""
     return lax.rsqrt(lax.add(variance, lax.full_like(variance, eps)))
 
@@ -46,6 +46,6 @@ def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Ar
     return x
 
 
-def but_channels(x: Array) -> list[int]:
+def dims_but_channels(x: Array) -> list[int]:
     """Returns all dimensions of x but the second one, the channels."""
     return [0, *range(2, x.ndim)]

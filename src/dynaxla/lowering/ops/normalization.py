@@ -14,13 +14,13 @@ from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, onednn_support
-from ..cpu.vectorized_reductions import Reduction, sum_neighbours
+from ..cpu.vectorized_reductions import Reduction, vectorized_sum
 from ..dtypes import DType
 from ..graphs import is_result_used
 from ..implementations import Implementations, Operand
 from ..promotion import convert
 from ..registry import lowers
-from .moments import affine, along, mean_over, moments_over, reciprocal_root
+from .moments import affine, along, inverse_std, mean_over, moments_over
 
 Dims = Sequence[int]
 Gradients = tuple[Array | None, Array | None, Array | None]
@@ -30,7 +30,7 @@ Gradients = tuple[Array | None, Array | None, Array | None]
 
 
 def normalize_last(
-    x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = sum_neighbours
+    x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = vectorized_sum
 ) -> tuple[Array, Array, Array]:
     """Normalizes x over its last `count` dimensions. add: the function that sums over dimensions.
 
@@ -40,7 +40,7 @@ def normalize_last(
     wide = convert(x, dtypes.accumulator(x.dtype))
     outer = x.ndim - count
     mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
-    rstd = reciprocal_root(variance, eps)
+    rstd = inverse_std(variance, eps)
     out = lax.mul(centered, along(rstd, x.shape, range(outer)))
     return affine(out, weight, bias, range(outer, x.ndim)), mean, rstd
 
@@ -79,7 +79,7 @@ class LayerNorm:
 LAYER_NORM: Implementations[LayerNorm] = Implementations("layer_norm")
 
 # For inputs with fewer elements, calling oneDNN costs more than it saves.
-_FEW_ELEMENTS = 1 << 15
+_MIN_ONEDNN_ELEMENTS = 1 << 15
 
 
 def _supports_onednn(problem: LayerNorm) -> bool:
@@ -87,7 +87,7 @@ def _supports_onednn(problem: LayerNorm) -> bool:
 
 
 @LAYER_NORM.implementation(
-    "onednn", platforms=["cpu"], supports=_supports_onednn, preferred=lambda problem: math.prod(problem.x) >= _FEW_ELEMENTS
+    "onednn", platforms=["cpu"], supports=_supports_onednn, preferred=lambda problem: math.prod(problem.x) >= _MIN_ONEDNN_ELEMENTS
 )
 def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
     size = math.prod(x.shape[x.ndim - problem.count :])
@@ -110,20 +110,21 @@ def native_layer_norm(
 ) -> tuple[Array, Array | None, Array | None]:
     """(x - mean) / standard deviation * weight + bias, over the last dimensions; the mean; and 1 / standard deviation.
 
-    The two statistics are None if the graph uses neither of them.
+    Mean and 1 / standard deviation are None if the graph uses neither of them.
 
     Shape:  that of x; the statistics keep the normalized dimensions with size 1.
-    Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
+    Dtype:  that of x; the statistics have the dtype of the op's outputs, and are computed in float32 for half types.
     """
     count = len(normalized_shape)
     if not is_result_used(ctx.node, 1) and not is_result_used(ctx.node, 2):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
         return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
     out, mean, rstd = normalize_last(x, count, weight, bias, eps, ctx.sum)
-    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, rstd)
+    return convert(out, x.dtype), _as_output(ctx, 1, mean), _as_output(ctx, 2, rstd)
 
 
-def _with_shape(ctx: Context, index: int, statistic: Array) -> Array:
+def _as_output(ctx: Context, index: int, statistic: Array) -> Array:
+    """Returns a statistic in the shape and dtype of the node's output `index`."""
     spec = ctx.output[index]
     return convert(lax.reshape(statistic, spec.shape), spec.jax_dtype)
 
@@ -164,7 +165,7 @@ def native_layer_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
+def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims: Dims, kept_dims: Dims, add: Reduction) -> Array:
     """Returns the gradient of a normalization's input.
 
     It is (grad - mean(grad) - normalized * mean(grad * normalized)) / standard deviation.
@@ -172,14 +173,14 @@ def _normalization_input_grad(grad: Array, normalized: Array, rstd: Array, dims:
     Args:
         grad: The gradient of the normalized input, before weight and bias.
         normalized: The normalized input.
-        rstd: 1 / standard deviation, with the dimensions `kept`.
+        rstd: 1 / standard deviation, with the dimensions `kept_dims`.
         dims: The normalized dimensions.
-        kept: The dimensions that are not normalized.
+        kept_dims: The dimensions that are not normalized.
         add: The function that sums over dimensions.
     """
-    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept)
-    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
-    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept))
+    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept_dims)
+    grad_projection = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept_dims)
+    return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, grad_projection)), along(rstd, grad.shape, kept_dims))
 
 
 # --- group normalization
@@ -201,15 +202,15 @@ def native_group_norm(
     """(x - mean) / standard deviation * weight + bias, over each group of channels; the mean; and 1 / standard deviation.
 
     Shape:  that of x; the statistics are (batch, group).
-    Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
+    Dtype:  that of x; the statistics have the dtype of the op's outputs, and are computed in float32 for half types.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     groups = _GroupMeans(batch, channels, group, x.shape, ctx)
     mean = groups.mean(groups.sums(wide))
     centered = lax.sub(wide, groups.expand(mean))
-    rstd = reciprocal_root(groups.mean(groups.sums(lax.square(centered))), eps)
+    rstd = inverse_std(groups.mean(groups.sums(lax.square(centered))), eps)
     out = affine(lax.mul(centered, groups.expand(rstd)), weight, bias, (1,))
-    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, rstd)
+    return convert(out, x.dtype), _as_output(ctx, 1, mean), _as_output(ctx, 2, rstd)
 
 
 @dataclass(frozen=True)
@@ -297,14 +298,14 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     """x / RMS * weight, where RMS is the root mean square over the last dimensions; and 1 / RMS.
 
     Shape:  that of x; 1 / RMS keeps the normalized dimensions with size 1.
-    Dtype:  those of PyTorch's op; half types are computed in float32.
+    Dtype:  those of the op's outputs; half types are computed in float32.
     """
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
-    rstd = reciprocal_root(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
+    rstd = inverse_std(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
     out = affine(lax.mul(wide, along(rstd, x.shape, range(outer))), weight, None, range(outer, x.ndim))
-    return convert(out, ctx.output[0].jax_dtype), _with_shape(ctx, 1, rstd)
+    return convert(out, ctx.output[0].jax_dtype), _as_output(ctx, 1, rstd)
 
 
 @lowers(aten._fused_rms_norm_backward.default)

@@ -24,7 +24,7 @@ def _to_accumulator(x: Array) -> Array:
 
 
 def _broadcast_like(value: Any, x: Array) -> Array:
-    """Returns a number, or a tensor with one element, broadcast to the shape of x and in the dtype of x."""
+    """Broadcasts a number, or a tensor with one element, to the shape and dtype of x."""
     if not isinstance(value, Array):
         return full_like(x, value)
     return lax.broadcast_in_dim(lax.reshape(convert(value, x.dtype), ()), x.shape, ())
@@ -61,7 +61,7 @@ def _apply_step(
             dtype.
         maximize: True to pass negated gradients to `step`.
         grad_scale: The factor by which the gradients were scaled, or None.
-        found_inf: 1 if a gradient was infinite or NaN, or None.
+        found_inf: 1 if a gradient was infinite or NaN; or None, and the step is never skipped.
     """
     is_skipped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
     out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
@@ -96,8 +96,8 @@ def _may_be_nonzero(value: Any) -> bool:
 def _bias_correction(beta: Any, count: Array) -> Array:
     """Returns 1 - beta ** count.
 
-    torch computes this number in float64. Here float32 is enough, and a TPU, which emulates float64, takes 1,447 instructions for a power.
-    A subtraction would cancel digits. With expm1 the relative error is at most 3.6e-7, for any number of steps.
+    torch computes the correction in float64. Here float32 is enough. A TPU emulates float64, in 1,447 instructions for a power. To subtract
+    a float32 power from 1 would cancel digits. With expm1 the relative error is at most 3.6e-7, for any number of steps.
     """
     if not _may_be_nonzero(beta):
         return full_like(count, 1)
@@ -241,6 +241,7 @@ def fused_adagrad_tensor_lr(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
+    """Like `fused_adagrad`, with `lr` as a tensor of one element. This overload does not return the steps."""
     settings: dict[str, Any] = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
     lists = params, grads, state_sums, state_steps
     return fused_adagrad(*lists, lr=lr, **settings, grad_scale=grad_scale, found_inf=found_inf)[:3]

@@ -25,12 +25,12 @@ def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequ
 
 
 def _require_length(packed: Array, elements: int) -> None:
-    """Rejects a packed weight that is too short. oneDNN does not know its size and would read beyond its end.
+    """Rejects a packed weight that is too short: oneDNN does not know the size of the weight, and would read beyond its end.
 
     elements: the number of elements of the weight before it was packed.
 
-    Raises: ValueError if the weight was packed for another version of jaxlib, or has fewer elements than `elements` and the zeros that a
-            kernel may read behind them.
+    Raises: ValueError if the weight was packed for another version of jaxlib, or has fewer than `elements` + SLACK elements. SLACK is the
+            number of zeros that a kernel may read after the weight.
     """
     if not onednn_support.supports_packed():
         raise ValueError("the weights were packed for another version of jaxlib: compile the model again here")
@@ -68,7 +68,8 @@ def packed_convolution(
 ) -> Array:
     """A convolution with a packed weight.
 
-    Shape:  x (batch, in, height, width). The argument `weight` is the shape of the weight before it was packed, (out, in, height, width).
+    Shape:  x (batch, in, height, width) gives (batch, out, height, width). The argument `weight` is the shape of the weight before packing,
+            (out, in, height, width).
     Dtype:  that of x.
     Raises: ValueError for a weight that was packed for another version of jaxlib, or is too short.
     """

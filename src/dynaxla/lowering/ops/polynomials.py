@@ -1,6 +1,7 @@
 """Lowerings of orthogonal polynomials, where both the point and the degree are tensors: Chebyshev, Hermite, Laguerre, Legendre.
 
-JAX has no such functions. Calls of torch's kernels (see fallback.py) cannot fuse with neighbouring ops, and do not exist on a TPU.
+JAX has no functions for orthogonal polynomials. A call of torch's kernel (see fallback.py) would not fuse with neighbouring ops, and is not
+possible on a TPU.
 
 Each polynomial is 1 at degree 0 and has a closed form at degree 1; higher degrees follow by a recurrence of three terms. A negative degree
 gives 0, a fractional degree is truncated.
@@ -87,43 +88,43 @@ def _alternating(n: Array, value: Array) -> Array:
     return lax.select(lax.eq(lax.bitwise_and(n, number(1, _INT64)), number(0, _INT64)), value, lax.neg(value))
 
 
-def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Array], Array]:
+def _chebyshev(kind: str, shifted: bool, min_trigonometric_degree: int) -> Callable[[Array, Array], Array]:
     """Returns the function of x and n that evaluates Chebyshev polynomials.
 
     Args:
         kind: "t", "u", "v" or "w": the first to the fourth kind.
         shifted: True for the polynomials on the interval from 0 to 1.
-        waves_from: The lowest degree for which the trigonometric form is used between the ends of the interval.
+        min_trigonometric_degree: The lowest degree for which the trigonometric form is used between the ends of the interval.
     """
 
     def evaluate(x: Array, n: Array) -> Array:
         n = _degree(n)
         x = lax.sub(_twice(x), _number_like(x, 1)) if shifted else x
-        one, count = full_like(x, 1), lax.convert_element_type(n, x.dtype)
+        one, degree = full_like(x, 1), lax.convert_element_type(n, x.dtype)
         angle = lax.acos(x)
-        half = lax.mul(angle, _number_like(x, 0.5))
-        middle = lax.mul(lax.add(count, _number_like(x, 0.5)), angle)
-        next_, odd = lax.add(count, one), lax.add(_twice(count), one)
-        # first: the polynomial of degree 1. right, left: the values at x = 1 and -1. wave: the trigonometric form between them.
+        half_angle = lax.mul(angle, _number_like(x, 0.5))
+        middle_angle = lax.mul(lax.add(degree, _number_like(x, 0.5)), angle)
+        next_degree, odd_number = lax.add(degree, one), lax.add(_twice(degree), one)
+        # first: the polynomial of degree 1. at_1, at_minus_1: the values at x = 1 and -1. trigonometric: the values between these ends.
         if kind == "t":
-            first, right, left = x, one, _alternating(n, one)
-            wave = lax.cos(lax.mul(count, angle))
+            first, at_1, at_minus_1 = x, one, _alternating(n, one)
+            trigonometric = lax.cos(lax.mul(degree, angle))
         elif kind == "u":
-            first, right, left = _twice(x), next_, _alternating(n, next_)
-            limit = lax.div(lax.mul(next_, lax.cos(lax.mul(next_, angle))), x)
-            wave = _divide_or(lax.sin(lax.mul(next_, angle)), lax.sin(angle), limit)
+            first, at_1, at_minus_1 = _twice(x), next_degree, _alternating(n, next_degree)
+            limit = lax.div(lax.mul(next_degree, lax.cos(lax.mul(next_degree, angle))), x)
+            trigonometric = _divide_or(lax.sin(lax.mul(next_degree, angle)), lax.sin(angle), limit)
         elif kind == "v":
-            first, right, left = lax.sub(_twice(x), one), one, _alternating(n, odd)
-            wave = lax.select(lax.eq(lax.sin(half), one), left, lax.div(lax.cos(middle), lax.cos(half)))
+            first, at_1, at_minus_1 = lax.sub(_twice(x), one), one, _alternating(n, odd_number)
+            trigonometric = lax.select(lax.eq(lax.sin(half_angle), one), at_minus_1, lax.div(lax.cos(middle_angle), lax.cos(half_angle)))
         else:
-            first, right, left = lax.add(_twice(x), one), odd, _alternating(n, one)
-            limit = lax.select(lax.gt(x, _number_like(x, 0)), right, left) if not shifted else left
-            wave = lax.select(lax.eq(lax.cos(half), one), limit, lax.div(lax.sin(middle), lax.sin(half)))
-        at_end = lax.eq(lax.abs(x), one)
-        is_wave = lax.bitwise_and(lax.ge(n, number(waves_from, _INT64)), lax.lt(lax.abs(x), one))
-        has_closed_form = lax.bitwise_or(at_end, is_wave)
+            first, at_1, at_minus_1 = lax.add(_twice(x), one), odd_number, _alternating(n, one)
+            limit = lax.select(lax.gt(x, _number_like(x, 0)), at_1, at_minus_1) if not shifted else at_minus_1
+            trigonometric = lax.select(lax.eq(lax.cos(half_angle), one), limit, lax.div(lax.sin(middle_angle), lax.sin(half_angle)))
+        is_end = lax.eq(lax.abs(x), one)
+        is_trigonometric = lax.bitwise_and(lax.ge(n, number(min_trigonometric_degree, _INT64)), lax.lt(lax.abs(x), one))
+        has_closed_form = lax.bitwise_or(is_end, is_trigonometric)
         out = _by_recurrence(x, n, lax.bitwise_not(has_closed_form), first, _chebyshev_recurrence)
-        closed_form = lax.select(is_wave, wave, lax.select(lax.gt(x, _number_like(x, 0)), right, left))
+        closed_form = lax.select(is_trigonometric, trigonometric, lax.select(lax.gt(x, _number_like(x, 0)), at_1, at_minus_1))
         return lax.select(lax.bitwise_and(has_closed_form, lax.ge(n, number(0, _INT64))), closed_form, out)
 
     return evaluate
@@ -185,9 +186,9 @@ def _register(name: str, function: Callable[[Array, Array], Array]) -> None:
     lower_table({getattr(packet, overload): function for overload in ("default", "x_scalar", "n_scalar")}, promote=Promotion.INT_TO_FLOAT)
 
 
-for _kind, _start, _shifted_start in (("t", 7, 7), ("u", 9, 7), ("v", 9, 7), ("w", 9, 5)):
-    _register(f"chebyshev_polynomial_{_kind}", _chebyshev(_kind, False, _start))
-    _register(f"shifted_chebyshev_polynomial_{_kind}", _chebyshev(_kind, True, _shifted_start))
+for _kind, _min_degree, _shifted_min_degree in (("t", 7, 7), ("u", 9, 7), ("v", 9, 7), ("w", 9, 5)):
+    _register(f"chebyshev_polynomial_{_kind}", _chebyshev(_kind, False, _min_degree))
+    _register(f"shifted_chebyshev_polynomial_{_kind}", _chebyshev(_kind, True, _shifted_min_degree))
 _register("hermite_polynomial_h", _hermite_h)
 _register("hermite_polynomial_he", _hermite_he)
 _register("laguerre_polynomial_l", _laguerre_l)

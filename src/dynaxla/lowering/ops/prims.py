@@ -1,4 +1,7 @@
-"""Lowerings of PyTorch's prims, the ops that its reference decompositions leave in a graph. Their operands share one dtype and shape."""
+"""Lowerings of PyTorch's prims, the ops that its reference decompositions leave in a graph.
+
+The operands of an elementwise prim share one dtype and shape.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: 
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
 
 
-# Reductions. Unlike ATen's, the prims reduce no dimension for an empty list of dimensions, and do not widen integers.
+# Reductions. Unlike ATen's reductions, the prims reduce no dimension if the list of dimensions is empty, and do not widen integers.
 
 Reduce = Callable[[Array, Sequence[int]], Array]
 
@@ -129,7 +132,7 @@ def _product(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(prims.var.default)
 def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
-    """The variance over `dims`. For an empty list, the variance of each element by itself.
+    """The variance over `dims`. For an empty list, the variance of each element as a sample of its own.
 
     Dtype:  `output_dtype` if given, else the real dtype of x.
     """

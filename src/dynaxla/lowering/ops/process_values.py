@@ -1,7 +1,7 @@
 """Ops on tensors of several processes, and their lowerings, for one program that XLA partitions (see passes/aten/global_view.py).
 
 A global tensor has its own dimensions, and may be sharded over the processes. A local tensor has a value in each process, and these values
-may differ. In the program it has one more dimension for each axis of the mesh, and is sharded along it.
+may differ. In the program, a local tensor has one more dimension for each axis of the mesh, and is sharded along this dimension.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def replicated_to_local(x: torch.Tensor, dim: int, size: int, axis: str, grad_re
 
 @torch.library.custom_op("dynaxla::local_to_replicated", mutates_args=(), schema="(Tensor x, int dim, str axis) -> Tensor")
 def local_to_replicated(x: torch.Tensor, dim: int, axis: str) -> Any:
-    """The value that all processes along `dim` have, without that dimension. The values must be equal, which is not checked.
+    """The global value of a local tensor that is equal in all processes along `dim`, without that dimension. Equality is not checked.
 
     Args:
         x: The tensor with one value for each process.
@@ -107,7 +107,7 @@ def partition_spec(spec: Sequence[str]) -> PartitionSpec:
 
 
 def _mesh_sharding(ctx: Context) -> NamedSharding:
-    assert ctx.replicated is not None, "values of processes stand in programs for several of them alone"
+    assert ctx.replicated is not None, "this op occurs only in programs that XLA partitions over several processes"
     return ctx.replicated
 
 

@@ -1,8 +1,8 @@
 """Products with an updated tensor, computed from the tensor before the update and the new slices, without a copy (see slice_updates.py).
 
-If the updated dimension remains in the result, the products with the new slices replace the products with the overwritten slices. If it is
-summed, the overwritten slices get weight zero, and the products with the new slices are added. Overwritten values never reach the result: a
-weight of zero does not remove values that are not finite, so in that case the old slices are set to zero first.
+If the updated dimension remains in the result, the products with the new slices replace the products with the overwritten slices. If the
+updated dimension is summed, the overwritten slices get weight zero, and the products with the new slices are added. Overwritten values
+never reach the result: zero times infinity or NaN is NaN, so overwritten slices with such values are set to zero first.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ..dtypes import DType
 from ..implementations import Implementations
 from ..promotion import convert, expand
 from ..slice_updates import Factor, SliceUpdate, UpdatedOperand, updated_operand, written_range
+from .indexed_slices import IndexedSlices, indexed_slices, product_with_slices
 from .indexing import take_along, wrap_negative
-from .products_of_samples import IndexedSlices, indexed_slices, product_with_slices
-from .scattering import fit, write_slices
+from .scattering import broadcast_values, write_slices
 
 
 @dataclass(frozen=True)
 class UpdatedProductProblem:
-    """A product with an updated tensor: everything on which the choice of an implementation depends.
+    """A product with an updated tensor, as a problem for implementations.
 
     Attributes:
         shape: The shape of the tensor.
         dtype: The dtype of the tensor.
         count: The number of new slices.
-        size: The number of positions that a slice can have.
+        size: The number of slices of the tensor: the product of the sizes of the updated dimensions.
         rows: The number of vectors with which each vector of the tensor is multiplied.
         sums_slices: True if the product sums over the dimension of the slices.
         is_moved: True if the batch dimensions are not the first dimensions of the tensor.
@@ -68,10 +68,10 @@ _MAX_ROWS = 32
 _MIN_SLICES_PER_NEW_SLICE = 4
 
 
-def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[int], batch: Sequence[int]) -> Array | None:
+def product_of_update(ctx: Context, position: int, other: Array, contracting: Sequence[int], batch: Sequence[int]) -> Array | None:
     """Returns the current node's product of a view of an updated tensor and another array, without materializing the updated tensor.
 
-    Returns None if the argument is no such view, or if materializing the tensor is expected to be faster.
+    Returns None if the argument is not a view of an updated tensor, or if materializing the tensor is expected to be faster.
 
     Shape:  batch dimensions, then the remaining dimensions of `other`, then those of the view.
     Dtype:  the accumulator's.
@@ -80,7 +80,7 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
         ctx: The context of the current node.
         position: The position of the node's argument that is the view.
         other: The other operand.
-        over: The summed dimensions of `other`.
+        contracting: The summed dimensions of `other`.
         batch: The batch dimensions of `other`.
     """
     operand = updated_operand(ctx, position)
@@ -98,15 +98,15 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
         operand.has_strides,
         ctx.platform,
     )
-    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, operand, other, over, batch)
+    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, operand, other, contracting, batch)
     return result
 
 
 def _prefers_parts(problem: UpdatedProductProblem) -> bool:
     """True if avoiding the copy is expected to be faster.
 
-    A tensor whose batch dimensions are not first has to be transposed for several rows, which is a copy too, unless it has a half type or
-    oneDNN reads it with its strides.
+    If the batch dimensions of the tensor are not its first ones, a product with several rows needs a transpose, which is a copy too.
+    Exceptions are half types, and tensors that oneDNN reads with their strides.
     """
     if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2 and not _reads_strides(problem):
         return False
@@ -118,13 +118,13 @@ def _prefers_parts(problem: UpdatedProductProblem) -> bool:
 
 
 def _reads_strides(problem: UpdatedProductProblem) -> bool:
-    """True if oneDNN multiplies the tensor with its strides, without a copy. It would convert half types first."""
+    """True if oneDNN reads the tensor with its strides, without a copy. Half types would be converted first."""
     return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.supports(problem.dtype)
 
 
 @dataclass(frozen=True)
 class _OtherOperand:
-    """The other operand, reshaped so that each dimension corresponds to one dimension of the tensor or to none.
+    """The other operand of the product, reshaped so that each dimension corresponds to one dimension of the tensor or to none.
 
     Attributes:
         array: The reshaped operand.
@@ -203,10 +203,14 @@ def _by_parts(
         out = _product_over_slices(x, old, _SlicesAlongDim.of(ctx, operand), len(leading) + summed.index(operand.dims[0]), multiply)
     else:
         slices, axis = _SlicesAlongDim.of(ctx, operand), len(leading) + free.index(operand.dims[0])
-        before, after = multiply(x, old), multiply(x, slices.new)
+        old_scores, new_scores = multiply(x, old), multiply(x, slices.new)
         # The scores are materialized because a softmax reads them twice.
         out = in_memory(
-            lax.select(slices.broadcast(slices.is_written, axis, before.shape), slices.to_indices(after, axis, before.shape), before)
+            lax.select(
+                slices.broadcast(slices.is_written, axis, old_scores.shape),
+                slices.to_indices(new_scores, axis, old_scores.shape),
+                old_scores,
+            )
         )
     operand_groups = [
         [dim for dim, _ in factor]
@@ -223,20 +227,20 @@ def _by_parts(
 def _product_over_slices(x: Array, old: Array, slices: _SlicesAlongDim, axis: int, multiply: Callable[[Array, Array], Array]) -> Array:
     """Returns the product that sums over the dimension of the slices, which is `axis` in x."""
     masked_x = lax.select(slices.broadcast(slices.is_written, axis, x.shape), lax.full_like(x, 0), x)
-    finite = lax.reduce_and(lax.is_finite(take_along(old, slices.dim, slices.clamped_indices)), range(old.ndim))
+    is_old_finite = lax.reduce_and(lax.is_finite(take_along(old, slices.dim, slices.clamped_indices)), range(old.ndim))
 
-    def without(old: Array, masked_x: Array) -> Array:
+    def multiply_without_overwritten(old: Array, masked_x: Array) -> Array:
         return multiply(masked_x, lax.select(slices.broadcast(slices.is_written, slices.dim, old.shape), lax.full_like(old, 0), old))
 
-    product_with_old = lax.cond(finite, lambda old, masked_x: multiply(masked_x, old), without, old, masked_x)
+    product_with_old = lax.cond(is_old_finite, lambda old, masked_x: multiply(masked_x, old), multiply_without_overwritten, old, masked_x)
     return lax.add(product_with_old, multiply(slices.gather(x, axis), slices.remaining_slices))
 
 
 def _batched_matrices(y: Array, batch: Sequence[int], summed: Sequence[int], free: Sequence[int]) -> tuple[Array, bool, bool]:
     """Returns the tensor as a batch of matrices, and two flags.
 
-    The matrices are (batch, free, summed) if the last dimension is one of `summed`, else (batch, summed, free). The first flag is True for
-    (batch, free, summed). The second flag is True if the order of the elements in memory differs from that of y.
+    The matrices are (batch, free, summed) if the last dimension of y is in `summed`, else (batch, summed, free). The first flag is True for
+    (batch, free, summed). The second flag is True if the elements of the matrices are in another order in memory than those of y.
     """
     size_one_dims = [dim for dim in range(y.ndim) if dim not in (*batch, *summed, *free)]
     is_summed_last = not free or (bool(summed) and max(summed) > max(free))
@@ -248,7 +252,7 @@ def _batched_matrices(y: Array, batch: Sequence[int], summed: Sequence[int], fre
 
 @PRODUCT_OF_UPDATE.implementation("whole")
 def _by_whole(
-    problem: UpdatedProductProblem, ctx: Context, operand: UpdatedOperand, other: Array, over: Sequence[int], batch: Sequence[int]
+    problem: UpdatedProductProblem, ctx: Context, operand: UpdatedOperand, other: Array, contracting: Sequence[int], batch: Sequence[int]
 ) -> None:
     """Returns None: the caller multiplies with the updated tensor."""
 
@@ -319,11 +323,11 @@ class _SlicesAlongDim:
         return lax.select(self.broadcast(self.remaining, self.dim, self.new.shape), self.new, lax.full_like(self.new, 0))
 
     def broadcast(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """Broadcasts a vector along `axis` to a shape."""
+        """Broadcasts a vector to a shape in which it lies along `axis`."""
         return lax.broadcast_in_dim(x, shape, (axis,))
 
     def to_indices(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """Moves the results for each slice, along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
+        """Moves the results of the slices, which lie along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
         if self.count == 1:
             return expand(x, shape)
         return take_along(x, axis, lax.max(self.last_writer, lax.full((self.size,), 0, np.int32)))
@@ -366,6 +370,6 @@ def _slices_along_dim(ctx: Context, update: SliceUpdate) -> tuple[Array, Array]:
         indices = lax.add(lax.mul(lax.iota(np.int32, len(positions)), np.int32(positions.step)), np.int32(positions.start))
         return expand(source, (*shape[:dim], len(positions), *shape[dim + 1 :])), indices
     index, values = ctx.values[node.args[1][dim]], ctx.values[node.args[2]]
-    slices = fit(values, (*shape[:dim], *index.shape, *shape[dim + 1 :]))
+    slices = broadcast_values(values, (*shape[:dim], *index.shape, *shape[dim + 1 :]))
     slices = lax.reshape(slices, (*shape[:dim], index.size, *shape[dim + 1 :]))
     return slices, lax.reshape(wrap_negative(index, shape[dim]), (index.size,))

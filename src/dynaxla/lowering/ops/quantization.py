@@ -31,10 +31,10 @@ def _round(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-def _like(value: Any, x: Array, axis: int | None = None) -> Array:
+def _broadcast_like(value: Any, x: Array, axis: int | None = None) -> Array:
     """Broadcasts `value` to the shape and dtype of x.
 
-    `value` is a number or a tensor with one element; with an `axis`, a number or a vector with one value for each index of `axis`.
+    `value` is a number or a tensor with one element. With an `axis`, it is a number, or a vector with one value for each index of `axis`.
     """
     if not isinstance(value, Array):
         return full_like(x, value)
@@ -64,21 +64,21 @@ def _fake_quantized(
 
     Args:
         x: The array.
-        scale: A number or an array that `_like` accepts.
-        zero_point: A number or an array that `_like` accepts.
+        scale: A number or an array that `_broadcast_like` accepts.
+        zero_point: A number or an array that `_broadcast_like` accepts.
         quant_min: The lower bound.
         quant_max: The upper bound.
         axis: The dimension with a scale and a zero point for each index, or None for one scale and zero point.
         zero_point_first: True to add the zero point before rounding, not after.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
-    zero = _like(zero_point, wide, axis)
-    quantized = lax.mul(wide, _like(_inverse(scale), wide, axis))
+    zero = _broadcast_like(zero_point, wide, axis)
+    quantized = lax.mul(wide, _broadcast_like(_inverse(scale), wide, axis))
     quantized = _round(lax.add(zero, quantized)) if zero_point_first else lax.add(zero, _round(quantized))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     # ATen's per-tensor kernel multiplies in float32, its per-channel kernel in the dtype of x.
     centered = lax.sub(clamped, zero) if axis is not None else convert(lax.sub(clamped, zero), _FLOAT32)
-    return convert(lax.mul(centered, _like(scale, centered, axis)), x.dtype), in_bounds
+    return convert(lax.mul(centered, _broadcast_like(scale, centered, axis)), x.dtype), in_bounds
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
@@ -101,10 +101,11 @@ def fake_quantize_per_tensor_qparams(
     Dtype:  that of x; bool. The zero point may have any dtype and is converted to int32.
     """
     out, in_bounds = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
-    return _if_enabled(fake_quant_enabled, out, in_bounds, x)
+    return _select_if_enabled(fake_quant_enabled, out, in_bounds, x)
 
 
-def _if_enabled(enabled: Array, out: Array, in_bounds: Array, x: Array) -> tuple[Array, Array]:
+def _select_if_enabled(enabled: Array, out: Array, in_bounds: Array, x: Array) -> tuple[Array, Array]:
+    """Returns `out` and `in_bounds` if `enabled` is nonzero, else x and True for all elements."""
     enabled = lax.reshape(lax.ne(convert(enabled, _INT32), np.int32(0)), ())
     return lax.select(enabled, out, x), lax.bitwise_or(in_bounds, lax.broadcast_in_dim(lax.bitwise_not(enabled), x.shape, ()))
 
@@ -129,6 +130,7 @@ def fake_quantize_per_channel(
 
 
 def _integral_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
+    """Returns the zero point rounded to even and clamped to the bounds, in float32."""
     return lax.min(lax.max(_round(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
 
 
@@ -159,18 +161,18 @@ def fake_quantize_learnable_per_channel(
 def _learnable_gradients(
     grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float, axis: int | None
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of x, scale and zero point, all float32 and of the shape of x. The caller sums those of scale and zero point.
+    """Returns the gradients of x, scale and zero point, all float32 and of the shape of x.
 
-    `zero_point` is an integral value in float32.
+    The caller sums the gradients of scale and zero point over the elements that share them. `zero_point` is integral, in float32.
     """
     grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
-    zero, step, inverse = (_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
+    zero, wide_scale, inverse = (_broadcast_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
     quantized = _round(lax.add(zero, lax.mul(x, inverse)))
     clamped, in_bounds = _clamped(quantized, quant_min, quant_max)
     zeros, factor = full_like(x, 0), full_like(x, grad_factor)
-    error = lax.mul(lax.sub(lax.mul(lax.sub(clamped, zero), step), x), inverse)
+    error = lax.mul(lax.sub(lax.mul(lax.sub(clamped, zero), wide_scale), x), inverse)
     grad_scale = lax.mul(lax.mul(grad, lax.select(in_bounds, error, lax.sub(clamped, zero))), factor)
-    grad_zero_point = lax.select(in_bounds, zeros, lax.mul(lax.mul(lax.neg(grad), step), factor))
+    grad_zero_point = lax.select(in_bounds, zeros, lax.mul(lax.mul(lax.neg(grad), wide_scale), factor))
     return lax.mul(grad, convert(in_bounds, _FLOAT32)), grad_scale, grad_zero_point
 
 
@@ -186,11 +188,11 @@ def fake_quantize_learnable_per_tensor_backward(
     if x.size == 0:
         return x, scale, zero_point
     # Unlike the forward op, which rounds to even, ATen adds 0.5 and truncates here.
-    half_up = lax.add(convert(zero_point, _FLOAT32), np.float32(0.5))
-    clamped = lax.min(lax.max(half_up, np.float32(quant_min)), np.float32(quant_max))
-    integral = convert(convert(clamped, _INT32), _FLOAT32)
-    grad_x, *others = _learnable_gradients(grad, x, scale, integral, quant_min, quant_max, grad_factor, None)
-    grad_scale, grad_zero_point = (lax.reshape(lax.reduce_sum(value, range(x.ndim)), (1,)) for value in others)
+    plus_half = lax.add(convert(zero_point, _FLOAT32), np.float32(0.5))
+    clamped = lax.min(lax.max(plus_half, np.float32(quant_min)), np.float32(quant_max))
+    rounded_zero_point = convert(convert(clamped, _INT32), _FLOAT32)
+    grad_x, *parameter_grads = _learnable_gradients(grad, x, scale, rounded_zero_point, quant_min, quant_max, grad_factor, None)
+    grad_scale, grad_zero_point = (lax.reshape(lax.reduce_sum(value, range(x.ndim)), (1,)) for value in parameter_grads)
     return grad_x, grad_scale, grad_zero_point
 
 
@@ -205,16 +207,17 @@ def fake_quantize_learnable_per_channel_backward(
     """
     if x.size == 0:
         return x, scale, zero_point
-    integral = _integral_zero_point(zero_point, quant_min, quant_max)
-    grad_x, *others = _learnable_gradients(grad, x, scale, integral, quant_min, quant_max, grad_factor, axis)
-    grad_scale, grad_zero_point = (lax.reduce_sum(value, [dim for dim in range(x.ndim) if dim != axis]) for value in others)
+    rounded_zero_point = _integral_zero_point(zero_point, quant_min, quant_max)
+    grad_x, *parameter_grads = _learnable_gradients(grad, x, scale, rounded_zero_point, quant_min, quant_max, grad_factor, axis)
+    grad_scale, grad_zero_point = (lax.reduce_sum(value, [dim for dim in range(x.ndim) if dim != axis]) for value in parameter_grads)
     return grad_x, grad_scale, grad_zero_point
 
 
 # Fused observer and fake quantization
 
+# The smallest scale, on platforms where ATen replaces smaller scales (`ctx.eager.widens_small_scales`).
 # Source: ATen native/quantized/cpu/QuantUtils.h
-_SMALL_SCALE = 6.1e-5
+_SMALL_SCALE_THRESHOLD = 6.1e-5
 
 
 def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
@@ -239,19 +242,20 @@ def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric:
     )
     scale = lax.select(is_unusable, full_like(scale, 0.1), scale)
     if ctx.eager.widens_small_scales:
-        is_small = lax.lt(scale, full_like(scale, _SMALL_SCALE))
-        amplifier = lax.div(full_like(scale_float32, _SMALL_SCALE), convert(scale, _FLOAT32))
-        widened_low = lax.select(lax.eq(high, zero), full_like(low, -_SMALL_SCALE * span), lax.mul(low, amplifier))
-        widened_high = lax.select(lax.eq(low, zero), full_like(high, _SMALL_SCALE * span), lax.mul(high, amplifier))
+        is_small = lax.lt(scale, full_like(scale, _SMALL_SCALE_THRESHOLD))
+        amplifier = lax.div(full_like(scale_float32, _SMALL_SCALE_THRESHOLD), convert(scale, _FLOAT32))
+        widened_low = lax.select(lax.eq(high, zero), full_like(low, -_SMALL_SCALE_THRESHOLD * span), lax.mul(low, amplifier))
+        widened_high = lax.select(lax.eq(low, zero), full_like(high, _SMALL_SCALE_THRESHOLD * span), lax.mul(high, amplifier))
         low, high = lax.select(is_small, widened_low, low), lax.select(is_small, widened_high, high)
-        scale = lax.max(scale, full_like(scale, _SMALL_SCALE))
+        scale = lax.max(scale, full_like(scale, _SMALL_SCALE_THRESHOLD))
     else:
         scale = convert(convert(scale, _FLOAT32), _FLOAT64)
     low_steps, high_steps = lax.div(convert(low, _FLOAT64), scale), lax.div(convert(high, _FLOAT64), scale)
     low_error = lax.sub(full_like(scale, abs(quant_min)), lax.abs(low_steps))
     high_error = lax.sub(full_like(scale, abs(quant_max)), lax.abs(high_steps))
-    from_low, from_high = lax.sub(full_like(scale, quant_min), low_steps), lax.sub(full_like(scale, quant_max), high_steps)
-    zero_point = lax.select(lax.lt(low_error, high_error), from_low, from_high)
+    zero_point_from_low = lax.sub(full_like(scale, quant_min), low_steps)
+    zero_point_from_high = lax.sub(full_like(scale, quant_max), high_steps)
+    zero_point = lax.select(lax.lt(low_error, high_error), zero_point_from_low, zero_point_from_high)
     if symmetric:
         has_both_signs = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
         zero_point = lax.select(has_both_signs, full_like(zero_point, (quant_min + quant_max) / 2), zero_point)
@@ -284,8 +288,8 @@ def fused_moving_average_observer(
 
     Shape:  that of x twice; the other results have the shapes of their arguments.
     Dtype:  float32, bool; the other results have the dtypes of their arguments.
-    Raises: UnsupportedOp for dtypes other than float32, and for channels that are not the first dimension; RuntimeError at run time, if
-            a running minimum exceeds its maximum.
+    Raises: UnsupportedOp for an empty x, for dtypes other than float32, and for channels that are not the first dimension; RuntimeError
+            when the program runs, if a running minimum exceeds its maximum.
     """
     if per_row_fake_quant and (ch_axis != 0 or running_min.shape != x.shape[:1]):
         raise UnsupportedOp(
@@ -309,7 +313,7 @@ def fused_moving_average_observer(
     scale = lax.select(quantizing, convert(lax.reshape(new_scale, scale.shape), scale.dtype), scale)
     zero_point = lax.select(quantizing, convert(lax.reshape(new_zero, zero_point.shape), zero_point.dtype), zero_point)
     out, in_bounds = _fake_quantized(x, scale, zero_point, quant_min, quant_max, 0 if per_row_fake_quant else None)
-    out, in_bounds = _if_enabled(fake_quant_on, out, in_bounds, x)
+    out, in_bounds = _select_if_enabled(fake_quant_on, out, in_bounds, x)
     return out, in_bounds, running_min, running_max, scale, zero_point
 
 
@@ -347,7 +351,7 @@ def _broadcast_scale(scale: Array, shape: Sequence[int], dim: int) -> Array:
 
 @dataclass(frozen=True)
 class Float8Product:
-    """A matrix product of float8 operands, computed in float32. It has no `operands`, so `tune` does not measure it.
+    """A matrix product of float8 operands, computed in float32. The problem has no `operands`, so `tune` does not measure it.
 
     Attributes:
         is_fast: True if accumulation may be less precise.
@@ -363,7 +367,7 @@ FLOAT8_PRODUCT: Implementations[Float8Product] = Implementations("float8_product
 
 @FLOAT8_PRODUCT.implementation("tensor_cores", platforms=["cuda"])
 def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
-    """Multiplies float8 operands on tensor cores. Precision HIGHEST makes XLA accumulate the products in full precision."""
+    """Multiplies float8 operands on tensor cores. With precision HIGHEST, XLA accumulates the products in full float32 precision."""
     precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
 
@@ -403,8 +407,9 @@ def scaled_mm(
     return convert(product, out.jax_dtype)
 
 
-# Recipes (torch.nn.functional.ScalingType) with one scale, or one for each row of x and column of y. All others have blockwise scales.
-_WITHOUT_BLOCKS = ([0], [1])
+# Recipes (values of torch.nn.functional.ScalingType) with one scale for all elements, or one for each row of x and each column of y. All
+# other recipes have blockwise scales.
+_RECIPES_WITHOUT_BLOCKS = ([0], [1])
 
 
 def _scales_v2(scale_a: Scales, recipe_a: Dims, swizzle_a: Dims, scale_b: Scales, recipe_b: Dims, swizzle_b: Dims) -> tuple[Array, Array]:
@@ -413,8 +418,8 @@ def _scales_v2(scale_a: Scales, recipe_a: Dims, swizzle_a: Dims, scale_b: Scales
     Raises: UnsupportedOp for blockwise scales, and for swizzled ones.
     """
     for recipe, swizzle in ((recipe_a, swizzle_a), (recipe_b, swizzle_b)):
-        if list(recipe) not in _WITHOUT_BLOCKS or any(swizzle):
-            raise UnsupportedOp(f"_scaled_mm_v2 with a scale for each block: recipe {list(recipe)}, swizzle {list(swizzle)}")
+        if list(recipe) not in _RECIPES_WITHOUT_BLOCKS or any(swizzle):
+            raise UnsupportedOp(f"_scaled_mm_v2 with blockwise or swizzled scales: recipe {list(recipe)}, swizzle {list(swizzle)}")
     return scale_a[0], scale_b[0]
 
 
@@ -435,7 +440,7 @@ def scaled_mm_v2(
     *,
     ctx: Context,
 ) -> Array:
-    """As `scaled_mm`, with recipes for the scales. ATen only validates contraction_dim, so it is ignored here.
+    """As `scaled_mm`, with recipes for the scales. `contraction_dim` is ignored: ATen only validates it.
 
     Raises: UnsupportedOp for a float8 result, and for blockwise scales.
     """

@@ -23,7 +23,7 @@ from ..dtypes import DType
 from ..implementations import Implementations
 from ..promotion import convert, expand, full_like
 
-# Returns rows of a value, from the index of the first row and the number of rows.
+# A function of the index of the first row and the number of rows, which returns these rows of a value.
 Rows = Callable[[Array, int], Array]
 
 
@@ -60,7 +60,7 @@ _BLOCK_BYTES = 1 << 18
 def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
     """Returns x times the current node's argument at `position`, the transpose of a weight that is dequantized from 8-bit integers.
 
-    Returns None if the argument is any other value, or if dequantizing the whole weight first is faster.
+    Returns None if the argument is not such a transpose, or if dequantizing the whole weight first is expected to be faster.
 
     Shape:  x (rows, n) and a weight (columns, n) give (rows, columns).
     Dtype:  the accumulator's.
@@ -81,7 +81,7 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
 
 
 def quantized_product(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
-    """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing the whole weight first is faster.
+    """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing all of it first is expected to be faster.
 
     Args:
         ctx: The context of the current node.
@@ -110,9 +110,9 @@ def _by_blocks(problem: QuantizedProductProblem, ctx: Context, x: Array, block: 
     size = max(1, min(columns, _BLOCK_BYTES // (count * wide.itemsize)))
     x = convert(x, wide)
 
-    def step(number: Array, result: Array) -> Array:
-        # XLA clamps the start of the last block, in the read as in the write, so that the block has its full length.
-        start = lax.mul(lax.convert_element_type(number, np.int32), np.int32(size))
+    def step(block_index: Array, result: Array) -> Array:
+        # XLA clamps the start of the last block, both in the read and in the write, so that the block has its full length.
+        start = lax.mul(lax.convert_element_type(block_index, np.int32), np.int32(size))
         weight = convert(block(start, size), wide)
         part = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=ctx.settings.matmul_precision)
         return lax.dynamic_update_slice(result, part, (np.int32(0), start))
@@ -158,9 +158,9 @@ def _arithmetic_on_rows(node: Node, operands: list[Array], shape: tuple[int, ...
 
 
 def _operand_function(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
-    """Returns a function that computes the part of `argument` from which given rows of the op's result are computed.
+    """Returns a function that computes the part of an op's argument that some rows of the op's result depend on.
 
-    `result` is the spec of the op's result.
+    `result` is the spec of the op's result, which has `count` rows.
     """
     if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
         number = ctx.spec_of(argument)

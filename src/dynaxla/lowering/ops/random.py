@@ -28,7 +28,7 @@ from .bounds import refuse_unless
 
 Shape = tuple[int, ...]
 
-# The number of mantissa bits of each float dtype. Uniform numbers have as many random bits.
+# The number of significant bits of each float dtype, which is the number of random bits in a uniform number.
 # Source: ATen core/TransformationHelper.h, uniform_real
 MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
 
@@ -45,9 +45,9 @@ def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
 def uniform_with_key(key: Array, shape: Shape, dtype: DType) -> Array:
     """Uniform numbers from [0, 1) for a given key. `dtype` must be a float dtype of `MANTISSA_BITS`."""
-    word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
+    bits_dtype = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
     mantissa_bits = MANTISSA_BITS[dtype]
-    bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - mantissa_bits, word))
+    bits = lax.shift_right_logical(jax.random.bits(key, shape, bits_dtype), number(bits_dtype.itemsize * 8 - mantissa_bits, bits_dtype))
     return lax.mul(lax.convert_element_type(bits, dtype), number(2.0**-mantissa_bits, dtype))
 
 
@@ -58,6 +58,7 @@ def _uniform_between(ctx: Context, shape: Shape, dtype: DType, low: float, high:
 
 
 def _in_both_parts(value: float, dtype: DType) -> Any:
+    """Returns the value as a number of `dtype`; for a complex dtype, with the value as the real and the imaginary part."""
     return number(complex(value, value) if dtypes.is_complex(dtype) else value, dtype)
 
 
@@ -75,10 +76,10 @@ def _drawn_dtype(dtype: DType) -> DType:
 
 
 def _uniform_half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
-    """As `_uniform_between`, without `high`: numbers that round to `high` become `low`, as in ATen."""
+    """Like `_uniform_between`, but never returns `high`: numbers that round to `high` become `low`, as in ATen."""
     drawn = _uniform_between(ctx, shape, dtype, low, high)
-    at_end = lax.eq(drawn, _in_both_parts(high, dtype))
-    return lax.select(at_end, lax.full(shape, _in_both_parts(low, dtype)), drawn)
+    is_high = lax.eq(drawn, _in_both_parts(high, dtype))
+    return lax.select(is_high, lax.full(shape, _in_both_parts(low, dtype)), drawn)
 
 
 @lowers(aten.rand.default, aten.rand.generator)
@@ -133,12 +134,12 @@ def _bernoulli(ctx: Context, p: Array, dtype: DType) -> Array:
 
 
 def _dropout_mask(ctx: Context, shape: Shape, probability: float) -> Array:
-    """Returns a mask that is True with this probability, up to a relative error of 2**-16."""
+    """Returns a mask whose elements are True with this probability, up to a relative error of 2**-16."""
     if not 0 < probability < 1:
         return lax.full(shape, probability >= 1)
-    word = np.uint32 if 2.0**-16 < probability < 1 - 2.0**-16 else np.uint64
-    limit = round(fractions.Fraction(probability) * 2 ** np.iinfo(word).bits)
-    return lax.lt(jax.random.bits(ctx.key(), shape, word), word(min(limit, np.iinfo(word).max)))
+    bits_dtype = np.uint32 if 2.0**-16 < probability < 1 - 2.0**-16 else np.uint64
+    limit = round(fractions.Fraction(probability) * 2 ** np.iinfo(bits_dtype).bits)
+    return lax.lt(jax.random.bits(ctx.key(), shape, bits_dtype), bits_dtype(min(limit, np.iinfo(bits_dtype).max)))
 
 
 @lowers(aten.bernoulli.default)
@@ -182,7 +183,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     if train is False:
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
-        # Not an UnsupportedOp: torch's kernel is no fallback, as the outputs' aliasing was planned for an op that returns its input.
+        # Not an UnsupportedOp, which would call torch's kernel: the aliasing of outputs has been planned for an op that returns its input.
         raise LoweringError("native_dropout with train=None: PyTorch traces it as if it dropped nothing", hint="pass train=True")
     if not 0 <= p <= 1:
         raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
@@ -309,7 +310,7 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
 
 @lowers(aten.exponential.default)
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
-    """Exponentially distributed numbers. They are never 0, so that callers may divide by them.
+    """Exponentially distributed numbers, which are never 0, so that callers may divide by them.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -378,6 +379,6 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
 
 
 def _replace_below_tiny(drawn: Array) -> Array:
-    """Replaces nan, and numbers below the smallest positive normal number, by that number."""
+    """Returns the numbers, with the smallest positive normal number in place of nan and of smaller numbers."""
     smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
     return lax.select(lax.gt(drawn, smallest), drawn, smallest)

@@ -68,29 +68,29 @@ def integers_below(ctx: Context, shape: Shape, count: int | Array) -> Array:
     Dtype:  uint64.
     """
     if not isinstance(count, int):
-        return _upper_128(_random_words(ctx, shape), _random_words(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
+        return _scaled_fraction(_random_words(ctx, shape), _random_words(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
     if count > 1 << 32:
         if count & (count - 1) == 0:
             return lax.shift_right_logical(_random_words(ctx, shape), np.uint64(65 - count.bit_length()))
-        return _upper_128(_random_words(ctx, shape), _random_words(ctx, shape), lax.full(shape, np.uint64(count)))
+        return _scaled_fraction(_random_words(ctx, shape), _random_words(ctx, shape), lax.full(shape, np.uint64(count)))
     # The result is the integer part of count times a random fraction of 32 or 64 bits.
-    factor, half = np.uint64(count), np.uint64(32)
+    factor, shift = np.uint64(count), np.uint64(32)
     if count <= 1 << 16 or count & (count - 1) == 0:
         bits = lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64)
-        return lax.shift_right_logical(lax.mul(bits, factor), half)
+        return lax.shift_right_logical(lax.mul(bits, factor), shift)
     high, low = (lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64) for _ in range(2))
-    carry = lax.shift_right_logical(lax.mul(low, factor), half)
-    return lax.shift_right_logical(lax.add(lax.mul(high, factor), carry), half)
+    carry = lax.shift_right_logical(lax.mul(low, factor), shift)
+    return lax.shift_right_logical(lax.add(lax.mul(high, factor), carry), shift)
 
 
 def _random_words(ctx: Context, shape: Shape) -> Array:
     return jax.random.bits(ctx.key(), shape, np.uint64)
 
 
-def _upper_128(high: Array, low: Array, factor: Array) -> Array:
-    """Returns (high * 2**64 + low) * factor, divided by 2**128 and truncated.
+def _scaled_fraction(high: Array, low: Array, factor: Array) -> Array:
+    """Returns the integer part of `factor` times a fraction of 128 bits: (high * 2**64 + low) / 2**128.
 
-    Dtype:  operands and result are uint64.
+    Dtype:  uint64, as all operands.
     """
     upper, lower, carry = _upper_64(high, factor), lax.mul(high, factor), _upper_64(low, factor)
     total = lax.add(lower, carry)
@@ -99,15 +99,15 @@ def _upper_128(high: Array, low: Array, factor: Array) -> Array:
 
 def _upper_64(x: Array, y: Array) -> Array:
     """Returns the upper 64 bits of the product of two uint64 numbers, computed from the products of their 32-bit halves."""
-    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, half), lax.bitwise_and(value, mask)) for value in (x, y))
+    shift, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, shift), lax.bitwise_and(value, mask)) for value in (x, y))
     cross_products = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
-    middle = lax.shift_right_logical(lax.mul(x_low, y_low), half)
+    middle = lax.shift_right_logical(lax.mul(x_low, y_low), shift)
     upper = lax.mul(x_high, y_high)
     for product in cross_products:
         middle = lax.add(middle, lax.bitwise_and(product, mask))
-        upper = lax.add(upper, lax.shift_right_logical(product, half))
-    return lax.add(upper, lax.shift_right_logical(middle, half))
+        upper = lax.add(upper, lax.shift_right_logical(product, shift))
+    return lax.add(upper, lax.shift_right_logical(middle, shift))
 
 
 # The names of dtypes in ATen's messages.
@@ -131,7 +131,7 @@ def _integer_limits(dtype: DType) -> tuple[float, float]:
 
 
 def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
-    """Returns bounds, moved inwards, between which all integers stay when they are converted to `dtype`.
+    """Returns bounds, moved inwards, such that integers from [low, high) stay between the given bounds when they are converted to `dtype`.
 
     Source: ATen native/DistributionTemplates.h, update_from and update_to
     """
@@ -314,21 +314,21 @@ def poisson(rate: Array, ctx: Context) -> Array:
     valid = lax.ge(rate, full_like(rate, 0))
     ctx.require(valid, RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
     wide = convert(rate, _FLOAT64)
-    wide = lax.select(valid, wide, full_like(wide, 0))  # with a rate of nan, no number would ever be accepted
+    wide = lax.select(valid, wide, full_like(wide, 0))  # with a rate of nan, rejection sampling would never end
     is_small = lax.lt(wide, full_like(wide, _SMALL_RATE))
-    by_inversion = _by_inversion(ctx, lax.select(is_small, wide, full_like(wide, 0)))
-    by_rejection = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
+    by_inversion = _poisson_by_inversion(ctx, lax.select(is_small, wide, full_like(wide, 0)))
+    by_rejection = _poisson_by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
     drawn = lax.select(is_small, by_inversion, by_rejection)
-    # For a larger rate, the draw is the rate itself. The cast to int64 below then determines the value.
+    # For rates above _LARGE_RATE, the draw is the rate itself. The cast to int64 below then determines the value.
     drawn = lax.select(lax.gt(wide, full_like(wide, _LARGE_RATE)), wide, drawn)
     return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
 
 
-# Rejection sampling needs at least the smaller rate. Draws for rates above the larger one come close to the limit of int64.
+# Rejection sampling needs a rate of at least _SMALL_RATE. With rates above _LARGE_RATE, the numbers come close to the limit of int64.
 _SMALL_RATE, _LARGE_RATE = np.float64(10), np.float64(2.0**62)
 
 
-def _by_inversion(ctx: Context, rate: Array) -> Array:
+def _poisson_by_inversion(ctx: Context, rate: Array) -> Array:
     """Returns Poisson-distributed numbers by inversion: the first k whose cumulative probability is above a uniform number."""
     drawn = uniform_numbers(ctx, rate.shape, _FLOAT64)
 
@@ -347,11 +347,12 @@ def _by_inversion(ctx: Context, rate: Array) -> Array:
     return lax.while_loop(unfinished, step, (np.float64(0), first, first, full_like(rate, 0)))[3]
 
 
-# With a rate of 10, one draw in 10**16 exceeds this.
+# The loop ends after this many steps if the sum of probabilities, which is rounded, never exceeds the largest uniform numbers. With a rate
+# of 10, the numbers above the limit have a total probability of 1e-27.
 _MAX_INVERSION_STEPS = 60
 
 
-def _by_rejection(ctx: Context, rate: Array) -> Array:
+def _poisson_by_rejection(ctx: Context, rate: Array) -> Array:
     """Returns Poisson-distributed numbers for large rates.
 
     Source: W. Hoermann, The transformed rejection method for generating Poisson random variables (1993), PTRS; as ATen
@@ -428,6 +429,6 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     search = functools.partial(jax.numpy.searchsorted, side="right")
     for _ in range(weights.ndim - 1):
         search = jax.vmap(search)
-    # A product may round up to the total. A number below the total gives no index past the last nonzero weight.
+    # drawn * total may round up to the total, for which the search would return an index after the last nonzero weight.
     largest = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
     return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), largest)), np.dtype(np.int64))

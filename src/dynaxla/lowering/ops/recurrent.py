@@ -146,13 +146,13 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
 
 # --- oneDNN's recurrent layers, on CPU
 
-_LSTM = 2  # ideep's rnn_kind
+_LSTM = 2  # the value of `mode` for an LSTM, ideep's rnn_kind
 
 
 def _layer(
     x: Array, weights: tuple[Array, ...], hx: Array, cx: Array, has_biases: bool, reverse: bool, precision: lax.Precision
 ) -> tuple[Array, Array, Array]:
-    """Returns the hidden states of all steps, and the last hidden and cell states.
+    """Returns the hidden states of all steps, and the last hidden and cell states, of an LSTM layer in one direction.
 
     Shape:  x (time, batch, in), hx and cx (batch, hidden) give (time, batch, hidden), and (batch, hidden) twice.
     """
@@ -165,8 +165,8 @@ def _layer(
     def step(state: tuple[Array, Array], gates_of_step: Array) -> tuple[tuple[Array, Array], Array]:
         hidden, cell = state
         gates_of_step = lax.add(gates_of_step, lax.dot_general(hidden, wide_hidden_weight, (((1,), (1,)), ((), ())), precision=precision))
-        input_gate, forget_gate, new, output_gate = _gates(gates_of_step, None, 4)
-        cell = lax.add(lax.mul(lax.logistic(forget_gate), cell), lax.mul(lax.logistic(input_gate), lax.tanh(new)))
+        input_gate, forget_gate, cell_gate, output_gate = _gates(gates_of_step, None, 4)
+        cell = lax.add(lax.mul(lax.logistic(forget_gate), cell), lax.mul(lax.logistic(input_gate), lax.tanh(cell_gate)))
         hidden = lax.mul(lax.logistic(output_gate), lax.tanh(cell))
         return (hidden, cell), hidden
 
@@ -202,7 +202,7 @@ def rnn_layer(
 ) -> tuple[Array, ...]:
     """One LSTM layer in one direction: returns the outputs of all steps, the last hidden and cell states, and a workspace.
 
-    The workspace has oneDNN's private format, so it is filled with zeros: rnn_layer_backward computes the layer again.
+    The workspace is zeros, since its format is private to oneDNN: `rnn_layer_backward` computes the layer again.
 
     Shape:  x (time, batch, in), regardless of batch_first, gives (time, batch, hidden); the states have the shapes of hx and cx.
     Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.
@@ -242,7 +242,7 @@ def rnn_layer_backward(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each with the shape of its operand."""
+    """Gradients of x, both weights, both biases (which have the same gradient) and both states, each with the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
     hx, cx = (_to_accumulator(lax.reshape(state, shape)) for state in (hx, cx))

@@ -1,7 +1,7 @@
 """Lowerings of cuDNN's recurrent networks: on NVIDIA GPUs, `nn.RNN`, `nn.LSTM` and `nn.GRU` are one op each.
 
-The backward pass computes the network again, since `reserve`, the data that cuDNN saves for it, has a private format (torch's fake
-implementation returns an empty tensor). PyTorch has no fake implementation of the backward op, so graphs cannot contain it:
+The backward pass computes the network again: `reserve`, the data that cuDNN saves for the backward pass, has a private format (torch's fake
+implementation returns an empty tensor). PyTorch has no fake implementation of the backward op, so graphs cannot contain that op:
 capture/decompositions.py replaces it by `rnn_gradients`.
 Source: ATen native/cudnn/RNN.cpp, _cudnn_rnn and _cudnn_rnn_backward
 """
@@ -33,7 +33,7 @@ _library.define(
     " SymInt[] batch_sizes, float dropout, Tensor? kept) -> Tensor[]"
 )
 
-# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results.
+# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results. `kept` is the dropout mask.
 rnn_gradients = torch.ops.dynaxla.rnn_gradients.default
 
 
@@ -52,8 +52,8 @@ def _elman_cell(activation: Callable[[Array], Array]) -> Cell:
 
 
 def _lstm_cell(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
-    input_gate, forget_gate, new, output_gate = _gates(lax.add(x, h), None, 4)
-    cell = lax.add(lax.mul(lax.logistic(forget_gate), states[1]), lax.mul(lax.logistic(input_gate), lax.tanh(new)))
+    input_gate, forget_gate, cell_gate, output_gate = _gates(lax.add(x, h), None, 4)
+    cell = lax.add(lax.mul(lax.logistic(forget_gate), states[1]), lax.mul(lax.logistic(input_gate), lax.tanh(cell_gate)))
     return lax.mul(lax.logistic(output_gate), lax.tanh(cell)), cell
 
 
@@ -81,7 +81,7 @@ class _Network:
         batch_first: True if the first dimension of the input and the output is the batch.
         batch_sizes: For packed sequences, the number of active sequences at each step. Else empty.
         precision: The precision of the matrix products.
-        dropout: The probability of dropping an output between layers. Used only if a call gets a mask.
+        dropout: The probability of dropping an output between layers. Used only in calls with a dropout mask.
     """
 
     cell: Cell
@@ -97,7 +97,8 @@ class _Network:
     def __call__(self, dropout_mask: Array | None, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
         """Returns the hidden states of all steps, and the last states; all of one dtype.
 
-        `dropout_mask` is True for kept elements between layers, (layers - 1, time, batch, directions * out). None means no dropout.
+        `dropout_mask` is True for the kept outputs of all layers but the last: bool (layers - 1, time, batch, directions * out). None means
+        no dropout.
         """
         x, active = self._padded(x)
         last_states: list[tuple[Array, ...]] = []
@@ -150,6 +151,7 @@ class _Network:
         return x[np.where(active, rows, 0)], jax.numpy.asarray(active)
 
     def _packed(self, x: Array) -> Array:
+        """Returns outputs (time, batch, out) in the format of the input: packed, or with the batch first; the inverse of `_padded`."""
         if not self.batch_sizes:
             return lax.transpose(x, (1, 0, 2)) if self.batch_first else x
         return x[np.nonzero(self._packed_rows()[1])]
@@ -161,9 +163,9 @@ class _Network:
         return np.cumsum(sizes, axis=0) - sizes + sequences, sequences < sizes
 
 
-def _select_rows(condition: Array, yes: Array, no: Array) -> Array:
+def _select_rows(condition: Array, on_true: Array, on_false: Array) -> Array:
     """Selects rows of (batch, hidden) arrays by a condition of shape (batch,)."""
-    return lax.select(lax.broadcast_in_dim(condition, yes.shape, (0,)), yes, no)
+    return lax.select(lax.broadcast_in_dim(condition, on_true.shape, (0,)), on_true, on_false)
 
 
 def _stack_states(states: Sequence[Array]) -> Array:
@@ -181,7 +183,7 @@ def _network(
     dropout: float,
     ctx: Context,
 ) -> _Network:
-    """Returns the network. Its precision is the one that torch's settings give for cuDNN's recurrent networks."""
+    """Returns the network, with the precision that torch's settings give for cuDNN's recurrent networks."""
     precision, directions = ctx.settings.recurrent_precision, 2 if bidirectional else 1
     return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision, dropout)
 
@@ -256,7 +258,7 @@ def _gradients(
     bidirectional: bool,
     batch_sizes: Sequence[int],
     dropout: float,
-    kept: Array | None,
+    dropout_mask: Array | None,
     *,
     ctx: Context,
 ) -> list[Array]:
@@ -268,7 +270,7 @@ def _gradients(
         _to_accumulator(hx),
         None if cx is None else _to_accumulator(cx),
     ]
-    results, vjp = jax.vjp(functools.partial(network, kept), *operands)
+    results, vjp = jax.vjp(functools.partial(network, dropout_mask), *operands)
     cotangents = [
         lax.full_like(result, 0) if grad is None else _to_accumulator(grad)
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=False)

@@ -13,7 +13,7 @@ from torch.fx import Node
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, sum_neighbours
+from ..cpu.vectorized_reductions import reduce_max, reduce_min, reduce_prod, vectorized_sum
 from ..dimensions import definitely, reduction_dims, wrap
 from ..dtypes import DType
 from ..memory_order import in_memory_order
@@ -48,8 +48,8 @@ def _number_like(value: float, like: Array) -> Array:
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
     """Returns reduce(x, dims).
 
-    If x is the current node's first argument, the reduction runs over x, or the array from which x is computed, in its order in memory:
-    XLA:CPU takes 50 times as long for the sum of a transposed matrix.
+    If x is the current node's first argument, x is first transposed to the order in memory of the arrays from which x is computed: XLA:CPU
+    takes 50 times as long for the sum of a transposed matrix.
     """
     (result,) = _reduce_to_several(ctx, x, dims, lambda x, dims: [reduce(x, dims)])
     return result
@@ -58,6 +58,7 @@ def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array
 def _reduce_to_several(
     ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Sequence[Array]]
 ) -> Sequence[Array]:
+    """Like `_reduce`, for a function `reduce` that returns several arrays."""
     node = next(iter(ctx.node.args), None)
     if not isinstance(node, Node) or node not in ctx.values or ctx.values[node] is not x:
         return reduce(x, dims)
@@ -73,7 +74,7 @@ def _reduce_to_several(
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The sum over some dimensions. Half types are added in float32; a sum with dtype bool is a logical or.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     out = dtype or dtypes.widen_integers(x.dtype)
@@ -97,7 +98,7 @@ def sum_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The mean over some dimensions; nan if they are empty. Half types are added in float32.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, else that of x, which must be a float or complex dtype.
     """
     out = dtype or x.dtype
@@ -112,7 +113,7 @@ def mean_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The mean of all elements.
 
     Shape:  [].
-    Dtype:  as of `mean`.
+    Dtype:  as for `mean`.
     """
     return mean(x, dtype=dtype, ctx=ctx)
 
@@ -136,7 +137,7 @@ def prod_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The product of all elements.
 
     Shape:  [].
-    Dtype:  as of `prod`.
+    Dtype:  as for `prod`.
     """
     return prod(x, None, dtype=dtype, ctx=ctx)
 
@@ -145,7 +146,7 @@ def prod_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The sum of the elements that are not nan.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
     """
     if dtypes.is_inexact(x.dtype):
@@ -157,7 +158,7 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
 def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Array:
     """The largest element over some dimensions; nan if any element is nan.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
@@ -168,7 +169,7 @@ def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
 def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Array:
     """The smallest element over some dimensions; nan if any element is nan.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x.
     """
     dims = reduction_dims(dim, x.ndim)
@@ -179,7 +180,7 @@ def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
 def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
     """The smallest and the largest element; both are nan if any element is nan.
 
-    Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x.
     """
     return amin(x, dim, keepdim, ctx=ctx), amax(x, dim, keepdim, ctx=ctx)
@@ -221,7 +222,7 @@ def _extremum_of_dim(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array,
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The largest element along one dimension, and its first index. If there are nans, the first nan.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     return _extremum_of_dim(x, dim, keepdim, reduce_max)
@@ -231,7 +232,7 @@ def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The smallest element along one dimension, and its first index. If there are nans, the first nan.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     return _extremum_of_dim(x, dim, keepdim, reduce_min)
@@ -279,7 +280,7 @@ def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
 def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The index of the smallest element: the first of several equal ones, and the first nan if there is one.
 
-    Shape:  as of `argmax`.
+    Shape:  as for `argmax`.
     Dtype:  int64.
     """
     return _arg_extremum(x, dim, keepdim, reduce_min)
@@ -298,7 +299,7 @@ def _logical_dtype(x: Array) -> DType:
 def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """True if at least one element is nonzero. NaN is nonzero.
 
-    Shape:  x without `dim` (all dimensions if None, none if it is an empty list). With `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None, none if it is an empty list). With `keepdim` these dimensions have size 1.
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
@@ -309,7 +310,7 @@ def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """True if no element is zero. NaN is nonzero.
 
-    Shape:  as of `any_`.
+    Shape:  as for `any_`.
     Dtype:  bool; uint8 for uint8.
     """
     dims = _logical_dims(dim, x.ndim)
@@ -322,7 +323,7 @@ def _logical_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 
 @lowers(aten.any.default)
-def any_of_all(x: Array) -> Array:
+def any_all(x: Array) -> Array:
     """True if at least one element is nonzero.
 
     Shape:  [].
@@ -332,7 +333,7 @@ def any_of_all(x: Array) -> Array:
 
 
 @lowers(aten.all.default)
-def all_of_all(x: Array) -> Array:
+def all_all(x: Array) -> Array:
     """True if no element is zero.
 
     Shape:  [].
@@ -355,7 +356,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
 def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Array:
     """The exclusive or of the bits of all elements, after conversion of floats to float64 and of other dtypes to int64.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  uint64.
     """
     dims = reduction_dims(dim, x.ndim)
@@ -374,11 +375,11 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 
     def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
         x = convert(x, dtypes.accumulator(x.dtype))
-        total = sum_neighbours(x, dims)
+        total = vectorized_sum(x, dims)
         mean = lax.div(total, _number_like(count, total))
         deviations = lax.sub(x, broadcast_back(mean, x.shape, dims))
         parts = [lax.real(deviations), lax.imag(deviations)] if dtypes.is_complex(x.dtype) else [deviations]
-        sum_of_squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
+        sum_of_squares = functools.reduce(lax.add, [vectorized_sum(lax.square(part), dims) for part in parts])
         return lax.div(sum_of_squares, _number_like(divisor, sum_of_squares)), mean
 
     variance, mean = _reduce_to_several(ctx, x, dims, moments)
@@ -389,7 +390,7 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> Array:
     """The variance: the sum of squared distances from the mean, divided by the number of elements minus `correction` (1 if None).
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
@@ -398,9 +399,9 @@ def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
 
 @lowers(aten.std.correction)
 def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> Array:
-    """The standard deviation; `correction` as of `var`.
+    """The standard deviation; `correction` as for `var`.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x; for complex x the real dtype.
     """
     variance, _, dims = _moments(ctx, x, dim, correction)
@@ -409,9 +410,9 @@ def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim:
 
 @lowers(aten.var_mean.correction)
 def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
-    """The variance and the mean; `correction` as of `var`.
+    """The variance and the mean; `correction` as for `var`.
 
-    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x; for complex x, the variance's is the real dtype.
     """
     variance, average, dims = _moments(ctx, x, dim, correction)
@@ -422,9 +423,9 @@ def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
 
 @lowers(aten.std_mean.correction)
 def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
-    """The standard deviation and the mean; `correction` as of `var`.
+    """The standard deviation and the mean; `correction` as for `var`.
 
-    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  that of x; for complex x, the deviation's is the real dtype.
     """
     variance, average, dims = _moments(ctx, x, dim, correction)
@@ -438,7 +439,7 @@ def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
 def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Array:
     """log(sum(exp(x))), shifted by the maximum so that exp does not overflow.
 
-    Shape:  x without `dim`; with `keepdim` those have size 1.
+    Shape:  x without `dim`; with `keepdim` these dimensions have size 1.
     Dtype:  that of x; the default float for bool and integers.
     """
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
@@ -454,7 +455,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     # Subtracting an infinite maximum would compute inf - inf.
     largest = lax.select(lax.is_finite(largest), largest, _number_like(0, largest))
     shift = convert(largest, x.dtype)
-    total = lax.log(sum_neighbours(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
+    total = lax.log(vectorized_sum(lax.exp(minus_largest(x, broadcast_back(shift, x.shape, dims))), dims))
     return lax.add(total, shift)
 
 
@@ -464,26 +465,26 @@ def linalg_vector_norm(
 ) -> Array:
     """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0.
 
-    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` these dimensions have size 1.
     Dtype:  the real dtype of `dtype`, if given, else of x.
     """
     out = dtypes.real(dtype or x.dtype)
     dims = reduction_dims(dim, x.ndim)
-    work = dtypes.accumulator(dtype or x.dtype)
+    accumulator = dtypes.accumulator(dtype or x.dtype)
 
     def norm(x: Array, dims: Sequence[int]) -> Array:
-        size = lax.abs(convert(convert(x, dtype or x.dtype), work))
+        magnitude = lax.abs(convert(convert(x, dtype or x.dtype), accumulator))
         if math.isinf(ord):
             if math.prod(x.shape[d] for d in dims) == 0:
-                return lax.reduce_sum(size, tuple(dims))
-            return ctx.max(size, dims) if ord > 0 else ctx.min(size, dims)
+                return lax.reduce_sum(magnitude, tuple(dims))
+            return ctx.max(magnitude, dims) if ord > 0 else ctx.min(magnitude, dims)
         if ord == 0:
-            return ctx.sum(convert(lax.ne(size, _number_like(0, size)), size.dtype), dims)
+            return ctx.sum(convert(lax.ne(magnitude, _number_like(0, magnitude)), magnitude.dtype), dims)
         if ord == 1:
-            return ctx.sum(size, dims)
+            return ctx.sum(magnitude, dims)
         if ord == 2:
-            return lax.sqrt(ctx.sum(lax.square(size), dims))
-        total = ctx.sum(lax.pow(size, _number_like(ord, size)), dims)
+            return lax.sqrt(ctx.sum(lax.square(magnitude), dims))
+        total = ctx.sum(lax.pow(magnitude, _number_like(ord, magnitude)), dims)
         return lax.pow(total, _number_like(1 / ord, total))
 
     return apply_keepdim(convert(_reduce(ctx, x, dims, norm), out), x, dims, keepdim)

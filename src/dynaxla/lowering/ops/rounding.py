@@ -17,7 +17,7 @@ def rounded(x: Array, dtype: DType) -> Array:
     if x.dtype == dtype:
         return x
     limits = jnp.finfo(dtype)
-    # reduce_precision would flush denormals to zero.
+    # For denormals of `dtype`, lax.reduce_precision would return zero.
     small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
     return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))
 

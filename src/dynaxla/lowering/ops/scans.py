@@ -15,17 +15,18 @@ from ..promotion import convert, full_like
 from ..registry import lowers
 
 
-def _scan(x: Array, dim: int, out: DType, run: Callable[[Array, int], Array]) -> Array:
-    """Returns run(x, dim), computed in the accumulator's dtype (float32 for half types). A rank-0 or empty x is only converted to `out`."""
+def _scan(x: Array, dim: int, out: DType, scan: Callable[[Array, int], Array]) -> Array:
+    """Returns scan(x, dim), computed in the accumulator's dtype (float32 for half types). A rank-0 or empty x is only cast to `out`."""
     if x.ndim == 0 or x.size == 0:
         return convert(x, out)
-    return convert(run(convert(x, dtypes.accumulator(out)), wrap(dim, x.ndim)), out)
+    return convert(scan(convert(x, dtypes.accumulator(out)), wrap(dim, x.ndim)), out)
 
 
 def running_sum(x: Array, dim: int) -> Array:
     """Returns the running sum of x along `dim`.
 
-    The barrier hides x from XLA's simplifier, which aborts the process if x is a conversion of a constant element gathered several times.
+    The barrier hides x from XLA's algebraic simplifier. The simplifier aborts the process if x is a dtype conversion of one element of a
+    constant, gathered several times.
     """
     return lax.cumsum(lax.optimization_barrier(x), dim)
 
@@ -65,7 +66,7 @@ def _log_add_exp(x: Array, y: Array) -> Array:
 
 
 def _running_log_add_exp(x: Array, dim: int) -> Array:
-    """Adds one element after the other, since the branch of each logarithm depends on the order of additions."""
+    """Returns the running log(sum(exp(x))) of complex numbers, in order: the branch of a logarithm depends on the order of additions."""
 
     def step(total: Array, item: Array) -> tuple[Array, Array]:
         total = _log_add_exp(item, total)
@@ -85,7 +86,7 @@ def logcumsumexp(x: Array, dim: int) -> Array:
     return _scan(x, dim, x.dtype, _running_log_add_exp if dtypes.is_complex(x.dtype) else lax.cumlogsumexp)
 
 
-def _running_extremum(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Array, Array]:
+def _running_extremum(x: Array, dim: int, scan: Callable[[Array, int], Array]) -> tuple[Array, Array]:
     """Returns the running extremum and its last index.
 
     From the first NaN on, the extremum is NaN, and the index is that of the last NaN so far.
@@ -94,12 +95,12 @@ def _running_extremum(x: Array, dim: int, run: Callable[[Array, int], Array]) ->
         return x, lax.full(x.shape, 0, np.dtype(np.int64))
     dim = wrap(dim, x.ndim)
     # XLA has no running maximum or minimum of bools.
-    best = convert(run(convert(x, np.dtype(np.uint8)) if dtypes.is_bool(x.dtype) else x, dim), x.dtype)
-    is_extremum = lax.eq(x, best)
+    extremum = convert(scan(convert(x, np.dtype(np.uint8)) if dtypes.is_bool(x.dtype) else x, dim), x.dtype)
+    is_extremum = lax.eq(x, extremum)
     if dtypes.is_float(x.dtype):
         is_extremum = lax.bitwise_or(is_extremum, lax.ne(x, x))
     indices = lax.broadcasted_iota("int64", x.shape, dim)
-    return best, lax.cummax(lax.select(is_extremum, indices, lax.full_like(indices, 0)), dim)
+    return extremum, lax.cummax(lax.select(is_extremum, indices, lax.full_like(indices, 0)), dim)
 
 
 @lowers(aten.cummax.default)

@@ -52,8 +52,8 @@ def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDi
     if reduce != "set":
         # Bools are 0 and 1: a sum or maximum is "or", a product or minimum is "and".
         reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce) if dtypes.is_bool(dtype) else reduce
-        work = np.dtype(np.uint8) if dtypes.is_bool(dtype) else dtypes.accumulator(dtype)
-        x, source = convert(x, work), convert(source, work)
+        compute_dtype = np.dtype(np.uint8) if dtypes.is_bool(dtype) else dtypes.accumulator(dtype)
+        x, source = convert(x, compute_dtype), convert(source, compute_dtype)
     return convert(_SCATTERS[reduce](x, coordinates, source, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP), dtype)
 
 
@@ -75,7 +75,8 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
 
     Args:
         x: The array.
-        write: Called as write(x, source, reduce). Returns x after a scatter with a reduction of `_SCATTERS`. "mean" consists of several.
+        write: Called as write(x, source, reduction), with a reduction of `_SCATTERS`. Returns x after the scatter. A mean is computed
+            from two calls, for sums and counts.
         source: The values to combine.
         reduce: "sum", "prod", "mean", "amax" or "amin".
         include_self: False excludes the old values of the elements to which values are written. Other elements keep their values.
@@ -85,29 +86,29 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
         start = write(x, lax.full_like(source, _identity(reduce, x.dtype)), "set")
     if reduce != "mean":
         return write(start, source, reduce)
-    work = dtypes.accumulator(x.dtype)
-    total = write(convert(start, work), convert(source, work), "sum")
-    count = write(lax.full(x.shape, int(include_self), work), lax.full(source.shape, 1, work), "sum")
-    count = lax.max(count, lax.full_like(count, 1)) if not dtypes.is_complex(work) else count
-    if dtypes.is_integer(work):
+    compute_dtype = dtypes.accumulator(x.dtype)
+    total = write(convert(start, compute_dtype), convert(source, compute_dtype), "sum")
+    count = write(lax.full(x.shape, int(include_self), compute_dtype), lax.full(source.shape, 1, compute_dtype), "sum")
+    count = lax.max(count, lax.full_like(count, 1)) if not dtypes.is_complex(compute_dtype) else count
+    if dtypes.is_integer(compute_dtype):
         return convert(jax.numpy.floor_divide(total, count), x.dtype)
     return convert(lax.div(total, count), x.dtype)
 
 
-def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, others: Sequence[int] = ()) -> Array:
+def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, batch_dims: Sequence[int] = ()) -> Array:
     """Returns x with source[..., i, ...] combined into x[..., indices[i], ...].
 
-    `others` holds the other dimensions along which the indices vary: `indices` has these dimensions too, in the same order.
+    `batch_dims` are the other dimensions of x along which the indices vary: `indices` has these dimensions too, in the same order.
     """
     if x.size == 0 or source.size == 0:
         return x
-    scatter_dims = sorted((dim, *others))
+    scatter_dims = sorted((dim, *batch_dims))
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(d for d in range(x.ndim) if d not in scatter_dims),
         inserted_window_dims=(dim,),
         scatter_dims_to_operand_dims=(dim,),
-        operand_batching_dims=tuple(others),
-        scatter_indices_batching_dims=tuple(scatter_dims.index(d) for d in others),
+        operand_batching_dims=tuple(batch_dims),
+        scatter_indices_batching_dims=tuple(scatter_dims.index(d) for d in batch_dims),
     )
     return _scatter(x, lax.expand_dims(indices, [indices.ndim]), source, numbers, reduce)
 
@@ -141,19 +142,20 @@ def _write_one_per_row(x: Array, dim: int, indices: Array, source: Array, reduce
     source = expand(source, x.shape)
     if reduce != "set":
         combine = _COMBINE[reduce] if not dtypes.is_bool(x.dtype) else (lax.bitwise_or if reduce in ("sum", "amax") else lax.bitwise_and)
-        work = dtypes.accumulator(x.dtype)
-        source = convert(combine(convert(x, work), convert(source, work)), x.dtype)
+        compute_dtype = dtypes.accumulator(x.dtype)
+        source = convert(combine(convert(x, compute_dtype), convert(source, compute_dtype)), x.dtype)
     return lax.select(is_written, source, x)
 
 
 def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    """Returns x with `source` combined into it, as `write_elements` does. The call raises for an index out of range."""
     indices, write = _indices_and_write(ctx, x, wrap(dim, x.ndim), indices)
     require_elements(ctx, x, dim, indices)
     return write(x, convert(source, x.dtype), reduce)
 
 
 def _indices_and_write(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
-    """Returns the current node's indices, and a function write(into, source, reduce) for arrays `into` with the shape of x.
+    """Returns the current node's indices, and a function write(into, source, reduce) for any array `into` in the shape of x.
 
     If the graph has expanded the indices along some dimensions, returns the indices before the expansion, and the function writes whole
     slices.
@@ -227,7 +229,9 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
     return _reduce_into(x, write, convert(source, x.dtype), reduce, include_self)
 
 
-def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[Exception] = IndexError, *, from_end: bool = False) -> None:
+def _require_in_range(
+    ctx: Context, x: Array, dim: int, indices: Array, error: type[Exception] = IndexError, *, from_end: bool = False
+) -> None:
     """Adds the run-time check of the indices of index_add, index_copy, index_reduce and index_fill."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
@@ -250,9 +254,9 @@ def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool 
     Shape:  that of x.
     Dtype:  that of x.
     """
-    # Eager mode raises RuntimeError for the first and last of several dimensions, else IndexError.
-    at_end = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
-    _require_rows(ctx, x, dim, indices, RuntimeError if at_end else IndexError)
+    # Eager mode raises RuntimeError for the first and the last of several dimensions, else IndexError.
+    is_outermost = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
+    _require_in_range(ctx, x, dim, indices, RuntimeError if is_outermost else IndexError)
     flat, rows, added = _with_rank_one_or_more(x, indices, source)
     if alpha != 1:
         scale = lax.full(added.shape, convert(alpha, added.dtype))
@@ -267,7 +271,7 @@ def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Contex
     Shape:  that of x.
     Dtype:  that of x.
     """
-    _require_rows(ctx, x, dim, indices)
+    _require_in_range(ctx, x, dim, indices)
     flat, rows, written = _with_rank_one_or_more(x, indices, source)
     return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
 
@@ -281,7 +285,7 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
     Shape:  that of x.
     Dtype:  that of x.
     """
-    _require_rows(ctx, x, dim, indices)
+    _require_in_range(ctx, x, dim, indices)
     flat, rows, written = _with_rank_one_or_more(x, indices, source)
     if x.size == 0 or written.size == 0:
         return x
@@ -299,7 +303,7 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
     Shape:  that of x.
     Dtype:  that of x.
     """
-    _require_rows(ctx, x, dim, indices, from_end=True)
+    _require_in_range(ctx, x, dim, indices, from_end=True)
     if x.size == 0 or indices.size == 0:
         return x
     rank, dim = x.ndim, wrap(dim, x.ndim)
@@ -355,18 +359,21 @@ def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, a
     """As `index_put`, but indices are not checked."""
     if x.size == 0:
         return x
-    picks = GatherIndices.of(x, indices)
-    target = picks.result_shape(x)
+    gather_indices = GatherIndices.of(x, indices)
+    target = gather_indices.result_shape(x)
     if 0 in target:
         return x
     numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=picks.window_dims(x.ndim), inserted_window_dims=picks.dims, scatter_dims_to_operand_dims=picks.dims
+        update_window_dims=gather_indices.window_dims(x.ndim),
+        inserted_window_dims=gather_indices.dims,
+        scatter_dims_to_operand_dims=gather_indices.dims,
     )
-    return _scatter(x, picks.coordinates, fit(convert(values, x.dtype), target), numbers, "sum" if accumulate else "set")
+    source = broadcast_values(convert(values, x.dtype), target)
+    return _scatter(x, gather_indices.coordinates, source, numbers, "sum" if accumulate else "set")
 
 
-def fit(values: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcasts values to `shape`. Leading dimensions of size 1 beyond the rank of `shape` are dropped, as in ATen."""
+def broadcast_values(values: Array, shape: tuple[int, ...]) -> Array:
+    """Broadcasts the values of an index_put to `shape`. Leading dimensions of size 1 beyond the rank of `shape` are dropped, as in ATen."""
     if values.ndim > len(shape):
         values = lax.reshape(values, values.shape[values.ndim - len(shape) :])
     return expand(values, shape)
@@ -388,12 +395,12 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
         true_count = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
         ctx.require(lax.eq(true_count, np.int64(count)), RuntimeError, message)
-        values = fit(values, (*x.shape[:dim], count, *x.shape[dim + mask.ndim :]))
+        values = broadcast_values(values, (*x.shape[:dim], count, *x.shape[dim + mask.ndim :]))
         updates = take_along(values, dim, ordinals(mask))
     if accumulate:
-        work = dtypes.accumulator(x.dtype)
+        compute_dtype = dtypes.accumulator(x.dtype)
         combine = lax.bitwise_or if dtypes.is_bool(x.dtype) else lax.add
-        updates = convert(combine(convert(x, work), convert(updates, work)), x.dtype)
+        updates = convert(combine(convert(x, compute_dtype), convert(updates, compute_dtype)), x.dtype)
     return lax.select(full_mask, updates, x)
 
 

@@ -22,7 +22,9 @@ from .scattering import write_slices
 from .sorting import searchsorted
 
 _INT64 = np.dtype(np.int64)
+# By torch's name of a reduction: the name that `write_slices` takes.
 _REDUCTIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
+# By name in `write_slices`: the identity element.
 _IDENTITIES = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 
 
@@ -70,6 +72,7 @@ class _Segments:
 
     @property
     def total(self) -> int:
+        """The number of segments of all outer elements together."""
         return self.lengths.size
 
     @property
@@ -97,6 +100,7 @@ class _Segments:
         return lax.broadcast_in_dim(values, like.shape, [0])
 
     def columns_of_lengths(self, like: Array) -> Array:
+        """Returns the length of each segment, broadcast to the shape and in the dtype of `like`, (segments, inner)."""
         return self._columns(convert(self.lengths, like.dtype), like)
 
 
@@ -174,16 +178,28 @@ def segment_reduce_backward(
     return convert(lax.reshape(grad_rows, data.shape), data.dtype)
 
 
-def _prod_gradient(segments: _Segments, rows: Array, grad_rows: Array, product: Array, initial: float | None) -> Array:
-    """Returns the gradient times the product of the segment's other elements: by division, except for elements that are 0 or nan."""
+def _prod_gradient(segments: _Segments, rows: Array, grad_rows: Array, scaled_products: Array, initial: float | None) -> Array:
+    """Returns the gradient of each row: the gradient of its segment's product times the product of the other elements of the segment.
+
+    That product is found by division, except for elements that are 0 or nan.
+
+    Args:
+        segments: The segments.
+        rows: The elements, (rows, inner).
+        grad_rows: The gradient of the product of each row's segment, (rows, inner).
+        scaled_products: `grad_rows` times the product of each row's segment, (rows, inner).
+        initial: The initial value of each product, or None for 1.
+    """
     zero, nan = lax.eq(rows, full_like(rows, 0)), lax.ne(rows, rows)
     is_special = lax.bitwise_or(zero, nan)
     zeros, nans = (segments.broadcast(segments.reduce(convert(flag, rows.dtype), "sum", 0)) for flag in (zero, nan))
     nonzero_products = segments.reduce(lax.select(is_special, full_like(rows, 1), rows), "prod", 1.0 if initial is None else initial)
-    others = segments.broadcast(nonzero_products)
+    others_product = segments.broadcast(nonzero_products)
     other_zeros, other_nans = (lax.sub(count, convert(flag, rows.dtype)) for count, flag in ((zeros, zero), (nans, nan)))
-    others = lax.select(lax.gt(other_zeros, full_like(zeros, 0)), lax.mul(others, full_like(others, 0)), others)
-    others = lax.select(lax.gt(other_nans, full_like(nans, 0)), full_like(others, math.nan), others)
+    others_product = lax.select(
+        lax.gt(other_zeros, full_like(zeros, 0)), lax.mul(others_product, full_like(others_product, 0)), others_product
+    )
+    others_product = lax.select(lax.gt(other_nans, full_like(nans, 0)), full_like(others_product, math.nan), others_product)
     is_inside = lax.lt(segments.segment, full_like(segments.segment, segments.total))
-    gradient = lax.select(is_special, lax.mul(grad_rows, others), lax.div(product, rows))
+    gradient = lax.select(is_special, lax.mul(grad_rows, others_product), lax.div(scaled_products, rows))
     return lax.select(lax.broadcast_in_dim(is_inside, rows.shape, [0]), gradient, full_like(rows, 0))

@@ -119,7 +119,7 @@ for _function in (bartlett_window, blackman_window, hamming_window, kaiser_windo
 
 
 def _frequency_step(n: int, d: float) -> Any:
-    """Returns the distance between two adjacent frequencies. It is infinite if n * d is 0."""
+    """Returns the distance between two adjacent frequencies, which is infinite if n * d is 0."""
     with np.errstate(divide="ignore"):
         return np.divide(1.0, n * d)
 

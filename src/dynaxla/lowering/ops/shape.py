@@ -52,8 +52,8 @@ def view(x: Array, size: Sequence[int]) -> Array:
 @lowers(aten.expand.default, aten.expand_copy.default)
 def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
     """x broadcast to `size`: dimensions of size 1 are repeated, new ones added in front. A size of -1 keeps the size that x has."""
-    new = len(size) - x.ndim
-    return broadcast_to(x, [x.shape[dim - new] if extent == -1 else extent for dim, extent in enumerate(size)])
+    added = len(size) - x.ndim
+    return broadcast_to(x, [x.shape[dim - added] if extent == -1 else extent for dim, extent in enumerate(size)])
 
 
 @lowers(aten.permute.default, aten.permute_copy.default)
@@ -134,7 +134,7 @@ def select(x: Array, dim: int, index: int) -> Array:
     aten.unsafe_split_with_sizes.default,
 )
 def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
-    """Consecutive pieces of the given sizes along one dimension. They are views of x in eager mode, separate arrays here."""
+    """Consecutive pieces of x of the given sizes along one dimension: views of x in eager mode, separate arrays here."""
     return lax.split(x, list(sizes), wrap(dim, x.ndim))
 
 
@@ -166,21 +166,20 @@ def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
 
 
 def concatenated(tensors: Sequence[Array], dim: int) -> Array:
-    """Returns the result of `aten.cat`."""
+    """Returns the result of `aten.cat`: the tensors in their common dtype, without empty vectors, concatenated."""
     dtype = result_type(tensors)
     nonempty = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not nonempty:
         return convert(tensors[0], dtype)
-    return nonempty[0] if len(nonempty) == 1 else joined(nonempty, wrap(dim, nonempty[0].ndim))
+    return nonempty[0] if len(nonempty) == 1 else concatenate_nonempty(nonempty, wrap(dim, nonempty[0].ndim))
 
 
-def joined(tensors: Sequence[Array], dim: int) -> Array:
+def concatenate_nonempty(tensors: Sequence[Array], dim: int) -> Array:
     """Concatenates tensors along `dim`.
 
-    Tensors of equal shapes that are concatenated along the last dimension are first stacked along a new dimension before it; a reshape
-    merges
-    both. XLA:CPU decides for each index of the concatenated dimension which tensor it belongs to, and vectorizes only the loop over the
-    dimension after it.
+    Tensors of equal shapes that are concatenated along the last dimension are first stacked along a new dimension before the last one. A
+    reshape then merges both dimensions. The reason: XLA:CPU decides for each index of the concatenated dimension from which tensor to read,
+    and vectorizes only the loop over the dimensions after the concatenated one.
     """
     shape = tensors[0].shape
     if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
@@ -202,7 +201,7 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
 def repeat(x: Array, repeats: Sequence[int]) -> Array:
     """x tiled `repeats[i]` times in dimension i. If `repeats` is longer than the rank of x, new dimensions are added in front."""
     sizes = (1,) * (len(repeats) - x.ndim) + x.shape
-    # Each dimension becomes (copies, size); the reshape below merges both.
+    # Each dimension becomes two, (copies, size). The reshape below merges them.
     shape = [extent for copies, size in zip(repeats, sizes, strict=True) for extent in (copies, size)]
     offset = len(repeats) - x.ndim
     tiled = lax.broadcast_in_dim(x, shape, [2 * (dim + offset) + 1 for dim in range(x.ndim)])
@@ -283,7 +282,7 @@ def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
     *batch, count = x.shape
     if count == 0:
         return lax.full((*batch, rows, columns), 0, x.dtype)
-    # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes that, not interior padding.
+    # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes masks, not interior padding.
     before, shape = max(-offset, 0), (*batch, rows, columns)
     values_by_row = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
     row, column = (lax.broadcasted_iota(np.int32, shape, len(batch) + dim) for dim in range(2))
@@ -311,8 +310,8 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _from_last_two(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# The ops below return x with a part replaced. If elements of x share memory (an expanded tensor), eager mode's write to the part also
-# changes the elements outside it that share its memory: `copy_to_overlapping` repeats that.
+# The ops below return x with a part replaced. If elements of x share memory (as in a tensor made by as_strided), eager mode's write to the
+# part also changes elements outside the part, in the same memory: `copy_to_overlapping` repeats these changes.
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -348,12 +347,13 @@ def slice_scatter(
 
 
 def _with_slice(x: Array, source: Array, dim: int, first: int, count: int, step: int) -> Array:
+    """Returns x with `source` at the `count` indices first, first + step, and so on, of one dimension."""
     size = x.shape[dim]
     source = broadcast_to(convert(source, x.dtype), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
     if count == size:
         return source
     if step == 1 or count == 1:
-        # For a chain of such updates XLA makes one copy and writes in place.
+        # For a chain of dynamic_update_slice ops, XLA makes one copy and writes in place.
         return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
     position = lax.sub(lax.broadcasted_iota("int64", x.shape, dim), lax.full(x.shape, first, "int64"))
     multiple = lax.eq(lax.rem(position, lax.full_like(position, step)), lax.full_like(position, 0))

@@ -1,4 +1,4 @@
-"""Lowerings of symbolic sizes, strides and offsets of tensors: they are ints when the program is traced."""
+"""Lowerings of symbolic sizes, strides and offsets of tensors, whose values are ints when a program is traced."""
 
 from __future__ import annotations
 

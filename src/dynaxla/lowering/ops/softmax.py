@@ -15,20 +15,20 @@ from ..dtypes import DType
 from ..promotion import convert, number
 from ..registry import lowers
 
-# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of their sum, unless they are in memory.
-_FEW_ROWS = 8
+# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of the loop that sums them, unless they are in memory.
+_MAX_RECOMPUTED_ROWS = 8
 
 
-def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
+def _broadcast_back(x: Array, shape: tuple[int, ...], dim: int) -> Array:
     """Broadcasts x, which lacks `dim`, to `shape`."""
     return lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d != dim])
 
 
 def minus_largest(x: Array, largest: Array) -> Array:
-    """Returns x - largest, two arrays of one shape. It is 0 for the elements of x that are the largest.
+    """Returns x - largest, for arrays of one shape. The difference is exactly 0 where x equals a finite `largest`.
 
     If XLA fuses the subtraction with the multiplication that computes x, LLVM contracts both: `fma(a, b, -largest)` is the rounding error
-    of a * b, up to 256 for 1e10 in float32. A minimum between the two prevents that, and changes no finite number.
+    of a * b, up to 256 for 1e10 in float32. A minimum between multiplication and subtraction prevents that, and changes no finite number.
     """
     if not dtypes.is_float(x.dtype):
         return lax.sub(x, largest)
@@ -38,9 +38,9 @@ def minus_largest(x: Array, largest: Array) -> Array:
 def _shifted(x: Array, dim: int) -> Array:
     """Returns x minus its largest value along `dim`, so that no exponential overflows.
 
-    In a row with a NaN, the NaN stays NaN, and other elements may be above 0.
+    In a row with a NaN, the NaN stays NaN, and the other elements may be above 0.
     """
-    return minus_largest(x, _spread(fast_reduce_max(x, (dim,)), x.shape, dim))
+    return minus_largest(x, _broadcast_back(fast_reduce_max(x, (dim,)), x.shape, dim))
 
 
 def _widened(x: Array, dim: int) -> tuple[Array, int]:
@@ -50,6 +50,7 @@ def _widened(x: Array, dim: int) -> tuple[Array, int]:
 
 
 def _like_input(out: Array, x: Array, dtype: DType) -> Array:
+    """Returns the result in the rank of x, which may be 0, and in `dtype`."""
     return convert(out if x.ndim else lax.reshape(out, ()), dtype)
 
 
@@ -59,9 +60,9 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = exp_nonpositive(_shifted(wide, dim))
-    if definitely(lambda: wide.size <= _FEW_ROWS * wide.shape[dim]):
+    if definitely(lambda: wide.size <= _MAX_RECOMPUTED_ROWS * wide.shape[dim]):
         weights = in_memory(weights)
-    return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
+    return lax.div(weights, _broadcast_back(reduce_sum(weights, (dim,)), wide.shape, dim))
 
 
 @lowers(aten._softmax.default)
@@ -85,7 +86,7 @@ def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     wide, dim = _widened(x, dim)
     shifted = _shifted(wide, dim)
     total = lax.log(reduce_sum(in_memory(exp_nonpositive(shifted)), (dim,)))
-    return _like_input(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
+    return _like_input(lax.sub(shifted, _broadcast_back(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
 
 
 @lowers(aten._safe_softmax.default)
@@ -98,9 +99,9 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     result_dtype = dtype or x.dtype
     wide, dim = _widened(convert(x, result_dtype), dim)
     largest = reduce_max(wide, (dim,))
-    is_empty = lax.eq(largest, lax.full_like(largest, -float("inf")))
+    is_all_minus_inf = lax.eq(largest, lax.full_like(largest, -float("inf")))
     out = _normalized_exponentials(wide, dim)
-    return _like_input(lax.select(_spread(is_empty, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
+    return _like_input(lax.select(_broadcast_back(is_all_minus_inf, wide.shape, dim), lax.full_like(out, 0), out), x, result_dtype)
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -113,7 +114,7 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
     wide_grad, dim = _widened(grad, dim)
     wide_output, _ = _widened(output, dim)
     total = reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
-    return _like_input(lax.mul(lax.sub(wide_grad, _spread(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
+    return _like_input(lax.mul(lax.sub(wide_grad, _broadcast_back(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
 
 
 @lowers(aten._log_softmax_backward_data.default)
@@ -125,5 +126,5 @@ def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DTyp
     """
     wide_grad, dim = _widened(grad, dim)
     wide_output, _ = _widened(output, dim)
-    total = _spread(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
+    total = _broadcast_back(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
     return _like_input(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)

@@ -82,7 +82,7 @@ def argsort_stable(x: Array, *, stable: bool, dim: int = -1, descending: bool = 
 def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
     """The k largest (or smallest) elements along one dimension, and their indices. nan is the largest value.
 
-    Of equal elements, the first are taken (eager mode leaves the choice open). The result is always sorted.
+    Of equal elements, the first ones are taken (eager mode leaves the choice open). The result is always sorted.
 
     Shape:  both: that of x, with size k at `dim`.
     Dtype:  that of x, and int64 for the indices.
@@ -131,7 +131,7 @@ def _empty_result(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
 def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The k-th smallest element along one dimension, counted from 1, and its index. nan is the largest value.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
@@ -148,7 +148,7 @@ def _nan_count(x: Array, dim: int) -> Array:
 def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The median along one dimension (the lower of two middle elements), and its index. If there are nans, the first nan.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
@@ -169,7 +169,7 @@ def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, A
 def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The median of the elements that are not nan, and its index; nan if all are nan.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0 or not dtypes.is_float(x.dtype) or x.size == 0:
@@ -181,6 +181,7 @@ def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array
 
 
 def _of_flattened(x: Array, along_dim: Callable[..., tuple[Array, Array]]) -> Array:
+    """Returns the values of `along_dim` for the flattened x; for an empty x nan, or the lowest integer, as in ATen."""
     if x.size == 0:
         return lax.full((), np.nan if dtypes.is_float(x.dtype) else np.iinfo(x.dtype).min, x.dtype)
     return along_dim(lax.reshape(x, (x.size,)), 0)[0]
@@ -210,7 +211,7 @@ def nanmedian(x: Array) -> Array:
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     """The most frequent element along one dimension (the smallest of several), and its last index.
 
-    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results have this shape.
     Dtype:  that of x, and int64 for the indices.
     """
     if x.ndim == 0:
@@ -238,17 +239,17 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
 def _search_rows(sequence: Array, values: Array, right: bool) -> Array:
     """Returns the number of leading elements of the sequence that are smaller (with `right`: not greater) than each value of the same row.
 
-    The comparisons are those of eager mode, so that NaN gets the same index.
+    The comparisons are the same as in eager mode, so that a NaN gets the same index.
 
     Shape:  sequence [rows, length], sorted; values [rows, count].
     """
     rows, length = sequence.shape
-    is_past = lax.gt if right else lax.ge
+    is_after = lax.gt if right else lax.ge
 
     if length <= 32:
         shape = (rows, values.shape[1], length)
-        past = is_past(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
-        return lax.reduce_sum(convert(lax.bitwise_not(past), _INT64), (2,))
+        comes_after = is_after(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
+        return lax.reduce_sum(convert(lax.bitwise_not(comes_after), _INT64), (2,))
 
     flat = lax.reshape(sequence, (rows * length,))
     base = lax.mul(lax.broadcasted_iota("int64", values.shape, 0), lax.full(values.shape, length, _INT64))
@@ -257,11 +258,11 @@ def _search_rows(sequence: Array, values: Array, right: bool) -> Array:
     def halve(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = state
         middle = lax.shift_right_arithmetic(lax.add(low, high), one)
-        is_right = lax.bitwise_not(is_past(take_along(flat, 0, lax.add(base, middle)), values))
+        goes_right = lax.bitwise_not(is_after(take_along(flat, 0, lax.add(base, middle)), values))
         is_open = lax.lt(low, high)
         return (
-            lax.select(lax.bitwise_and(is_open, is_right), lax.add(middle, one), low),
-            lax.select(lax.bitwise_and(is_open, lax.bitwise_not(is_right)), middle, high),
+            lax.select(lax.bitwise_and(is_open, goes_right), lax.add(middle, one), low),
+            lax.select(lax.bitwise_and(is_open, lax.bitwise_not(goes_right)), middle, high),
         )
 
     start = (lax.full(values.shape, 0, _INT64), lax.full(values.shape, length, _INT64))
@@ -337,7 +338,7 @@ def searchsorted_scalar(
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
     """The bucket of each element of x: the index at which it would be inserted in the sorted vector `boundaries`.
 
-    With `right`, the index is the one after equal boundaries.
+    With `right`, the index is that after all equal boundaries, else that of the first equal boundary.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.

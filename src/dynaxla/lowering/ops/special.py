@@ -20,7 +20,7 @@ from .bessel import chebyshev_series
 
 
 def digamma(x: Array) -> Array:
-    """The derivative of log gamma(x). It is nan at negative integers, and an infinity of the opposite sign at zero, where JAX has nan.
+    """The derivative of log gamma(x): nan at negative integers, and at a zero the infinity of the opposite sign, where JAX returns nan.
 
     Source: ATen native/Math.h, calc_digamma
     """
@@ -88,7 +88,7 @@ def _log_ndtr(x: Array) -> Array:
 
 
 def _heaviside(x: Array, at_zero: Array) -> Array:
-    """Returns 0 for x below zero, 1 above, `at_zero` at zero, and 0 for nan, where jnp.heaviside returns nan."""
+    """Returns 0 for negative x, 1 for positive x, `at_zero` for zero, and 0 for nan, where jnp.heaviside returns nan."""
     zero = number(0, x.dtype)
     above = convert(lax.gt(x, zero), np.dtype(x.dtype))
     return lax.select(lax.eq(x, zero), at_zero, above)
@@ -113,7 +113,7 @@ def gcd(x: Array, y: Array) -> Array:
 
 
 def lcm(x: Array, y: Array) -> Array:
-    """The least common multiple. It is 0 where x or y is 0.
+    """The least common multiple, which is 0 where x or y is 0.
 
     Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel
     """
@@ -155,12 +155,17 @@ lower_table(
 def zeta(x: Array, q: Array) -> Array:
     """The Hurwitz zeta function: the sum of (q + k) ** -x over all integers k >= 0. For q < 0 it is defined for integral x only."""
     one, zero = number(1, x.dtype), number(0, x.dtype)
-    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. Up to the sign (-1) ** x, the terms with a negative base are the terms
-    # of zeta(x, ceil(q) - q) without the terms of zeta(x, 1 - q).
-    above, negative = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
-    rest = lax.zeta(x, lax.sub(one, q))
+    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. For q < 0, the terms with a positive base q + k sum to
+    # zeta(x, q - floor(q)). Up to the sign (-1) ** x, the terms with a negative base are the terms of zeta(x, ceil(q) - q) without those of
+    # zeta(x, 1 - q).
+    positive_terms, negative_terms = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
+    extra_terms = lax.zeta(x, lax.sub(one, q))
     is_even = lax.eq(lax.rem(x, number(2, x.dtype)), zero)
-    below = lax.select(is_even, lax.sub(lax.add(above, negative), rest), lax.add(lax.sub(above, negative), rest))
+    below = lax.select(
+        is_even,
+        lax.sub(lax.add(positive_terms, negative_terms), extra_terms),
+        lax.add(lax.sub(positive_terms, negative_terms), extra_terms),
+    )
     below = lax.select(lax.eq(x, lax.floor(x)), below, full_like(x, math.nan))
     below = lax.select(lax.eq(q, lax.floor(q)), full_like(x, math.inf), below)
     out = lax.select(lax.le(q, zero), below, lax.zeta(x, q))

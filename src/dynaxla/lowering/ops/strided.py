@@ -21,7 +21,7 @@ from ..registry import lowers
 
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
-    """Returns the position of each element in its storage, an int64 array of shape `size`."""
+    """Returns the position of each element of a strided tensor in its storage, an int64 array of shape `size`."""
     positions = np.full((1,) * len(size), offset, np.int64)
     for dim, (extent, step) in enumerate(zip(size, stride, strict=True)):
         positions = positions + (np.arange(extent, dtype=np.int64) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
@@ -57,7 +57,10 @@ def _source_indices(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
 
 
 def _by_transpose_and_slice(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
-    """Returns the result of as_strided by a transpose, a slice and a transpose. None if the source or the result is not dense."""
+    """Returns the result of as_strided by a transpose, a slice and a transpose.
+
+    Returns None if x or the result has gaps or overlaps in memory, or if the result is not within the memory of x.
+    """
     source = _dense_order(spec)
     target = TensorSpec(tuple(size), tuple(stride), spec.dtype, spec.device, offset)
     order = _dense_order(target)
@@ -102,14 +105,14 @@ def may_overlap(spec: TensorSpec) -> bool:
     return overlaps
 
 
-def copy_to_overlapping(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:
+def copy_to_overlapping(x: Array, spec: TensorSpec, is_written: np.ndarray) -> Array:
     """Returns x with the written elements copied to all elements that share memory with them in the layout of `spec`.
 
-    `written` is the mask of the written elements, of the shape of x.
+    `is_written` is the mask of the written elements, of the shape of x.
     """
     positions = _positions(spec.shape, spec.stride, 0).reshape(-1)
     last_writer = np.full(int(positions.max(initial=-1)) + 1, -1, np.int64)
-    written_indices = np.flatnonzero(written)
+    written_indices = np.flatnonzero(is_written)
     last_writer[positions[written_indices]] = written_indices
     writers = last_writer[positions]
     return lax.reshape(_take_flat(lax.reshape(x, (x.size,)), np.where(writers >= 0, writers, np.arange(x.size))), x.shape)
@@ -129,8 +132,8 @@ def as_strided_scatter(
     If several elements are written to one memory location, the last element remains.
 
     Shape:  that of x.
-    Raises: RuntimeError at run time, for a negative offset and for a stride of zero, as in torch. torch's kernel is no fallback, since it
-            would read the storage of x.
+    Raises: RuntimeError when the program runs, for a negative offset and for a stride of zero, as in torch. With UnsupportedOp instead,
+            torch's kernel would be called, which reads the storage of x.
     """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset

@@ -42,9 +42,9 @@ def _moments(x: Array) -> tuple[Array, Array]:
 
 
 def _reject_running_statistics(*statistics: Array | None) -> None:
-    # These ops write to their running statistics, but their schemas do not declare it, so functionalization does not see the writes.
+    # These ops write to their running statistics. Their schemas do not declare the writes, so functionalization does not see them.
     if any(statistic is not None for statistic in statistics):
-        raise UnsupportedOp("an op that changes running statistics without declaring it in its schema")
+        raise UnsupportedOp("an op that changes running statistics, although its schema does not declare them as mutated")
 
 
 @lowers(aten.batch_norm_stats.default)
@@ -65,7 +65,7 @@ def batch_norm_update_stats(
     """Mean and biased variance of each channel.
 
     Shape:  x (batch, channel, *space) gives (channel) twice.
-    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare it.
+    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare this.
     """
     _reject_running_statistics(running_mean, running_var)
     return tuple(convert(statistic, spec.jax_dtype) for statistic, spec in zip(_moments(x), ctx.output, strict=True))
@@ -85,7 +85,7 @@ def batch_norm_gather_stats_with_counts(
     """Mean and 1 / standard deviation of each channel over several processes.
 
     Shape:  mean and invstd (process, channel), and counts, (process) or one number for all, give (channel) twice.
-    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare it.
+    Raises: UnsupportedOp with running statistics, which the op mutates although its schema does not declare this.
     """
     _reject_running_statistics(running_mean, running_var)
     means, deviations = _to_accumulator(mean), lax.div(full_like(invstd, 1), _to_accumulator(invstd))

@@ -16,7 +16,7 @@ from .matmul import contract
 from .normalization import normalize_last
 from .softmax import minus_largest
 
-# Values of the argument `mask_type`.
+# Values of the argument `mask_type`: a mask has the shape (rows, columns), (batch, columns), or that of the scores.
 _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN, _FULL = 0, 1, 2
 
 
@@ -59,7 +59,17 @@ def _attend(
     mask_type: int | None,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """Returns the projected output, and the attention weights (batch, heads, rows, columns) in the accumulator's dtype."""
+    """Returns the projected output, and the attention weights (batch, heads, rows, columns) in the accumulator's dtype.
+
+    Args:
+        inputs: Query, key and value, each (batch, rows, size).
+        num_head: The number of heads.
+        qkv: The weight and the bias of the input projection.
+        projection: The weight and the bias of the output projection.
+        mask: A mask that is nonzero where a score is hidden, or None.
+        mask_type: The meaning of the mask's dimensions.
+        ctx: The context of the current node.
+    """
     query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _project_qkv(inputs, *qkv, ctx))
     scores = contract(query, key, ((3,), (3,)), ctx, batch=((0, 2), (0, 2)))
     scores = _mask_scores(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)

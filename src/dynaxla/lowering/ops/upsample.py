@@ -24,7 +24,8 @@ from .windows import Windows
 
 Sizes = Sequence[int]
 Scale = float | None
-# Returns the windows of one dimension, from the dtype of the computation, input size, output size, align_corners, and the user's scale.
+# A function of the dtype of the computation, the input size, the output size, align_corners and the user's scale, which returns the windows
+# of one dimension.
 Method = Callable[[DType, int, int, bool, Scale], Windows]
 
 
@@ -58,7 +59,10 @@ def _nearest(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Window
 
 
 def _nearest2d(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
-    """In two dimensions, ATen's CPU kernels ignore the scale if the size stays or doubles. Source: ATen native/UpSample.h, nearest_idx"""
+    """Like `_nearest`, but ignores the scale if the size stays or doubles, as ATen's CPU kernels do in two dimensions.
+
+    Source: ATen native/UpSample.h, nearest_idx
+    """
     return _nearest(dtype, size, out, align_corners, None if out in (size, 2 * size) else scale)
 
 
@@ -140,7 +144,7 @@ def _resample(x: Array, windows: Sequence[Windows]) -> Array:
 def _check_dtype(x: Array, method: Method, ctx: Context) -> None:
     if not dtypes.is_float(x.dtype) and method not in (_nearest, _nearest2d, _nearest_exact):
         raise UnsupportedOp(
-            f"{ctx.node.target} for {x.dtype}: PyTorch rounds integer images in its own way",
+            f"{ctx.node.target} for {x.dtype}: torch's rounding of resampled integer images is not implemented",
             op=str(ctx.node.target),
             hint="convert the image to a float dtype first",
         )

@@ -51,6 +51,7 @@ def _reflected(x: Array, size: int, align_corners: bool) -> Array:
 
 
 def _bring_inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
+    """Returns positions inside the image, as the padding mode demands; with padding by zeros, the positions themselves."""
     if padding_mode == _BORDER:
         return _clipped(x, size)
     if padding_mode == _REFLECTION:
@@ -93,8 +94,8 @@ def _weighted_sum(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> A
     for combination in itertools.product(*reads):
         value = _read(x, [position for position, _ in combination])
         weight = combination[0][1]
-        for _, other in combination[1:]:
-            weight = lax.mul(weight, other)
+        for _, dim_weight in combination[1:]:
+            weight = lax.mul(weight, dim_weight)
         part = lax.mul(value, _per_channel(weight, value))
         total = part if total is None else lax.add(total, part)
     assert total is not None
@@ -102,6 +103,7 @@ def _weighted_sum(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> A
 
 
 def _linear_reads(position: Array) -> list[tuple[Array, Array]]:
+    """Returns the two pixels next to each position, with their weights in linear interpolation."""
     left = lax.floor(position)
     fraction = lax.sub(position, lax.stop_gradient(left))
     return [(left, _scale_and_shift(fraction, -1, 1)), (_scale_and_shift(left, 1, 1), fraction)]

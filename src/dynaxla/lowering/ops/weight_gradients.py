@@ -25,7 +25,7 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The computation of a weight gradient: everything on which the choice of an implementation depends.
+    """The computation of a weight gradient, as a problem for implementations: everything but the operands' values.
 
     Attributes:
         x: The shape of the convolution's input.
@@ -68,12 +68,12 @@ WEIGHT_GRADIENT: Implementations[WeightGradient] = Implementations("weight_gradi
 
 # With fewer multiplications, the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time that the kernel saves. With
 # several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
-_FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
+_MIN_TORCH_PRODUCTS, _MIN_TORCH_PRODUCTS_WITH_GROUPS = 250_000, 10_000
 
 
 def _supports_product(problem: WeightGradient) -> bool:
-    plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
-    return plain and onednn_support.supports(problem.dtype)
+    is_plain_1x1 = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
+    return is_plain_1x1 and onednn_support.supports(problem.dtype)
 
 
 def _prefers_product(problem: WeightGradient) -> bool:
@@ -105,7 +105,8 @@ def _has_result_shape(problem: WeightGradient) -> bool:
 
 
 def _is_large(problem: WeightGradient) -> bool:
-    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= (_FEW_PRODUCTS if problem.groups == 1 else _FEW_WITH_GROUPS)
+    minimum = _MIN_TORCH_PRODUCTS if problem.groups == 1 else _MIN_TORCH_PRODUCTS_WITH_GROUPS
+    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= minimum
 
 
 def _is_depthwise(problem: WeightGradient) -> bool:
@@ -113,7 +114,7 @@ def _is_depthwise(problem: WeightGradient) -> bool:
     return (problem.x[1], problem.weight[0]) == (problem.groups,) * 2
 
 
-# The number of products that are in memory before they are added. They fit into the processor's cache.
+# The number of products in a block, which is written to memory before its products are added. A block fits into the processor's cache.
 _PRODUCTS_PER_BLOCK = 1 << 18
 
 
@@ -124,7 +125,7 @@ _PRODUCTS_PER_BLOCK = 1 << 18
     preferred=_is_large,
 )
 def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """Multiplies grad by the rows of x that each kernel position reads, and adds the products. For depthwise convolutions in one dimension.
+    """Multiplies grad by the rows of x that each kernel position reads, and adds the products. Only for 1d depthwise convolutions.
 
     oneDNN's kernel takes 2 to 8 times as long.
     """
@@ -190,14 +191,14 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """Calls torch's kernel for a few columns of the weight at a time."""
     channels, _, height = problem.weight[:3]
     # torch's kernel accepts no weight that is higher than its input, so the input is padded beforehand.
-    above = problem.padding[0] if height > problem.x[2] else 0
-    settings = list(problem.stride), [problem.padding[0] - above, 0], [1, 1], False, [0, 0], problem.groups, [False, True, False]
+    row_padding = problem.padding[0] if height > problem.x[2] else 0
+    settings = list(problem.stride), [problem.padding[0] - row_padding, 0], [1, 1], False, [0, 0], problem.groups, [False, True, False]
     strips = _strips(problem)
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, grad_rows = operands
         for first, count, *pads in strips:
-            padded_strip = torch.constant_pad_nd(rows, [0, 0, *pads, above, above]).movedim(-1, 1)
+            padded_strip = torch.constant_pad_nd(rows, [0, 0, *pads, row_padding, row_padding]).movedim(-1, 1)
             layout = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # only the shape and the memory order are read
             gradient = aten.convolution_backward(grad_rows.movedim(-1, 1), padded_strip, layout, None, *settings)[1]
             results[0][..., first : first + count].copy_(gradient)
@@ -255,7 +256,7 @@ def _prefers_columns(problem: WeightGradient) -> bool:
     return has_many_channels and problem.dtype.itemsize == 4 and machine.has_avx2_alone()
 
 
-# The size in bytes of the windows in one matrix product, per thread. They fit into the processor's caches.
+# The size in bytes of the windows in one matrix product, per thread. These windows fit into the processor's caches.
 _BLOCK_BYTES_PER_THREAD = 1 << 20
 
 
@@ -300,7 +301,7 @@ def _blocks(windows: torch.Tensor, grad_rows: torch.Tensor) -> Iterator[tuple[to
 
 
 # From this number of channels on, oneDNN is faster with the channels-first layout.
-_MANY_CHANNELS = 512
+_MIN_CHANNELS_FOR_CHANNELS_FIRST = 512
 
 
 @WEIGHT_GRADIENT.implementation("torch", platforms=["cpu"], supports=_has_result_shape, preferred=_is_large)
@@ -312,7 +313,7 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
         x_tensor, grad_tensor = (tensor.movedim(-1, 1) for tensor in operands)
         out, channels, *kernel = problem.weight
         weight = x_tensor.new_empty((out, *kernel, channels)).movedim(-1, 1)  # only the shape and the memory order are read
-        if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
+        if problem.groups == 1 and min(problem.weight[:2]) >= _MIN_CHANNELS_FOR_CHANNELS_FIRST:
             x_tensor, grad_tensor, weight = x_tensor.contiguous(), grad_tensor.contiguous(), results[0]
         results[0].copy_(aten.convolution_backward(grad_tensor, x_tensor, weight, None, *settings, [False, True, False])[1])
 

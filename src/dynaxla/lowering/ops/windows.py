@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array, lax
 
-# Up to this number of reads, the sum of a window is unrolled: XLA:CPU does not vectorize reductions of so few elements.
+# Up to this number of reads per window, the sum of a window is unrolled: XLA:CPU does not vectorize reductions of so few elements.
 _FEW_READS = 8
 
 
@@ -17,24 +17,24 @@ _FEW_READS = 8
 class Windows:
     """The indices of an input dimension that each index of an output dimension reads, and their weights.
 
-    Rows shorter than the longest row are filled up with reads that are not real. Such a read has weight 0 and the index of a real read, and
-    its value must not enter a result.
+    An output index with fewer reads than others is padded with invalid reads. An invalid read has weight 0, and the index of a valid read.
+    Its value must not enter a result: 0 times infinity is NaN.
 
     Attributes:
         size: The size of the input dimension.
         index: The indices into the input dimension, int32 (output size, reads).
         weight: The weight of each read, float64 (output size, reads).
-        real: True for the reads that are real, bool (output size, reads).
+        is_valid: True for valid reads, bool (output size, reads).
     """
 
     size: int
     index: np.ndarray
     weight: np.ndarray
-    real: np.ndarray
+    is_valid: np.ndarray
 
     @staticmethod
     def from_reads(output_size: int, size: int, output_index: np.ndarray, input_index: np.ndarray, weight: np.ndarray) -> Windows:
-        """Returns the windows of single reads (output index, input index, weight), in any order. An output without reads is 0."""
+        """Returns the windows that consist of these reads, which are in any order. An output without reads is 0."""
         order = np.argsort(output_index, kind="stable")
         output_index, input_index, weight = output_index[order], input_index[order], weight[order]
         count = np.bincount(output_index, minlength=output_size)
@@ -65,7 +65,9 @@ class Windows:
     def transposed(self) -> Windows:
         """Returns the transposed windows. Their sum over the gradient of the output is the gradient of the input."""
         output_index = np.broadcast_to(np.arange(len(self.index))[:, None], self.index.shape)
-        return Windows.from_reads(self.size, len(self.index), self.index[self.real], output_index[self.real], self.weight[self.real])
+        return Windows.from_reads(
+            self.size, len(self.index), self.index[self.is_valid], output_index[self.is_valid], self.weight[self.is_valid]
+        )
 
     def gather(self, x: Array, dim: int) -> Array:
         """Returns the elements of x that each window reads. `dim` becomes two dimensions, (windows, reads)."""
@@ -79,17 +81,17 @@ class Windows:
             return functools.reduce(lax.add, (self._weighted_read(x, dim, read) for read in range(self.index.shape[1])))
         read = self.gather(x, dim)
         weighted = lax.mul(read, self._per_read(self.weight.astype(x.dtype), read, dim))
-        if not self.real.all():
-            weighted = lax.select(self._per_read(self.real, read, dim), weighted, lax.full_like(weighted, 0))
+        if not self.is_valid.all():
+            weighted = lax.select(self._per_read(self.is_valid, read, dim), weighted, lax.full_like(weighted, 0))
         return lax.reduce_sum(weighted, (dim + 1,))
 
     def _weighted_read(self, x: Array, dim: int, read: int) -> Array:
         """Returns the weighted values of read number `read` of each window."""
         values = take(x, self.index[:, read], dim)
         weighted = lax.mul(values, lax.broadcast_in_dim(self.weight[:, read].astype(x.dtype), values.shape, (dim,)))
-        if self.real[:, read].all():
+        if self.is_valid[:, read].all():
             return weighted
-        return lax.select(lax.broadcast_in_dim(self.real[:, read], values.shape, (dim,)), weighted, lax.full_like(weighted, 0))
+        return lax.select(lax.broadcast_in_dim(self.is_valid[:, read], values.shape, (dim,)), weighted, lax.full_like(weighted, 0))
 
     @staticmethod
     def _per_read(values: np.ndarray, read: Array, dim: int) -> Array:

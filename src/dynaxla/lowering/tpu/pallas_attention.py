@@ -66,8 +66,10 @@ class _Tiling:
     """The division of the scores into blocks.
 
     Attributes:
-        rows, columns: The sizes of the scores.
-        block_rows, block_columns: The sizes of a block.
+        rows: The number of rows of the scores.
+        columns: The number of columns of the scores.
+        block_rows: The number of rows of a block.
+        block_columns: The number of columns of a block.
         settings: The settings of the attention.
     """
 
@@ -98,11 +100,11 @@ class _Tiling:
         return self.column_blocks * self.block_columns
 
     def has_scores(self, i: Array, j: Array) -> Any:
-        """True if a score counts in the block of rows i and columns j."""
+        """True if row block i and column block j have a score that is not hidden by the causal mask."""
         return (i + 1) * self.block_rows > j * self.block_columns if self.settings.is_causal else True
 
     def last_column_block(self, i: Array, j: Array) -> Array:
-        """Returns j, limited to the last column block to which row block i attends, so that no unused block is copied to VMEM."""
+        """Returns j, or the last column block to which row block i attends if j is larger, so that no unused block is copied to VMEM."""
         if not self.settings.is_causal:
             return j
         return lax.min(j, lax.div((i + 1) * self.block_rows - 1, np.int32(self.block_columns)))
@@ -114,11 +116,12 @@ class _Tiling:
         first = lax.div(j * self.block_columns, np.int32(self.block_rows))
         return lax.max(i, lax.min(first, np.int32(self.row_blocks - 1)))
 
-    def with_hidden_scores(self, scores: Array, i: Array, j: Array, row_dim: int) -> Array:
+    def hide_scores(self, scores: Array, i: Array, j: Array, row_dim: int) -> Array:
         """Returns the scores of a block, with -inf after the last column and where a row does not attend.
 
         Args:
-            i, j: The row block and the column block.
+            i: The row block.
+            j: The column block.
             row_dim: The dimension of the rows, 0 or 1.
         """
         column = j * self.block_columns + lax.broadcasted_iota(np.int32, scores.shape, 1 - row_dim)
@@ -136,15 +139,15 @@ class _Tiling:
         return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=np.float32)
 
     def transposed_scores(self, query: Array, key: Array, bias: Array | None, i: Array, j: Array) -> Array:
-        """Returns the scores of a block as (columns, rows), so that numbers per row are along the lanes. bias: (rows or 1, columns)."""
+        """Returns the scores of a block as (columns, rows), so that values per row lie along the lanes. bias: (rows or 1, columns)."""
         scores = self.dot(key, query, _ROWS_WITH_ROWS) * self.settings.scale
         if bias is not None:
             scores = scores + jnp.broadcast_to(bias.astype(np.float32), scores.shape[::-1]).T
-        return self.with_hidden_scores(scores, i, j, row_dim=1)
+        return self.hide_scores(scores, i, j, row_dim=1)
 
 
 def _block(length: int) -> int:
-    """Returns the size of a block that covers a length with the least padding and the fewest steps."""
+    """Returns the size of a block with which a kernel covers a length in the least time: with little padding and few steps."""
     return min(_BLOCKS, key=lambda size: -(-length // size) * (size + _STEP_ROWS))
 
 
@@ -155,6 +158,7 @@ def _padded(x: Array, *last: int) -> Array:
 
 
 def _bias_of(mask: Array | None, dtype: dtypes.DType, tiling: _Tiling) -> Array | None:
+    """Returns a mask as numbers to add to the scores, padded to full blocks; None without a mask."""
     if mask is None:
         return None
     if dtypes.is_bool(mask.dtype):
@@ -175,6 +179,7 @@ def _crop(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _forward_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
+    """Computes the output and the log-sum-exp. The grid is (batch, head, block of rows, block of columns)."""
     query, key, value, *biases, out, logsumexp, largest, total, sums = refs
     i, j = pl.program_id(2), pl.program_id(3)
 
@@ -189,7 +194,7 @@ def _forward_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> Non
         scores = tiling.dot(query[...], key[...], _ROWS_WITH_ROWS) * tiling.settings.scale
         if has_bias:
             scores = scores + biases[0][...].astype(np.float32)
-        scores = tiling.with_hidden_scores(scores, i, j, row_dim=0)
+        scores = tiling.hide_scores(scores, i, j, row_dim=0)
         old = largest[...]
         new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
         base = jnp.where(new == _NEG_INF, 0.0, new)  # 0 for a row without scores so far
@@ -217,7 +222,7 @@ def _gradients_of_scores(tiling: _Tiling, refs: Sequence[Any], has_bias: bool, i
     return weights, weights * (grad_weights - delta[...]) * tiling.settings.scale
 
 
-def _columns_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
+def _key_value_gradient_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
     """Computes the gradients of key and value. The grid is (batch, key head, block of columns, head of the group, block of rows)."""
     *operands, grad_key, grad_value, key_sums, value_sums = refs
     query, grad = operands[0], operands[3]
@@ -240,7 +245,7 @@ def _columns_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> Non
         grad_value[...] = value_sums[...].astype(grad_value.dtype)
 
 
-def _rows_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
+def _query_gradient_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
     """Computes the gradient of the query. The grid is (batch, head, block of rows, block of columns)."""
     *operands, grad_query, sums = refs
     key = operands[1]
@@ -260,15 +265,15 @@ def _rows_kernel(tiling: _Tiling, pl: Any, has_bias: bool, *refs: Any) -> None:
         grad_query[...] = sums[...].astype(grad_query.dtype)
 
 
-# --- their calls
+# --- calls of the kernels
 
-# Maps a grid index to (batch, head, key head, block of rows, block of columns).
+# A function of a step's indices in the grid, which returns (batch, head, key head, block of rows, block of columns).
 _BlockIndices = Callable[..., tuple[Any, Any, Any, Any, Any]]
 
 
 @dataclass(frozen=True)
 class _BlockSpecs:
-    """Makes the block specifications of a kernel's operands.
+    """Creates the block specifications of a kernel's operands and results.
 
     Attributes:
         pl: The module jax.experimental.pallas.
@@ -320,7 +325,8 @@ def _call(
     Args:
         grid: The number of steps along each dimension.
         sequential: The number of the last dimensions of the grid that must run sequentially on one core.
-        operands, results: Pairs of a block specification and an operand or a result.
+        operands: Pairs of a block specification and an operand.
+        results: Pairs of a block specification and the shape and dtype of a result.
         accumulators: The shapes of float32 arrays in VMEM.
         has_bias: True if the last operand is a bias.
     """
@@ -328,7 +334,7 @@ def _call(
 
     # Mosaic has no 64-bit numbers, which Python's ints in a kernel would become.
     with jax.enable_x64(False):
-        found: Sequence[Array] = specs.pl.pallas_call(
+        arrays: Sequence[Array] = specs.pl.pallas_call(
             functools.partial(kernel, specs.tiling, specs.pl, has_bias),
             grid=grid,
             in_specs=[spec for spec, _ in operands],
@@ -340,10 +346,10 @@ def _call(
             ),
             name=kernel.__name__.strip("_"),
         )(*(operand for _, operand in operands))
-    return found
+    return arrays
 
 
-def _rows_first(tiling: _Tiling, group: int) -> _BlockIndices:
+def _row_block_indices(tiling: _Tiling, group: int) -> _BlockIndices:
     """Returns the block indices in the grid (batch, head, block of rows, block of columns). `group` heads share a key head."""
     return lambda b, head, i, j: (b, head, lax.div(head, np.int32(group)), i, tiling.last_column_block(i, j))
 
@@ -364,7 +370,7 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 
     batch, heads, rows, size = query.shape
     value_size, tiling = value.shape[3], _Tiling.of(rows, key.shape[2], settings)
-    specs = _BlockSpecs(pl, tiling, _rows_first(tiling, heads // key.shape[1]))
+    specs = _BlockSpecs(pl, tiling, _row_block_indices(tiling, heads // key.shape[1]))
     query = _padded(query, tiling.padded_rows, size)
     key, value = (_padded(x, tiling.padded_columns, x.shape[3]) for x in (key, value))
     bias = _bias_of(mask, query.dtype, tiling)
@@ -422,7 +428,7 @@ def backward(
 
     specs = _BlockSpecs(pl, tiling, columns_first)
     grad_key, grad_value = _call(
-        _columns_kernel,
+        _key_value_gradient_kernel,
         specs,
         (batch, key_heads, tiling.column_blocks, group, tiling.row_blocks),
         2,
@@ -431,9 +437,9 @@ def backward(
         [(tiling.block_columns, size), (tiling.block_columns, value_size)],
         bias is not None,
     )
-    specs = _BlockSpecs(pl, tiling, _rows_first(tiling, group))
+    specs = _BlockSpecs(pl, tiling, _row_block_indices(tiling, group))
     (grad_query,) = _call(
-        _rows_kernel,
+        _query_gradient_kernel,
         specs,
         (batch, heads, tiling.row_blocks, tiling.column_blocks),
         1,

@@ -1,12 +1,12 @@
 """Ops that XLA's compiler for TPUs does not compile, by op and dtype.
 
-The ops have lowerings, but the compiler ends the process, or refuses to compile them. They count as ops without a lowering: a compiled
-graph is split around them, and torch's kernel computes them on the CPU. Found with libtpu 0.0.42 for v5e. For all other ops, XLA emulates
-float64.
+The ops have lowerings, but the compiler ends the process, or refuses to compile the lowerings. So the ops count as ops without a lowering:
+a compiled graph is split around them, and torch's kernels compute them on the CPU. The list was found with libtpu 0.0.42 for v5e. For all
+other ops, XLA emulates float64.
 
 complex128        the compiler ends the process at absolute values and quotients, and refuses Fourier transforms
 SVD with vectors  the compiler ends the process for float32 while JAX's 64-bit types are enabled, as in all of dynaxla's programs; the
-                  pseudoinverse computes one
+                  pseudoinverse needs such an SVD
 LU in float64     "Only F32 and C64 types are implemented in LuDecomposition"
 """
 
@@ -33,14 +33,14 @@ def _dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
 
 
 def _on_tpu(node: Node) -> bool:
-    found = _dtypes([node, *node.all_input_nodes])
-    if torch.complex128 in found:
+    dtypes = _dtypes([node, *node.all_input_nodes])
+    if torch.complex128 in dtypes:
         return True
     if node.target is aten._linalg_svd.default:
         return is_result_used(node, 0) or is_result_used(node, 2)
     if node.target is aten.linalg_pinv.atol_rtol_tensor:
         return not node.kwargs.get("hermitian", False)
-    return node.target in _BY_LU and torch.float64 in found
+    return node.target in _BY_LU and torch.float64 in dtypes
 
 
 _UNCOMPILABLE: dict[str, Callable[[Node], bool]] = {"tpu": _on_tpu}

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from ...lowering.cpu.materialize import in_memory
-from ...lowering.cpu.vectorized_reductions import is_foldable, sum_neighbours, sum_rows
+from ...lowering.cpu.vectorized_reductions import is_foldable, sum_rows, vectorized_sum
 from .evaluation import Evaluation, bind
 from .reshapes import joining, reshaped
 
@@ -166,7 +166,7 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
         if name == "reduce_sum" and is_foldable(array, changed["axes"]):
             return [Ordered(_sum_rows_in_parts(operands[0], array, order, changed["axes"]), result_order)]
         if name == "reduce_sum":
-            return [Ordered(sum_neighbours(array, changed["axes"]), result_order)]
+            return [Ordered(vectorized_sum(array, changed["axes"]), result_order)]
         return _bind(equation, [array], changed, result_order)
     return _bind(equation, [item.plain() for item in operands], params, None)
 

@@ -21,7 +21,7 @@ from ..dtypes import DType
 from ..promotion import convert
 from ..slice_updates import SliceUpdate, UpdatedOperand, varying_dims
 from .indexing import GatherIndices, take_along
-from .scattering import fit, write_slices
+from .scattering import broadcast_values, write_slices
 
 # A label for each dimension of an array: the number of a dimension of the updated tensor, or a string for any other dimension.
 Labels = Sequence[int | str]
@@ -68,12 +68,12 @@ class IndexedSlices:
         sizes = [self.shape[dim] for dim in self.dims]
         strides = np.array([math.prod(sizes[n + 1 :]) for n in range(len(sizes))], np.int32)
         flat = lax.reduce_sum(lax.mul(self.indices, lax.broadcast_in_dim(strides, self.indices.shape, (1,))), [1])
-        numbers = lax.iota(np.int32, self.count)
-        last_writer = write_slices(lax.full((math.prod(sizes),), -1, np.int32), 0, flat, numbers, "amax")
-        return lax.eq(take_along(last_writer, 0, flat), numbers)
+        slice_numbers = lax.iota(np.int32, self.count)
+        last_writer = write_slices(lax.full((math.prod(sizes),), -1, np.int32), 0, flat, slice_numbers, "amax")
+        return lax.eq(take_along(last_writer, 0, flat), slice_numbers)
 
     def gather(self, x: Array, labels: Labels) -> tuple[Array, list[int | str]]:
-        """Returns the parts of x at the indices of the slices, and the labels of that array. Its first dimension is that of the slices."""
+        """Returns the part of x at the indices of each slice, and the labels of the dimensions: "slice", then the remaining ones of x."""
         dims = [dim for dim in self.dims if dim in labels]
         axes = tuple(labels.index(dim) for dim in dims)
         other_labels = [label for label in labels if label not in dims]
@@ -81,10 +81,10 @@ class IndexedSlices:
             return lax.broadcast(x, (self.count,)), ["slice", *other_labels]
         dimension_numbers = lax.GatherDimensionNumbers(tuple(range(1, 1 + len(other_labels))), tuple(sorted(axes)), axes)
         sizes = [1 if label in dims else size for label, size in zip(labels, x.shape, strict=True)]
-        return lax.gather(x, self._rows(dims), dimension_numbers, sizes, mode=lax.GatherScatterMode.CLIP), ["slice", *other_labels]
+        return lax.gather(x, self._index_columns(dims), dimension_numbers, sizes, mode=lax.GatherScatterMode.CLIP), ["slice", *other_labels]
 
     def set(self, x: Array, labels: Labels, values: Array) -> Array:
-        """Returns x with values written at the indices of the slices. As in `index_put`, the last of several slices at an index counts.
+        """Returns x with values written at the indices of the slices. Of several slices at one index, the last remains.
 
         Args:
             x: The array.
@@ -92,20 +92,23 @@ class IndexedSlices:
             values: One part for each slice, with the dimensions of the result of `gather`.
         """
         dims = [dim for dim in self.dims if dim in labels]
-        return lax.scatter(x, self._rows(dims), values, _scatter_numbers(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP)
+        return lax.scatter(x, self._index_columns(dims), values, _scatter_numbers(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP)
 
     def add(self, x: Array, labels: Labels, values: Array) -> Array:
         """Returns x with values added at the indices of the slices. The arguments are those of `set`."""
         dims = [dim for dim in self.dims if dim in labels]
         if not dims:
             return lax.add(x, lax.reduce_sum(values, [0]))
-        return lax.scatter_add(x, self._rows(dims), values, _scatter_numbers(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP)
+        return lax.scatter_add(
+            x, self._index_columns(dims), values, _scatter_numbers(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP
+        )
 
     def zero_overwritten(self, values: Array) -> Array:
-        """Returns the values of each slice, with zeros for the slices that a later slice overwrites."""
+        """Returns values (slices, ...), with zeros for the slices that a later slice overwrites."""
         return lax.select(lax.broadcast_in_dim(self.remaining, values.shape, (0,)), values, lax.full_like(values, 0))
 
-    def _rows(self, dims: Sequence[int]) -> Array:
+    def _index_columns(self, dims: Sequence[int]) -> Array:
+        """Returns the indices of the slices in some of the dimensions: (slices, len(dims))."""
         return lax.concatenate([lax.slice_in_dim(self.indices, column, column + 1, axis=1) for column in map(self.dims.index, dims)], 1)
 
 
@@ -136,18 +139,22 @@ def _unravelled_indices(operand: UpdatedOperand, indices_by_dim: dict[int, Array
 def indexed_slices(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, Array]]:
     """Returns the slices that an index_put with several indices or a scatter writes, and their indices.
 
-    The slices have shape (slices, *the tensor's dimensions without index). The indices are one vector for each indexed dimension.
+    The slices have shape (slices, *the tensor's dimensions without an index). The indices are a dict from each indexed dimension to a
+    vector (slices).
     """
     node, old = update.node, ctx.values[update.base]
     shape = old.shape
     if node.target is not aten.scatter.src:
-        picks = GatherIndices.of(old, [index if index is None else ctx.values[index] for index in node.args[1]])
-        values = fit(ctx.values[node.args[2]], picks.result_shape(old))
-        indexed_dims = range(picks.position, picks.position + len(picks.shape))
+        gather_indices = GatherIndices.of(old, [index if index is None else ctx.values[index] for index in node.args[1]])
+        values = broadcast_values(ctx.values[node.args[2]], gather_indices.result_shape(old))
+        indexed_dims = range(gather_indices.position, gather_indices.position + len(gather_indices.shape))
         values = lax.transpose(values, [*indexed_dims, *(dim for dim in range(values.ndim) if dim not in indexed_dims)])
-        rows = lax.reshape(picks.coordinates, (update.count, len(picks.dims)))
-        indices_by_dim = {dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(picks.dims)}
-        return lax.reshape(values, (update.count, *(size for dim, size in enumerate(shape) if dim not in picks.dims))), indices_by_dim
+        rows = lax.reshape(gather_indices.coordinates, (update.count, len(gather_indices.dims)))
+        indices_by_dim = {
+            dim: lax.reshape(lax.slice_in_dim(rows, n, n + 1, axis=1), (update.count,)) for n, dim in enumerate(gather_indices.dims)
+        }
+        other_sizes = [size for dim, size in enumerate(shape) if dim not in gather_indices.dims]
+        return lax.reshape(values, (update.count, *other_sizes)), indices_by_dim
     dim, indices = node.args[1] % len(shape), ctx.values[node.args[2]]
     dims = sorted({*varying_dims(ctx, node.args[2]), dim})
     varying_indices = lax.slice(indices, [0] * indices.ndim, [size if d in dims else 1 for d, size in enumerate(indices.shape)])
@@ -159,7 +166,7 @@ def indexed_slices(ctx: Context, update: SliceUpdate) -> tuple[Array, dict[int, 
 
 
 def product_with_slices(
-    x: Array, old: Array, slices: IndexedSlices, labels: tuple[Labels, Labels], sums: bool, multiply: Product, dtype: DType
+    x: Array, old: Array, slices: IndexedSlices, labels: tuple[Labels, Labels], sums_slices: bool, multiply: Product, dtype: DType
 ) -> Array:
     """Returns the product of x and the updated tensor, without building that tensor.
 
@@ -168,39 +175,39 @@ def product_with_slices(
         old: The tensor before the update.
         slices: The new slices.
         labels: The labels of the dimensions of x, and those of the dimensions of the result.
-        sums: True if the product sums over the indexed dimensions.
-        multiply: Returns the product, in `dtype`, of two arrays with the dimensions of x and of `old`.
+        sums_slices: True if the product sums over the indexed dimensions.
+        multiply: A function of two arrays with the dimensions of x and of `old`, which returns their product in `dtype`.
         dtype: The dtype of the result.
     """
     x_labels, result_labels = labels
-    all_dims: Labels = range(old.ndim)
+    old_labels: Labels = range(old.ndim)
     x_parts, part_labels = slices.gather(x, x_labels)
     other_labels = [label for label in result_labels if label not in slices.dims]
-    if not sums:
+    if not sums_slices:
         return slices.set(
             multiply(x, old),
             result_labels,
-            _product_of_each(convert(x_parts, dtype), part_labels, convert(slices.new, dtype), slices.labels, other_labels),
+            _product_per_slice(convert(x_parts, dtype), part_labels, convert(slices.new, dtype), slices.labels, other_labels),
         )
     masked_x = slices.set(x, x_labels, lax.full_like(x_parts, 0))
-    finite = lax.reduce_and(lax.is_finite(slices.gather(old, all_dims)[0]), range(slices.new.ndim))
+    is_old_finite = lax.reduce_and(lax.is_finite(slices.gather(old, old_labels)[0]), range(slices.new.ndim))
 
-    def without(old: Array, masked_x: Array) -> Array:
-        return multiply(masked_x, slices.set(old, all_dims, lax.full_like(slices.new, 0)))
+    def multiply_without_overwritten(old: Array, masked_x: Array) -> Array:
+        return multiply(masked_x, slices.set(old, old_labels, lax.full_like(slices.new, 0)))
 
-    product_with_old = lax.cond(finite, lambda old, masked_x: multiply(masked_x, old), without, old, masked_x)
+    product_with_old = lax.cond(is_old_finite, lambda old, masked_x: multiply(masked_x, old), multiply_without_overwritten, old, masked_x)
     x_parts, new_slices = slices.zero_overwritten(convert(x_parts, dtype)), slices.zero_overwritten(convert(slices.new, dtype))
-    return slices.add(product_with_old, result_labels, _product_of_each(x_parts, part_labels, new_slices, slices.labels, other_labels))
+    return slices.add(product_with_old, result_labels, _product_per_slice(x_parts, part_labels, new_slices, slices.labels, other_labels))
 
 
-def _product_of_each(x: Array, x_labels: Labels, y: Array, y_labels: Labels, result_labels: Labels) -> Array:
+def _product_per_slice(x: Array, x_labels: Labels, y: Array, y_labels: Labels, result_labels: Labels) -> Array:
     """Returns the product of x and y for each slice, with the dimensions ("slice", *result_labels). Other dimensions are summed.
 
     Args:
         x: The parts of the other operand, one for each slice.
-        x_labels: The labels of x.
+        x_labels: The labels of the dimensions of x.
         y: The slices.
-        y_labels: The labels of y.
+        y_labels: The labels of the dimensions of y.
         result_labels: The labels of the dimensions that are not summed.
     """
     y = lax.reshape(y, [size for dim, size in enumerate(y.shape) if dim == 0 or size > 1])

@@ -50,5 +50,5 @@ class _CollectivesMode(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_CollectivesMode.__torch_dispatch__.__code__,)

@@ -313,7 +313,7 @@ def _register_hook(tensor: torch.Tensor, function: Callable[[torch.Tensor], torc
     tensor.register_hook(function)
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.call_after_backward.__code__)
 # A differentiable input of `_Unsharded`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)

@@ -66,5 +66,5 @@ class ParallelModules:
             yield
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (*data_parallel.IGNORED_CODE, *fully_sharded.IGNORED_CODE)

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..backend import compile_graph
 from ..config import Options
-from ..guards.object_graph import meta, storage_of
+from ..guards.object_graph import metadata_of, storage_of
 from ..runtime import late_checks
 from .traced_numbers import is_number
 from .updates import take_updates
@@ -62,7 +62,7 @@ class RecordedGraph:
         """Stores metadata and aliasing of the program's inputs, for `reuse_executable`."""
         examples = self._tensors(values)
         storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
-        self._input_layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
+        self._input_layouts = [(metadata_of(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
 
     def reuse_executable(self, other: RecordedGraph) -> bool:
         """Uses the other graph's executable if the XLA programs are equal; the updates may differ. Returns: True if they are equal."""

@@ -69,7 +69,7 @@ class Recorder:
         self.tensor_placeholders: dict[str, Node] = {}
         self.number_placeholders: dict[Node, TracedNumber] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.table = TracedNumbers(seed)
+        self.traced_numbers = TracedNumbers(seed)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.arrays, self.arrays_read = arrays, arrays_read
         self._tensors = {**tensors, **arrays}
@@ -101,8 +101,8 @@ class Recorder:
                 result = function(*args, **kwargs)
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
-            if self.table.inspected:
-                raise TracedNumberInspected(self.table.inspected)
+            if self.traced_numbers.inspected:
+                raise TracedNumberInspected(self.traced_numbers.inspected)
             self._check_foreign_constants()
             self._check_shapes()
             return result
@@ -228,13 +228,13 @@ class Recorder:
 
     def _traced_numbers_in(self, values: Any) -> list[TracedNumber]:
         """Returns the traced numbers that floats in nested containers stand for."""
-        return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
+        return [number for item in tree_flatten(values)[0] if (number := self.traced_numbers.find(item)) is not None]
 
     def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Records a fused optimizer step, whose settings may be traced numbers."""
         settings = dict(kwargs)
         for key, value in kwargs.items():
-            number = self.table.find(value)
+            number = self.traced_numbers.find(value)
             if number is not None and key != "lr":
                 if number.dynaxla_formula[0] is _value_of_tensor:
                     hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
@@ -387,9 +387,9 @@ class Recorder:
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
-        number = TracedNumber(self.table, (_value_of_tensor, formula_of(id(fake))), math.nan)
+        number = TracedNumber(self.traced_numbers, (_value_of_tensor, formula_of(id(fake))), math.nan)
         self._number_fakes[number.dynaxla_formula] = fake
-        return self.table.stand_in(number)
+        return self.traced_numbers.stand_in(number)
 
     def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Records an op with a traced number among its arguments.
@@ -408,12 +408,12 @@ class Recorder:
         return result if op._schema.returns else None
 
     def _as_tensor(self, value: Any) -> Any:
-        number = self.table.find(value)
+        number = self.traced_numbers.find(value)
         if number is None:
             return value
-        return self.number(number)
+        return self.number_tensor(number)
 
-    def number(self, number: TracedNumber) -> FakeTensor:
+    def number_tensor(self, number: TracedNumber) -> FakeTensor:
         """Returns a traced number as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
         if number.dynaxla_formula not in self._number_fakes:
             with self.mode:
@@ -495,7 +495,7 @@ class _RecordingFunctionMode(TorchFunctionMode):
                 if isinstance(args[0], int) and not traced_numbers.is_exact(args[0]):
                     args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
-                return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
+                return self._recorder.number_tensor(args[0]).to(**{"dtype": dtype, **settings})
             if numbers:
                 numbers[0].dynaxla_inspect()
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
@@ -532,7 +532,7 @@ _IGNORED_CODE = (
 
 
 def ignored_code() -> tuple[types.CodeType, ...]:
-    """Returns code that is not the step's own: an observation ignores all code that runs inside it."""
+    """Returns code that is not the step's own. An observation of the step ignores this code, and all code that this code calls."""
     return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
 
 

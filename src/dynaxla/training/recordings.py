@@ -1,6 +1,6 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
-Results and changes are stored as *templates*. In a template, an `Output`, `KnownObject` or `ComputedNumber` stands for an item that differs
+Results and changes are stored as *templates*. In a template, an `Output`, `ObjectAtPath` or `ComputedNumber` stands for an item that differs
 between calls: an output of the program, an object with a path, a number computed from other numbers. `build` replaces these after the
 program has run.
 """
@@ -24,7 +24,7 @@ from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
 from ..guards.fingerprints import NO_FINGERPRINT, PLAIN, fingerprint
 from ..guards.slots import ABSENT, Place
-from ..guards.snapshot import ARGUMENT, KnownObject, Snapshot
+from ..guards.snapshot import ARGUMENT, ObjectAtPath, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.number_tracer import evaluate
 from ..runtime.private import storage_id
@@ -75,7 +75,7 @@ class Recording:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
-        self._state = snapshot
+        self._snapshot = snapshot
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "the step's result") for leaf in leaves]
         self.changes = {
@@ -85,15 +85,17 @@ class Recording:
 
     def _known_path(self, tensor: torch.Tensor) -> str:
         """Returns the path of a tensor whose `requires_grad` changes. Raises: CaptureError for a tensor without a path."""
-        path = self._state.path_of(tensor)
+        path = self._snapshot.path_of(tensor)
         if path is None:
             raise CaptureError("the step changes requires_grad of a tensor that later calls cannot find", hint="pass it as an argument")
-        if path in self._state.surroundings.gradients | self._state.arguments.gradients:  # a call may release it before the program runs
+        if (
+            path in self._snapshot.surroundings.gradients | self._snapshot.arguments.gradients
+        ):  # a call may release it before the program runs
             raise CaptureError(f"the step changes requires_grad of {path}", hint="detach the gradient, and use the result")
         return path
 
     def _key(self, key: Any, where: str) -> Any:
-        """Returns a place's key: a `KnownObject` for an object with a path, the key itself for a plain value.
+        """Returns a place's key: a `ObjectAtPath` for an object with a path, the key itself for a plain value.
 
         For example, the keys of an optimizer's state are parameters, and the next call may have another model as argument.
 
@@ -104,11 +106,11 @@ class Recording:
         if isinstance(key, torch.Tensor):
             original = self.recorder.original(key)
             key = key if original is None else original
-        path = self._state.path_of(key)
+        path = self._snapshot.path_of(key)
         if path is None:
             hint = "use a string or a number as the key"
             raise CaptureError(f"the step stores a value under a key that later calls cannot find: {where}[{_shown(key)}]", hint=hint)
-        return KnownObject(path)
+        return ObjectAtPath(path)
 
     def _template(self, value: Any, where: str) -> Any:
         """Returns the template of a value.
@@ -122,9 +124,9 @@ class Recording:
         if isinstance(value, torch.Tensor):
             original = self.recorder.original(value)
             value = value if original is None else original
-        path = self._state.path_of(value)
+        path = self._snapshot.path_of(value)
         if path is not None:
-            return KnownObject(path)
+            return ObjectAtPath(path)
         if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
             return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
@@ -226,7 +228,7 @@ class Recording:
             return False
         # A first call puts what only it changes into its places before the program runs; the program would read a new number there.
         changed_once = {place: self.changes[place] for place in self.changes.keys() - other.changes.keys()}
-        if any(place in self.recorder.table.places or numbers_of(template) for place, template in changed_once.items()):
+        if any(place in self.recorder.traced_numbers.places or numbers_of(template) for place, template in changed_once.items()):
             return False
         pairs: dict[Node, Node] = {}
         other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
@@ -293,7 +295,7 @@ class Recording:
                 self._gives_equal_results(item, other, other_item, pairs) for item, other_item in zip(one, two, strict=True)
             )
         return fingerprint(template) == fingerprint(other_template) and (
-            not isinstance(template, KnownObject) or template == other_template
+            not isinstance(template, ObjectAtPath) or template == other_template
         )
 
 
@@ -347,9 +349,9 @@ def numbers_of(template: Any) -> list[TracedNumber]:
     return [leaf.number for leaf in _leaves(template) if isinstance(leaf, ComputedNumber)]
 
 
-def known_paths_of(template: Any) -> list[str]:
-    """Returns the paths of the `KnownObject`s in a template."""
-    return [leaf.path for leaf in _leaves(template) if isinstance(leaf, KnownObject)]
+def object_paths_of(template: Any) -> list[str]:
+    """Returns the paths of the `ObjectAtPath`s in a template."""
+    return [leaf.path for leaf in _leaves(template) if isinstance(leaf, ObjectAtPath)]
 
 
 def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot) -> Any:
@@ -362,7 +364,7 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Sna
     """
     if isinstance(template, Output):
         return output(template)
-    if isinstance(template, KnownObject):
+    if isinstance(template, ObjectAtPath):
         return snapshot.object_at(template.path)
     if isinstance(template, ComputedNumber):
         return evaluate(template.number.dynaxla_formula, snapshot.number_at)

@@ -141,7 +141,7 @@ class TrackedArrays:
 
     def __init__(self, paths: Collection[str], snapshot: Snapshot) -> None:
         self.read: set[str] = set()
-        self._state = snapshot
+        self._snapshot = snapshot
         arrays = snapshot.arrays
         self.tensors = {path: tensor_of(arrays[path]) for path in inputs_of(arrays)}
         tracked_paths = [
@@ -156,18 +156,18 @@ class TrackedArrays:
         """Puts the tracked views into the places of the arrays."""
         if not self._tracked:
             return
-        for path, holder in self._state.holders.items():
-            for key, value in holder.items.items():
+        for path, container in self._snapshot.containers.items():
+            for key, value in container.items.items():
                 other = self._replaced(value)
                 if other is not value:
-                    holder.put(key, other)
+                    container.put(key, other)
                     self._tracked_entries[path, key] = other
-        self._state.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
+        self._snapshot.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
 
     def leave(self) -> None:
         """Forgets the tracked views. `Snapshot.restore` puts the arrays back into the containers."""
         for tracked in self._tracked.values():
-            self._state.arguments.paths.pop(id(tracked), None)
+            self._snapshot.arguments.paths.pop(id(tracked), None)
 
     def is_tracked_view(self, place: tuple[str, Any], value: Any) -> bool:
         """True if the value is the tracked view that `enter` put into this place."""
@@ -183,8 +183,8 @@ class TrackedArrays:
             ValuesRead: Python has read arrays, or could have read arrays through a reference that `enter` did not replace.
             CaptureError: Python reads an array that the graph writes to.
         """
-        repeated = self._state.repeated
-        not_replaced = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (
+        aliased_ids = self._snapshot.aliased_ids
+        not_replaced = {path_of(tracked) for array, tracked in self._tracked.items() if array in aliased_ids} | (
             self._paths - self._replaced_paths
         )
         if paths := frozenset((self.read | not_replaced) & self._paths):
@@ -199,7 +199,7 @@ class TrackedArrays:
         Returns: the paths of the arrays whose values had changed.
         """
         unread = frozenset() if include_unread else self._paths - self.read
-        return self._state.restore_values(unread)
+        return self._snapshot.restore_values(unread)
 
     def _replaced(self, value: Any) -> Any:
         if (tracked := self._tracked.get(id(value))) is not None:

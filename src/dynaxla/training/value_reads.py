@@ -132,5 +132,5 @@ def in_optimizer() -> bool:
     return False
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_OpReads.__torch_dispatch__.__code__, ValueReadDetector.add.__code__)

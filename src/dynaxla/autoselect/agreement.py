@@ -22,7 +22,7 @@ GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
 # A result beyond the tolerance is still right if its distance from the float64 result is at most this multiple of eager mode's distance, or
 # if its distance from eager mode is at most this multiple of the distance that eager mode's result moves when inputs and parameters are
-# moved by their own rounding.
+# perturbed by their own rounding.
 MULTIPLE = 3.0
 
 
@@ -49,7 +49,7 @@ class NumericalAgreement:
     detail: str = ""
 
 
-def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> NumericalAgreement:
+def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, perturbed: Sequence[Any] = ()) -> NumericalAgreement:
     """Compares an engine's result with eager mode's.
 
     Args:
@@ -57,7 +57,7 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
         eager: eager mode's result.
         reference: the result in float64, or None.
         gradients: True if the values are gradients, which are compared by their norms (see `GRADIENT_FACTOR`).
-        moved: eager mode's results for inputs and parameters that differ by rounding.
+        perturbed: eager mode's results for inputs and parameters that differ by rounding.
     """
     flat_mine, structure_mine = pytree.tree_flatten(mine)
     flat_eager, structure_eager = pytree.tree_flatten(eager)
@@ -67,8 +67,8 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
     norms = _GradientNorms.of(flat_eager, flat_reference) if gradients else None
-    flat_moved = list(zip(*map(pytree.tree_leaves, moved), strict=True)) if moved else [()] * len(flat_eager)
-    leaves = zip(flat_mine, flat_eager, flat_reference, flat_moved, strict=True)
+    flat_perturbed = list(zip(*map(pytree.tree_leaves, perturbed), strict=True)) if perturbed else [()] * len(flat_eager)
+    leaves = zip(flat_mine, flat_eager, flat_reference, flat_perturbed, strict=True)
     return worst([_compare_leaf(*items, norms) for items in leaves])
 
 
@@ -103,7 +103,7 @@ def worst(agreements: list[NumericalAgreement]) -> NumericalAgreement:
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=NumericalAgreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], norms: _GradientNorms | None) -> NumericalAgreement:
+def _compare_leaf(mine: Any, eager: Any, reference: Any, perturbed: Sequence[Any], norms: _GradientNorms | None) -> NumericalAgreement:
     if not isinstance(eager, torch.Tensor):
         return NumericalAgreement(
             type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}"
@@ -117,7 +117,7 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], n
         parts = [
             torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item for item in (mine, eager, reference)
         ]
-        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], norms)
+        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in perturbed], norms)
     if not eager.is_floating_point():
         differing = int((mine != eager).sum())
         return NumericalAgreement(
@@ -125,7 +125,7 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], n
         )
     min_norm = None if norms is None else GRADIENT_PART * norms.norm
     error = distance(mine, eager, min_norm)
-    spread = max((distance(other, eager, min_norm) for other in moved), default=0.0)
+    spread = max((distance(other, eager, min_norm) for other in perturbed), default=0.0)
     tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if norms is None else GRADIENT_FACTOR)
     agrees = error <= max(tolerance, MULTIPLE * spread) < float("inf")
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
@@ -156,12 +156,12 @@ def distance(tensor: torch.Tensor, reference: torch.Tensor, min_norm: float | No
     return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
 
 
-# The number of results that `moved` returns.
+# The number of results that `perturbed_results` returns.
 _PERTURBED_RUNS = 3
 
 
-def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
-    """Returns the model's results for inputs and parameters that are moved up or down, at random, by the rounding of their dtype.
+def perturbed_results(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
+    """Returns the model's results for inputs and parameters that are perturbed up or down, at random, by the rounding of their dtype.
 
     The results show how much another order of summation may change the model's result. The model is not changed.
     """

@@ -19,7 +19,7 @@ def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
     return positions
 
 
-def sharing(args: Sequence[Any], positions: Collection[int]) -> set[int]:
+def positions_on_same_storages(args: Sequence[Any], positions: Collection[int]) -> set[int]:
     """Returns `positions`, and the positions of all other tensors on the same storages."""
     return {position for group in by_storage(args).values() if not set(positions).isdisjoint(group) for position in group}
 

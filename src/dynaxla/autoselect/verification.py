@@ -11,7 +11,7 @@ import torch
 
 from ..runtime import private
 from .agreement import compare
-from .clones import by_storage, clones, content, in_float64, sharing
+from .clones import by_storage, clones, content, in_float64, positions_on_same_storages
 
 Call = Callable[..., Any]
 
@@ -88,7 +88,7 @@ class Expected:
     def __init__(self, eager: Call, args: Sequence[Any], device: torch.device, training: bool, written: Collection[int]) -> None:
         self._eager, self._device, self._training = eager, device, training
         self._before = args
-        self._written = sharing(args, written)
+        self._written = positions_on_same_storages(args, written)
         self.run = run(eager, clones(args) if training else args, device, training)
 
     def difference(self, mine: Run) -> str:

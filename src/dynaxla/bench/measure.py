@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..autoselect.agreement import NumericalAgreement, compare, in_float64, moved, worst
+from ..autoselect.agreement import NumericalAgreement, compare, in_float64, perturbed_results, worst
 from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
@@ -202,7 +202,7 @@ class _Measurement:
         self.inputs = [self._new_inputs(), self._new_inputs()]
         self.expected: list[Any] = []
         self.reference: list[Any] | None = None
-        self.moved: list[list[Any]] = [[], []]
+        self.perturbed: list[list[Any]] = [[], []]
 
     def _new_inputs(self) -> Inputs:
         return self.settings.placement.inputs(self.case, self.generator)
@@ -220,7 +220,7 @@ class _Measurement:
         self.reference = in_float64(self.eager_model, eager_inputs)
         if self.settings.placement.training:
             # The uncertainty of gradients: a maximum that moves to another element changes them, and deep networks have many maxima.
-            self.moved = [moved(self.eager_model, args) for args in eager_inputs]
+            self.perturbed = [perturbed_results(self.eager_model, args) for args in eager_inputs]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
             try:
@@ -343,7 +343,7 @@ class _Measurement:
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)
-        return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
+        return compare(result, self.expected[index], reference, gradients=training, perturbed=self.perturbed[index])
 
     def _compare(self, rows: dict[str, EngineResult]) -> None:
         baseline = rows.get(self.settings.baseline)

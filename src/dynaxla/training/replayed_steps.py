@@ -63,8 +63,8 @@ class StepPrograms:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
-        # For each key: programs, each with the conditions on numbers under which it may be replayed; `_REFUSED` in place of a program if the
-        # recording was refused under such conditions.
+        # For each key: programs, each with the conditions on numbers under which it may be replayed; `_REFUSED` in place of a program if
+        # the recording was refused under such conditions.
         self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram | str]]] = LeastRecentlyUsed(options.executables)
         # The conditions of the last recording.
         self._conditions: Conditions = {}
@@ -351,7 +351,7 @@ class StepPrograms:
             changes = {place: value for place, value in changes.items() if place not in numbers or value is not numbers[place]}
             changes |= groups.changes()
             metadata.check()
-            changes = {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}
+            changes = {place: value for place, value in changes.items() if place[1] != _FUSED_CHECK_KEY}
             return Recording(recorder, result, changes, snapshot, metadata.requires_grad_changes())
         finally:
             recorder.traced_numbers.finish()
@@ -438,7 +438,7 @@ class _ParamGroups:
 
 # The attribute in which an optimizer stores that it has to check whether its parameters support fused steps. Changes of this attribute are
 # ignored, because the recording causes them, not the user's code.
-_FUSED_SUPPORT_KEY = "_need_device_dtype_check_for_fused"
+_FUSED_CHECK_KEY = "_need_device_dtype_check_for_fused"
 
 
 def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:

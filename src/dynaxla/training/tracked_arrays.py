@@ -1,6 +1,6 @@
-"""NumPy arrays during the recording of a step: each array that is an input of the program is replaced by a view that records its reads.
+"""NumPy arrays during the recording of a step. A view that records reads replaces each array that may be an input of the program.
 
-An array that Python reads cannot be an input. Its contents are compared at every call.
+An array that Python reads cannot be an input. The contents of such an array are compared at every call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TrackedArray(np.ndarray[Any, Any]):
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, TrackedArray):  # a view of this view, whose reads would not be recorded
+        if isinstance(source, TrackedArray):  # creation of a view of a tracked array counts as a read: reads of that view are not recorded
             _record_read(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -95,7 +95,8 @@ def _recording_method(name: str) -> Any:
     return read
 
 
-for _name, _value in vars(np.ndarray).items():  # special methods, which Python calls without asking for an attribute
+# Python calls special methods without reading an attribute, so each of them records a read itself.
+for _name, _value in vars(np.ndarray).items():
     if _name.startswith("__") and callable(_value) and _name not in {*vars(TrackedArray), *vars(object), *_METADATA}:
         setattr(TrackedArray, _name, _recording_method(_name))
 for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
@@ -115,7 +116,7 @@ def untracked(array: TrackedArray) -> np.ndarray[Any, Any]:
 
 
 def mark_read(values: Any) -> None:
-    """Records reads of all tracked arrays in nested containers, for a function that does not call the arrays' methods."""
+    """Records reads of all tracked arrays in nested containers. The caller is about to call a function that reads them unrecorded."""
     _plain(values)
 
 
@@ -131,7 +132,7 @@ class TrackedArrays:
     """The tracked views that replace arrays while a step is recorded.
 
     Args:
-        paths: the paths of the arrays whose values must not be read.
+        paths: the paths of the arrays that may be inputs of the program, if the recording does not read their values.
         snapshot: the state before the recording.
 
     Attributes:
@@ -158,10 +159,10 @@ class TrackedArrays:
             return
         for path, container in self._snapshot.containers.items():
             for key, value in container.items.items():
-                other = self._replaced(value)
-                if other is not value:
-                    container.put(key, other)
-                    self._tracked_entries[path, key] = other
+                replacement = self._replaced(value)
+                if replacement is not value:
+                    container.put(key, replacement)
+                    self._tracked_entries[path, key] = replacement
         self._snapshot.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
 
     def leave(self) -> None:
@@ -202,6 +203,7 @@ class TrackedArrays:
         return self._snapshot.restore_values(unread)
 
     def _replaced(self, value: Any) -> Any:
+        """Returns the tracked view for an array, a tuple with tracked views for a tuple with arrays, and any other value unchanged."""
         if (tracked := self._tracked.get(id(value))) is not None:
             self._replaced_paths.add(path_of(tracked))
             return tracked
@@ -227,7 +229,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
-def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same_data(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if two tensors are equal bit for bit."""
     with _disable_current_modes(), private.without_torch_function():
-        return one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()
+        return first.numpy(force=True).tobytes() == second.numpy(force=True).tobytes()

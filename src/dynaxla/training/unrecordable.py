@@ -20,7 +20,7 @@ from ..guards.trusted_code import is_trusted_namespace
 from .recorder import Recorder
 from .updates import written_nodes
 
-# Classes of objects that return another item each time, and cannot be restored.
+# Classes of iterators and of generators of random numbers. Each read of such an object changes its state, which cannot be restored.
 _ITERATORS = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
@@ -48,10 +48,10 @@ def refuse_overlapping(recorder: Recorder) -> None:
         if storage_of(fake) in changed:
             by_storage.setdefault(storage_of(fake), []).append((_extent(fake), path))
     for intervals in by_storage.values():
-        for (before, one), (after, other) in itertools.pairwise(sorted(intervals)):
-            if after[0] < before[1]:
+        for ((_, end), path), ((start, _), next_path) in itertools.pairwise(sorted(intervals)):
+            if start < end:
                 raise CaptureError(
-                    f"the step writes to memory in which {one} and {other} overlap", hint="give the step a clone of one of them"
+                    f"the step writes to memory in which {path} and {next_path} overlap", hint="give the step a clone of one of them"
                 )
 
 
@@ -62,18 +62,18 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def refuse_shared_memory(recorder: Recorder, snapshot: Snapshot) -> None:
-    """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that it computes with.
+    """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that the step computes with.
 
-    A program reads and writes its tensors after all Python code of the step has run. Contents that Python reads are compared earlier.
+    The guards compare the contents of arrays before a program runs. A program reads and writes its tensors later.
 
     Raises: CaptureError.
     """
     buffer_objects = snapshot.surroundings.buffer_objects | snapshot.arguments.buffer_objects
     tensors = {path: recorder.tensor_at(path) for path in recorder.tensor_placeholders if path not in buffer_objects}
     if pairs := pairs_sharing_memory(buffer_objects, tensors):
-        path, other = pairs[0]
+        path, tensor_path = pairs[0]
         raise CaptureError(
-            f"the step can reach {path}, which shares memory with the tensor {other}", hint="give the step a copy of one of them"
+            f"the step can reach {path}, which shares memory with the tensor {tensor_path}", hint="give the step a copy of one of them"
         )
 
 
@@ -86,9 +86,9 @@ def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str
     Raises:
         CaptureError: code uses `type` or `__class__`, and names Tensor.
     """
-    for code, intervals in executed.items():
+    for code, namespaces in executed.items():
         names = names_of(code)
         reads_class = "type" in names.globals or any("__class__" in part.co_names for part in codes(code))
-        if reads_class and "Tensor" in names.all and not all(map(is_trusted_namespace, intervals)):
+        if reads_class and "Tensor" in names.all and not all(map(is_trusted_namespace, namespaces)):
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"
             raise CaptureError("the step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")

@@ -55,7 +55,7 @@ def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeyp
     monkeypatch.setattr(suites, "SUITES", {"models": [TINY]})
     monkeypatch.setattr(choices, "MODELS", ("tiny",))
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(tuning, "tried", lambda: [MEASURED])
+    monkeypatch.setattr(tuning, "measurements", lambda: [MEASURED])
     before = torch.get_num_threads()
     try:
         result = CliRunner().invoke(cli.app, ["tune", "tiny", "--clear", "--threads", "2"])

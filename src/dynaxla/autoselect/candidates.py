@@ -40,7 +40,7 @@ def compile_with(name: str, module: GraphModule, example_inputs: Sequence[Any], 
 
 
 def compiled_or_reason(compile: Callable[[], Any]) -> Call | str:
-    """Returns the function that a compiler returns, or the reason (str) why the compiler fails.
+    """Calls a compiler, and returns the function that it returns, or the reason (str) why it fails.
 
     Raises: the exceptions with which TorchDynamo restarts or skips a capture; OptionError.
     """

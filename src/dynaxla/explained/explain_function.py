@@ -27,8 +27,8 @@ from .graph_breaks import DynamoMetrics
 from .line_costs import Profiler, costs
 from .state_restore import restored_afterwards
 
-# The maximum number of later calls. The second and further ones are made only while all of them together have taken less than this
-# fraction of the first call's time.
+# The maximum number of later calls. After the first later call, another one is made only while all later calls together have taken less
+# than this fraction of the first call's time.
 _MAX_LATER_CALLS = 4
 _MAX_LATER_FRACTION = 0.5
 
@@ -103,7 +103,7 @@ class Session:
         self._collector = Collector(self._profiler, arguments)
         self._dynamo_metrics = DynamoMetrics(self._collector.is_collected)
         self._phases: Mapping[str, float] = {}
-        self._dynamo = 0.0
+        self._dynamo_seconds = 0.0
         self._counts: dict[int, int] = {}
         self._stack = contextlib.ExitStack()
 
@@ -123,7 +123,7 @@ class Session:
     def end_first_call(self) -> None:
         """Marks the end of the first call."""
         self._dynamo_metrics.collect()
-        self._phases, self._dynamo = dict(self._collector.phases), self._dynamo_metrics.seconds
+        self._phases, self._dynamo_seconds = dict(self._collector.phases), self._dynamo_metrics.seconds
         self._counts = {id(executable): count for executable, count in self._collector.later_runs()}
 
     def explanation(
@@ -139,7 +139,7 @@ class Session:
         """
         collector, is_script = self._collector, later is None
         if is_script:
-            self._phases, self._dynamo = dict(collector.phases), self._dynamo_metrics.seconds
+            self._phases, self._dynamo_seconds = dict(collector.phases), self._dynamo_metrics.seconds
         calls = len(later) if later else 1
         runs = [(executable, (count - self._counts.get(id(executable), 0)) / calls) for executable, count in collector.later_runs()]
         lines, unplaced = costs(self._profiler, runs, collector.torch_line_seconds())
@@ -155,7 +155,7 @@ class Session:
             self.notes.append("Lines have no costs: no program ran a second time, and a first run is not measured.")
         result = Explanation(
             name, captured, breaks, tuple(self._dynamo_metrics.recompilations()),
-            _phase_seconds(self._phases, self._dynamo, seconds), seconds, median, xla, lines, unplaced,
+            _phase_seconds(self._phases, self._dynamo_seconds, seconds), seconds, median, xla, lines, unplaced,
             tuple(f"{step} runs {way}: {reason}" for step, way, reason in collector.step_fallbacks), tuple(self.notes), _versions(),
             is_script, error, by_torch,
         )  # fmt: skip

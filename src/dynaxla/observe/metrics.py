@@ -27,7 +27,8 @@ _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for
 # compiled. A call only appends to the list; the lock is taken once for many calls.
 _pending_runs: list[tuple[float, float, bool]] = []
 _MAX_PENDING_RUNS = 256
-_thread = threading.local()  # nested_seconds: the seconds of phases that have ended within the current phase
+# `nested_seconds` of a thread: the seconds of the phases and runs that have ended within the thread's current phase.
+_thread = threading.local()
 
 
 def add(name: str, amount: int = 1) -> None:
@@ -92,7 +93,7 @@ def count_run(start: float, is_first: bool) -> float:
 
 
 def _count_runs() -> None:
-    """Counts the runs in `_pending_runs`. The caller must hold the lock; other threads may add runs meanwhile."""
+    """Counts the runs in `_pending_runs`. The caller must hold the lock. Other threads may append runs meanwhile."""
     runs = _pending_runs.copy()
     del _pending_runs[: len(runs)]
     _counts["calls"] += len(runs)

@@ -279,7 +279,7 @@ class _Measurement:
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
             row.agreement = self._agreement_of(engine, result, 0)
-            # The next calls still differ from later calls: memory is used for the second time, TorchScript specializes, sizes become dynamic.
+            # The next calls still differ from later ones: memory is first reused, TorchScript specializes, sizes become dynamic.
             for _ in range(3):
                 runner.call(self._new_inputs() if self.settings.randomize_input else self.inputs[0])
         if row.failure and runner is not None:

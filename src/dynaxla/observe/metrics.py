@@ -124,7 +124,7 @@ def snapshot() -> dict[str, int]:
     """Returns dynaxla's counters since the process began or `reset()`, by name:
 
     graphs: ATen graphs received.
-    trace, lower, compile: runs of each phase.
+    capture, trace, lower, compile, tune: runs of each phase.
     loads: compilations replaced by a load from the cache directory.
     kept_graphs: graphs that an earlier process had traced and stored in the cache directory.
     recalls: programs that an earlier process, or this one, had lowered before.
@@ -137,13 +137,21 @@ def snapshot() -> dict[str, int]:
     aliases: tensors passed to XLA without a copy, whose arrays are kept for later calls.
     input_copies: tensors that had to be copied for XLA.
     by_torch: graphs (or parts of them) that torch ran op by op.
+    kernels: kernels of torch that a program has called.
+    exact_sizes: calls that ran with exact sizes under the option sizes="buckets".
+    preparations: computations of values that depend only on weights (option freeze).
     meanwhile: calls that torch's kernels ran before XLA had compiled (option compile="auto" or "background").
     late_writes: calls after which torch's ops wrote to slices of inputs.
     trials: additional runs of competing engines (backend dynaxla_auto).
+    steps: calls of compiled steps that replayed a program.
+    eager_steps: calls of compiled steps that ran in eager mode.
     repeated: calls that ran again after torch had given back GPU memory.
     partitioned: graphs whose collectives XLA's partitioner chooses (option distributed="spmd").
     not_partitioned: TorchDynamo's graphs with DTensors that did not go to the partitioner, under that option.
     networks: networks of processes in which XLA itself executes collectives.
+    agreements: comparisons of the next collectives with those of other processes.
+    host_copies: copies between the CPU and the device "jax".
+    undonated: arrays of the device "jax" that were copied because something else refers to them, instead of being donated.
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
     device_fallbacks: ops of the device "jax" that ran on the CPU.
     """

@@ -93,10 +93,10 @@ def test_numbers_that_are_free() -> None:
     groups = {"lr": 0.1, "momentum": 0.9}
     holder = Container(groups, entries(groups))
     groups["lr"] = 0.2
-    assert holder.is_unchanged(free={"lr"})
-    assert not holder.is_unchanged(free={"momentum"})
+    assert holder.is_unchanged(input_keys={"lr"})
+    assert not holder.is_unchanged(input_keys={"momentum"})
     groups["lr"] = 1
-    assert not holder.is_unchanged(free={"lr"})
+    assert not holder.is_unchanged(input_keys={"lr"})
 
 
 def test_what_is_not_there() -> None:

@@ -303,7 +303,7 @@ def _keys(target: dict[Any, Any]) -> Any:
 
 
 def _has_heap_type(value: Any) -> bool:
-    """True for an instance of a class that Python code has defined, so that its class can be assigned; False for modules and tensors."""
+    """True for an instance of a heap type, such as any class of Python code: its class can be assigned. False for modules and tensors."""
     return bool(type(value).__flags__ & _HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
 
 

@@ -32,7 +32,7 @@ class NumericalAgreement:
     """The result of a comparison.
 
     An error is the largest difference divided by the largest magnitude of the reference; for gradients, the norm of the difference divided
-    by the norm of the reference. The errors here are those of the worst output.
+    by the norm of the reference. The errors here are the errors of the worst output.
 
     Attributes:
         agrees: True if the result is right.

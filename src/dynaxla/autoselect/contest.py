@@ -4,8 +4,8 @@ Each call is served by eager mode (TorchDynamo's graph as it is), or by an engin
 additional work on copies of its inputs:
 
 - A check, once for each engine and each combination of sizes: the engine runs on clones, and its results and side effects are compared with
-  those of eager mode. One call checks one engine, so a call takes about as long as eager mode and that engine together. In training, a
-  check takes one more eager run, because the gradients need their own.
+  the results and side effects of eager mode. One call checks one engine, so a call takes about as long as eager mode and the engine
+  together. In training, a check takes a second eager run on clones, for the gradients.
 - Timing, in blocks of calls that alternate between engines. In inference nothing runs twice: the engines serve the calls. In training,
   where the user decides when the backward pass runs, eager mode serves the call, and an engine runs forward and backward additionally.
 
@@ -63,7 +63,7 @@ class Timing:
     Attributes:
         calls: the seconds of the timed calls.
         block: the number of calls in the current block so far.
-        ratios: for each check, the engine's seconds divided by those of eager mode in the same call.
+        ratios: for each check, the engine's seconds divided by eager mode's seconds in the same call.
     """
 
     calls: list[float] = field(default_factory=list)

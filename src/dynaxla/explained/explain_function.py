@@ -213,31 +213,31 @@ class _Subject:
     eager_calls: int = 0
 
 
-def _subject_of(given: Any) -> _Subject:
-    if isinstance(given, CompiledStep):
-        step = given.fresh_copy(replace(given.options, compile="now"))
-        return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step), step.eager_calls)
-    if not callable(given):
-        raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="call dynaxla.explain(model, x)")
-    wrapper = private.backend_of(given)
+def _subject_of(function: Any) -> _Subject:
+    if isinstance(function, CompiledStep):
+        step = function.fresh_copy(replace(function.options, compile="now"))
+        return _Subject(_name(function.function), function.function, lambda: contextlib.nullcontext(step), step.eager_calls)
+    if not callable(function):
+        raise ArgumentError(f"explain takes a function or a module, not {function!r}", hint="call dynaxla.explain(model, x)")
+    wrapper = private.backend_of(function)
     backend, settings = dynaxla, dict[str, Any]()
     if wrapper is not None:
         backend = getattr(wrapper, "compiler_fn", wrapper)
         if backend is dynaxla_retrace:
             raise ArgumentError(
-                f"explain supports functions that are compiled once, and {_name(given)} is compiled with dynaxla_retrace at every call",
+                f"explain supports functions that are compiled once, and {_name(function)} is compiled with dynaxla_retrace at every call",
                 hint="pass the function that you passed to torch.compile: explain compiles it with the backend dynaxla",
             )
         if getattr(backend, "__module__", "") != dynaxla.__module__:
             raise ArgumentError(
-                f"explain supports functions that dynaxla compiles, and {_name(given)} is compiled with "
+                f"explain supports functions that dynaxla compiles, and {_name(function)} is compiled with "
                 f"{getattr(wrapper, 'compiler_name', backend)}",
                 hint="pass the function that you passed to torch.compile",
             )
         settings = {**getattr(wrapper, "kwargs", {}), "dynamic": getattr(wrapper, "dynamic", None)}
-    original = private.uncompiled(given)
-    is_compiled_in_place = isinstance(given, torch.nn.Module) and given is original and wrapper is not None  # model.compile(...)
-    call = private.uncompiled_call(given) if is_compiled_in_place else original
+    original = private.uncompiled(function)
+    is_compiled_in_place = isinstance(function, torch.nn.Module) and function is original and wrapper is not None  # model.compile(...)
+    call = private.uncompiled_call(function) if is_compiled_in_place else original
     return _Subject(_name(original), original, functools.partial(_compiled, call, backend, settings))
 
 

@@ -27,8 +27,8 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """
     arguments = op._schema.arguments
     if op in _WRITE_STATISTICS:
-        given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
-        return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
+        passed = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        return {name: passed.get(name) for name in ("running_mean", "running_var")} if passed.get("training", True) else {}
     # The schemas of in-place collectives do not declare their writes.
     if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):
         return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)

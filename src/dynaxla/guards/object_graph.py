@@ -38,7 +38,7 @@ class ObjectGraph:
         paths: the paths of objects, by id.
         objects: objects by path.
         metadata: `metadata_of` of each tensor, in the order of `tensors`.
-        sharing: for each tensor, the index of the first tensor on the same storage, and the storage offset; see `sharing_now`.
+        sharing: the result of `sharing_now` at the walk.
         gradients: paths of tensors that are gradients of other tensors.
         parts: for each immutable object with parts (a bound method, partial or slice), by path: its parts by name.
         contents: arrays, bytearrays and memoryviews, each with its contents at the walk, by path.
@@ -142,7 +142,7 @@ class ObjectGraph:
         return list(map(metadata_of, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
-        """Returns, for each tensor, the index of the first tensor on its storage, and its storage offset (0 for that first tensor)."""
+        """Returns, for each tensor, the index of the first tensor on its storage, and its storage offset (0 for the first tensor)."""
         storages = storages_of(self.tensors.values())
         first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
         return [
@@ -214,7 +214,7 @@ class ObjectGraph:
         return found if wrapped or type(gradient) in ORDINARY else {}
 
     def _matching_pieces(self, path: str, gradient: Any, expected: Mapping[str, tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-        """Returns a new gradient and its inner tensors, by path; {} if their metadata differ from those of the released gradient.
+        """Returns a new gradient and its inner tensors, by path; {} if their metadata differs from the metadata of the released gradient.
 
         Args:
             path: the path of the released gradient.

@@ -97,7 +97,7 @@ class ReferenceChecks:
             for path, container in graph.containers.items()
             if path in parts or (isinstance(container.target, torch.Tensor) and container.items)
         }
-        # Gradients of parameters are replaced at every step, those of other tensors hardly ever.
+        # The gradients of parameters are replaced at every step, the gradients of other tensors hardly ever.
         replaced = {
             path
             for path, container in of_tensors.items()

@@ -292,7 +292,7 @@ class FunctionGuards:
         return {place: value for place, value in values.items() if _is_number(value)}
 
     def find_changing_numbers(self, graph: ObjectGraph) -> bool:
-        """Compares all numbers with those of the last call. Returns True if one has changed for the first time."""
+        """Compares all numbers with the numbers of the last call. Returns True if a number has changed for the first time."""
         numbers = {
             (path, key): value
             for path, container in graph.containers.items()
@@ -335,8 +335,9 @@ class FunctionGuards:
 
         So a later call with the same modules does not walk them again.
         """
-        given = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)} | {f"{ARGUMENT}{name}": kwargs[name] for name in kwargs}
-        return {"step": self._function} | {name: value for name, value in given.items() if isinstance(value, _LARGE_OBJECTS)}
+        arguments = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)}
+        arguments |= {f"{ARGUMENT}{name}": value for name, value in kwargs.items()}
+        return {"step": self._function} | {name: value for name, value in arguments.items() if isinstance(value, _LARGE_OBJECTS)}
 
     def _surroundings(self, roots: dict[str, Any]) -> _Surroundings:
         """Returns the current surroundings: the same object as for the last call, if nothing has changed."""

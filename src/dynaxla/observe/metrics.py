@@ -243,7 +243,7 @@ def _counters() -> dict[str, int]:
 def _percentiles(samples: Sequence[tuple[float, float]]) -> str:
     ordered = sorted(seconds for _, seconds in samples)
     percents = (1, 5, 10, 20, 50, 80, 90, 95, 99)
-    return "Percentiles: " + "; ".join(f"{place}%={_time(ordered[len(ordered) * place // 100])}" for place in percents)
+    return "Percentiles: " + "; ".join(f"{percent}%={_time(ordered[len(ordered) * percent // 100])}" for percent in percents)
 
 
 def _time(seconds: float) -> str:

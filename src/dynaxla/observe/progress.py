@@ -62,7 +62,7 @@ class Progress:
         forks.call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Resets the state, because in a forked child the phases in progress are those of the parent."""
+        """Resets the state, because in a forked child the phases in progress are phases of the parent."""
         self._changed = threading.Condition(forks.lock())
         self._phases: dict[object, _Phase] = {}
         self._graphs: dict[str, int] = {}  # the graphs of this compilation, numbered in order

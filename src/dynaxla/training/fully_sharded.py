@@ -111,9 +111,9 @@ class _StepCall:
     def pack(self, tensor: torch.Tensor) -> Any:
         """Returns the object that autograd saves for a tensor: a `_SavedView` for a view of an unsharded parameter, else the tensor."""
         local, spec = fsdp.unwrap(tensor)
-        if local.layout != torch.strided or (place := self._unsharded_storages.get(private.storage_id(local))) is None:
+        if local.layout != torch.strided or (position := self._unsharded_storages.get(private.storage_id(local))) is None:
             return tensor
-        return _SavedView(*place, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
+        return _SavedView(*position, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for an object that `pack` returned; the parameters are gathered if they have been freed."""

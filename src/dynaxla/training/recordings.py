@@ -163,19 +163,19 @@ class Recording:
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in inner.items() if isinstance(part, torch.Tensor)]
         return ContainerTemplate(lambda pairs: cls.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
 
-    def initial_values(self, state: Snapshot) -> dict[Place, Any]:
+    def initial_values(self, snapshot: Snapshot) -> dict[Place, Any]:
         """Returns, by place, the new values that can be computed before the step, because they depend only on unchanged surroundings.
 
         An example is the zeros with which Adam begins.
         """
         # Tensors of models among the arguments are excluded: a later call may have another model, whose first call computes its own values.
-        tensors = {path: value for path, value in state.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
+        tensors = {path: value for path, value in snapshot.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
         for place, template in self.changes.items():
             values = {output: computed.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                initial[place] = build(template, values.__getitem__, state)
+                initial[place] = build(template, values.__getitem__, snapshot)
         return initial
 
     def _evaluate(self, outputs: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[Node, torch.Tensor]:
@@ -211,7 +211,7 @@ class Recording:
         results = {node: values[node] for node in outputs if node in values}
         return {node: value.clone() if storage_id(value) in used else value for node, value in results.items()}
 
-    def values_after(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+    def values_after(self, snapshot: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
         """Returns the values of the changed places after a step in this state, by place.
 
         New tensors have the right shapes, but no values, unless `initial` has their values.
@@ -222,7 +222,7 @@ class Recording:
             fake = self.outputs[output.index]
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
-        return {place: initial[place] if place in initial else build(template, empty, state) for place, template in self.changes.items()}
+        return {place: initial[place] if place in initial else build(template, empty, snapshot) for place, template in self.changes.items()}
 
     def has_same_program(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """True if the other recording has the same program, apart from the nodes that compute the values in `initial`.

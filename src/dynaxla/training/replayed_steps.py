@@ -494,7 +494,7 @@ class _RecordedProgram:
         self._graph.store_input_layouts(self._values(snapshot))
 
     def reuse_executable(self, other: _RecordedProgram) -> bool:
-        """Uses the other program's executable if the XLA programs are equal. Returns True if they are equal."""
+        """Uses the other program's executable if the XLA programs are equal. Returns True if the XLA programs are equal."""
         return self._graph.reuse_executable(other._graph)
 
     def compute_numbers(self, snapshot: Snapshot) -> None:

@@ -245,7 +245,7 @@ class CompiledStep(Generic[P, R]):
             events.emit(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def fresh_copy(self, options: Options | None = None) -> CompiledStep[P, R]:
-        """Returns a new compiled step of the same function, with these options or the present ones. It has not been called."""
+        """Returns a new compiled step of the same function, which has not been called. Without `options` it has the same options."""
         return CompiledStep(self._function, options or self._options, self._fullgraph)
 
     @property

@@ -113,8 +113,8 @@ def check_conversions(op: torch._ops.OpOverload, numbers: Sequence[TracedNumber]
 
     Args:
         op: an op of ATen.
-        numbers: the traced numbers among its arguments.
-        tensors: its results, and the other tensors among its arguments.
+        numbers: the traced numbers among the op's arguments.
+        tensors: the op's results, and the tensors among its arguments.
 
     Raises: TracedNumberInspected for a dtype for which the function in `_TRACED_OPS` would not give ATen's result, or if a number lies
     outside the range of a dtype.

@@ -45,7 +45,7 @@ def measure(layers: int = 500, closures: int = 10, rounds: int = 500) -> dict[st
     x = torch.ones(2, 4)
     for _ in range(2):
         _, observation = observe(step, (x,), {})
-    around = walk({"step": step}, None, observation.touched)
+    around = walk({"step": step}, None, observation.executed_code)
     inputs = frozenset(
         (f"{path}.param_groups[{index}]", "lr")
         for path, optimizer in around.optimizers.items()
@@ -60,7 +60,7 @@ def measure(layers: int = 500, closures: int = 10, rounds: int = 500) -> dict[st
         times.append((time.perf_counter() - started) * 1e6)
     tensors = len(around.tensors)
     return {
-        "places": sum(len(holder.items) for holder in around.holders.values()),
+        "places": sum(len(holder.items) for holder in around.containers.values()),
         "tensors": tensors,
         "minimum_us": min(times),
         "median_us": statistics.median(times),

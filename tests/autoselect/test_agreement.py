@@ -36,22 +36,22 @@ def test_agreement_where_eager_itself_is_uncertain() -> None:
     eager, near, far = torch.ones(4), torch.full((4,), 1.02), torch.full((4,), 1.1)
     trials = [[torch.full((4,), 1.01)], [torch.full((4,), 0.998)]]
     assert not agreement.compare([near], [eager], gradients=True).agrees
-    assert agreement.compare([near], [eager], gradients=True, moved=trials).agrees
-    assert not agreement.compare([far], [eager], gradients=True, moved=trials).agrees
-    assert not agreement.compare([near], [eager], gradients=True, moved=[[torch.full((4,), float("inf"))]]).agrees
+    assert agreement.compare([near], [eager], gradients=True, perturbed=trials).agrees
+    assert not agreement.compare([far], [eager], gradients=True, perturbed=trials).agrees
+    assert not agreement.compare([near], [eager], gradients=True, perturbed=[[torch.full((4,), float("inf"))]]).agrees
 
     class Steep(torch.nn.Module):
         def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             return (x - 1) * tokens
 
     x, tokens = torch.ones(8), torch.arange(8)
-    moved = agreement.moved(Steep(), (x, tokens))
-    assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in moved)
-    assert len({result.sum().item() for result in moved}) > 1
+    perturbed = agreement.perturbed_results(Steep(), (x, tokens))
+    assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in perturbed)
+    assert len({result.sum().item() for result in perturbed}) > 1
 
     embedding = torch.nn.Embedding(4, 8)  # whose input does not move: what moves is the parameter
     weight = embedding.weight.detach().clone()
-    for result in agreement.moved(embedding, (torch.arange(4),)):
+    for result in agreement.perturbed_results(embedding, (torch.arange(4),)):
         assert bool((result != weight).all())
         torch.testing.assert_close(result, weight, rtol=1e-6, atol=0.0)
     assert bool((embedding.weight == weight).all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.autoselect.clones import by_storage, clones, content, in_float64, sharing
+from dynaxla.autoselect.clones import by_storage, clones, content, in_float64, positions_on_same_storages
 
 
 def test_strides_sharing_and_gradients_are_those_of_the_originals() -> None:
@@ -29,12 +29,12 @@ def test_strides_sharing_and_gradients_are_those_of_the_originals() -> None:
 def test_what_is_not_wanted_is_the_original_but_for_what_shares_memory_with_it() -> None:
     base, other = torch.zeros(4), torch.zeros(4)
     args = [base[:2], other, base[1:]]
-    assert sharing(args, {0}) == {0, 2}
+    assert positions_on_same_storages(args, {0}) == {0, 2}
     made = clones(args, {0})
     assert made[1] is other
     assert made[0] is not args[0]
     assert made[2] is not args[2]
-    assert sharing(made, {2}) == {0, 2}
+    assert positions_on_same_storages(made, {2}) == {0, 2}
 
 
 def test_content_is_all_of_a_storage() -> None:

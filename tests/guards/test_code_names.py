@@ -27,7 +27,7 @@ def test_names_and_globals() -> None:
     found = names_of(function.__code__)
     assert {"settings", "net", "body", "weight", "rate", "first", "second", "shown", "tupled"} <= found.all
     assert not {"two", "words", "two words"} & found.all
-    assert (set(found.read), found.imports, found.reflects) == ({"settings", "net"}, ("json.decoder",), False)
+    assert (set(found.globals), found.imports, found.reflects) == ({"settings", "net"}, ("json.decoder",), False)
     assert len(list(codes(function.__code__))) == 2
     assert names_of(function.__code__) is found
 

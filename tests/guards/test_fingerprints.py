@@ -28,7 +28,7 @@ from dynaxla.guards.fingerprints import (
     fingerprint,
     hides_state,
     identity_of,
-    is_known_by_identity,
+    is_compared_by_identity,
     parts_of,
     restore_contents,
     size_of,
@@ -85,9 +85,9 @@ def test_a_fact_holds_what_it_is_of() -> None:
 
 def test_known_by_identity() -> None:
     known = [len, np.add, torch.ops.aten.add.Tensor, torch.nn.functional.relu, logging.getLogger("x"), str.upper, "a".__class__.__len__]
-    assert all(map(is_known_by_identity, known))
+    assert all(map(is_compared_by_identity, known))
     unknown = [lambda: None, functools.partial(len), [].append, functools.lru_cache(lambda: None), torch.no_grad()(lambda: None), Odd]
-    assert not any(map(is_known_by_identity, unknown))
+    assert not any(map(is_compared_by_identity, unknown))
 
 
 def test_state_in_c() -> None:

@@ -243,7 +243,7 @@ def test_what_cannot_be_compared_and_is_not_used(change: str) -> None:
 
     _, observation = observe(function, (X,), {})
     assert observation.is_pure
-    around = walk({"step": function}, None, observation.touched)
+    around = walk({"step": function}, None, observation.executed_code)
     assert not around.incomparable
     setattr(thing, change, None)
     assert around.is_unchanged()
@@ -261,7 +261,7 @@ def test_what_cannot_be_compared_and_is_used(kind: Callable[[], Any]) -> None:
         return thing["thing"] is None
 
     _, observation = observe(function, (), {})
-    assert list(walk({"step": function}, None, observation.touched).incomparable) == ["thing['thing']"]
+    assert list(walk({"step": function}, None, observation.executed_code).incomparable) == ["thing['thing']"]
 
 
 def test_the_environment_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_the_environment_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     _, observation = observe(function, (), {})
     assert observation.is_pure
     for change in (lambda: monkeypatch.setenv("DYNAXLA_TEST", "2"), lambda: sys.argv.__setitem__(0, "two")):
-        around = walk({"step": function}, None, observation.touched)
+        around = walk({"step": function}, None, observation.executed_code)
         assert around.is_unchanged()
         assert not around.incomparable
         change()
@@ -304,11 +304,11 @@ def by_match() -> float:
 def test_attributes_that_code_reads_without_naming_them(function: Callable[[], Any]) -> None:
     pair.factor = 2.0
     _, observation = observe(function, (), {})
-    around = walk({"step": function}, None, observation.touched)
+    around = walk({"step": function}, None, observation.executed_code)
     assert around.is_unchanged()
     pair.factor = 3.0
     assert not around.is_unchanged()
-    assert around.facts() != walk({"step": function}, None, observation.touched).facts()
+    assert around.facts() != walk({"step": function}, None, observation.executed_code).facts()
 
 
 def test_reflection_touches_everything() -> None:
@@ -322,7 +322,7 @@ def test_reflection_touches_everything() -> None:
 
     for function, found in ((by_name, []), (by_variable, ["thing.lock"])):
         _, observation = observe(function, (X,), {})
-        assert list(walk({"step": function}, None, observation.touched).incomparable) == found
+        assert list(walk({"step": function}, None, observation.executed_code).incomparable) == found
 
 
 def test_cached_functions() -> None:
@@ -333,7 +333,7 @@ def test_cached_functions() -> None:
         return cached(1)
 
     _, observation = observe(function, (), {})
-    assert list(walk({"step": function}, None, observation.touched).incomparable) == ["cached"]
+    assert list(walk({"step": function}, None, observation.executed_code).incomparable) == ["cached"]
 
 
 def test_code_that_no_walk_finds_is_named() -> None:
@@ -344,7 +344,7 @@ def test_code_that_no_walk_finds_is_named() -> None:
         library.define("hidden(Tensor x) -> Tensor")
         library.impl("hidden", lambda x: x * 2, "CPU")
         _, observation = observe(step, (), {})
-    assert len(walk({"step": step}, None, observation.touched).unreached(observation.touched)) == 1
+    assert len(walk({"step": step}, None, observation.executed_code).unreached(observation.executed_code)) == 1
 
 
 SCRIPT = """

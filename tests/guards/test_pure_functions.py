@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.guards.pure_functions import acts, constructs
+from dynaxla.guards.pure_functions import constructor_effect_of, effect_of
 
 X = torch.ones(2)
 COMPUTES: list[Callable[..., Any]] = [
@@ -39,24 +39,24 @@ ACTS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("function", COMPUTES, ids=lambda function: getattr(function, "__qualname__", str(function)))
 def test_what_computes(function: Callable[..., Any]) -> None:
-    assert acts(function, within_torch=False) == ""
+    assert effect_of(function, within_torch=False) == ""
 
 
 @pytest.mark.parametrize("function", ACTS, ids=lambda function: getattr(function, "__qualname__", str(function)))
 def test_what_acts(function: Callable[..., Any]) -> None:
-    assert function.__name__ in acts(function, within_torch=False)
+    assert function.__name__ in effect_of(function, within_torch=False)
 
 
 def test_what_torch_may_use_itself() -> None:
     """Its locks, its clocks and the code that it makes; not files or random numbers."""
     for function in (exec, time.time, threading.Lock().acquire, sys.settrace):
-        assert acts(function, within_torch=True) == ""
+        assert effect_of(function, within_torch=True) == ""
     for function in (print, open, random.random, io.BytesIO().write):
-        assert acts(function, within_torch=True)
+        assert effect_of(function, within_torch=True)
 
 
 def test_making_an_instance() -> None:
     for kind in (list, ValueError, np.ndarray, torch.Tensor, collections.deque, datetime.date, type("Own", (), {})):
-        assert constructs(kind) == ""
-    assert constructs(io.FileIO) == "_io.FileIO()"
-    assert constructs(type(random.Random(0)).__base__) == "_random.Random()"
+        assert constructor_effect_of(kind) == ""
+    assert constructor_effect_of(io.FileIO) == "_io.FileIO()"
+    assert constructor_effect_of(type(random.Random(0)).__base__) == "_random.Random()"

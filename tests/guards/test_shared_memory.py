@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.guards.shared_memory import shared
+from dynaxla.guards.shared_memory import pairs_sharing_memory
 from dynaxla.observe import metrics
 
 
@@ -169,6 +169,6 @@ def test_pairs() -> None:
     array = np.ones((4, 2), np.float32)
     holders = {"rows": array[2:], "bytes": bytearray(8), "strings": np.array(["a"])}
     tensors = {"first": torch.from_numpy(array[:2]), "other": torch.ones(4), "sparse": torch.eye(2).to_sparse(), "none": torch.ones(0)}
-    assert shared({}, tensors) == []
-    assert shared(holders, tensors) == []
-    assert shared(holders | {"all": array[::-1]}, tensors) == [("all", "first")]
+    assert pairs_sharing_memory({}, tensors) == []
+    assert pairs_sharing_memory(holders, tensors) == []
+    assert pairs_sharing_memory(holders | {"all": array[::-1]}, tensors) == [("all", "first")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.guards.slots import ABSENT, BASES, Attributes, ClassDict, Holder, Namespace, View, entries, shown
+from dynaxla.guards.slots import ABSENT, BASES, Attributes, ClassDict, Container, MappingProxy, Namespace, entries, key_text
 
 pytestmark = pytest.mark.quick
 
@@ -69,7 +69,7 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
         lambda x: setattr(x.kind, "note", 2),
     ),
     "view": (
-        lambda: View(types.MappingProxyType(vars(Thing))),
+        lambda: MappingProxy(types.MappingProxyType(vars(Thing))),
         lambda x: setattr(Thing, "factor", 3),
         lambda x: setattr(Thing, "factor", 2),
     ),
@@ -81,7 +81,7 @@ def test_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Thing, "factor", 2)
     make, change, other = HOLDERS[name]
     target = make()
-    holder = Holder(target, entries(target))
+    holder = Container(target, entries(target))
     other(target)
     assert holder.is_unchanged()
     change(target)
@@ -91,12 +91,12 @@ def test_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_that_are_free() -> None:
     """A learning rate may be another float, not another kind of number."""
     groups = {"lr": 0.1, "momentum": 0.9}
-    holder = Holder(groups, entries(groups))
+    holder = Container(groups, entries(groups))
     groups["lr"] = 0.2
-    assert holder.is_unchanged(free={"lr"})
-    assert not holder.is_unchanged(free={"momentum"})
+    assert holder.is_unchanged(input_keys={"lr"})
+    assert not holder.is_unchanged(input_keys={"momentum"})
     groups["lr"] = 1
-    assert not holder.is_unchanged(free={"lr"})
+    assert not holder.is_unchanged(input_keys={"lr"})
 
 
 def test_what_is_not_there() -> None:
@@ -111,5 +111,5 @@ def test_a_class_holds_its_bases() -> None:
 
 
 def test_keys_in_paths() -> None:
-    assert [shown(key, 3) for key in ("lr", 1, torch.float32)] == ["'lr'", "1", "torch.float32"]
-    assert shown(torch.ones(2), 3) == "Tensor 3"
+    assert [key_text(key, 3) for key in ("lr", 1, torch.float32)] == ["'lr'", "1", "torch.float32"]
+    assert key_text(torch.ones(2), 3) == "Tensor 3"

@@ -13,7 +13,7 @@ from torch import nn
 from dynaxla.errors import CaptureError
 from dynaxla.guards.observation import observe
 from dynaxla.guards.slots import ABSENT
-from dynaxla.guards.snapshot import FunctionGuards, KnownObject
+from dynaxla.guards.snapshot import FunctionGuards, ObjectAtPath
 from support import internals
 
 pytestmark = pytest.mark.quick
@@ -151,7 +151,7 @@ def test_places_get_their_old_values_back() -> None:
     found.put({("state", "count"): 5, ("state", "kept"): ABSENT, ("args[1]", 0): 7})
     assert (state, box) == ({"count": 5}, [7])
     assert found.object_at(str(found.path_of(X))) is X
-    found.put({("state", KnownObject(str(found.path_of(X)))): 1})
+    found.put({("state", ObjectAtPath(str(found.path_of(X)))): 1})
     assert state[X] == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.guards.state_changes import Readings, state_of
+from dynaxla.guards.state_changes import StateChangeDetector, state_of
 
 
 def test_a_stamp() -> None:
@@ -13,7 +13,7 @@ def test_a_stamp() -> None:
     def function() -> object:
         return constant, own, entries
 
-    readings = Readings({"function": function}, [own])
+    readings = StateChangeDetector({"function": function}, [own])
     first = readings.stamp()
     readings.captured.put("key", 1)
     own.add_(1)

@@ -16,7 +16,7 @@ import torch
 
 import dynaxla
 from dynaxla.guards import trusted_code
-from dynaxla.guards.state_changes import Readings
+from dynaxla.guards.state_changes import StateChangeDetector
 from dynaxla.training import compile_step
 
 
@@ -83,6 +83,6 @@ def test_classes_whose_metaclass_defines_their_module() -> None:
 
 def test_objects_that_watch_a_function_are_not_part_of_it() -> None:
     """A function can reach what watches it, which holds everything that it has reached."""
-    assert trusted_code.is_own(Readings({}))
+    assert trusted_code.is_own(StateChangeDetector({}))
     assert trusted_code.is_own(compile_step(function))
     assert not trusted_code.is_own(Kind())

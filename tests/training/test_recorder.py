@@ -65,7 +65,7 @@ def test_constants_are_new_in_each_step() -> None:
 def test_numbers_are_inputs() -> None:
     x = torch.ones(3)
     made = recorder(x=x)
-    lr = made.table.at(("group", "lr"), 0.1)
+    lr = made.traced_numbers.at(("group", "lr"), 0.1)
     made.run(lambda: (x * -lr, x + torch.tensor(lr)), (), {})
     formulas = [made.formula_of(node) for node in made.number_placeholders]
     assert formulas == [(operator.neg, Input(("group", "lr"))), Input(("group", "lr"))]

@@ -14,9 +14,9 @@ import dynaxla
 from dynaxla.errors import CaptureError
 from dynaxla.guards.object_walker import walk
 from dynaxla.guards.slots import ABSENT
-from dynaxla.guards.snapshot import KnownObject, Snapshot
+from dynaxla.guards.snapshot import ObjectAtPath, Snapshot
 from dynaxla.training.recorder import Recorder
-from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, known_paths_of, outputs_of
+from dynaxla.training.recordings import ComputedNumber, Output, Recording, build, object_paths_of, outputs_of
 
 X = torch.ones(3)
 
@@ -56,8 +56,8 @@ def test_changes_in_python() -> None:
     template = recording.changes["state", "new"]
     assert outputs_of(template) == [Output(0)]
     assert recording.changes["state", "gone"] is ABSENT
-    assert known_paths_of(recording.changes["state", "old"]) == ["x"]
-    assert recording.changes["state", "old"] == KnownObject("x")
+    assert object_paths_of(recording.changes["state", "old"]) == ["x"]
+    assert recording.changes["state", "old"] == ObjectAtPath("x")
     made = torch.zeros(3)
     first, second = (build(template, lambda _: made, state(x=X)) for _ in range(2))
     assert first == {"step": made, "name": "adam"}
@@ -79,7 +79,7 @@ def test_a_recording_calls_no_collectives() -> None:
 def test_numbers_are_computed_again() -> None:
     group = {"lr": 0.5}
     recorder = Recorder({}, 0, {}, set())
-    lr = recorder.table.at(("group", "lr"), 0.5)
+    lr = recorder.traced_numbers.at(("group", "lr"), 0.5)
     recording = Recording(recorder, None, {("group", "initial"): lr * 2}, state())
     template = recording.changes["group", "initial"]
     assert isinstance(template, ComputedNumber)

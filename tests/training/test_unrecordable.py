@@ -27,11 +27,11 @@ def decorator() -> Iterator[None]:
 @pytest.mark.parametrize("source", [iter([1, 2]), (number for number in [1]), np.random.default_rng(0), np.random.RandomState(0)], ids=type)
 def test_what_each_recording_would_move_on(source: Any) -> None:
     with pytest.raises(CaptureError, match="recording the step would advance it"):
-        unrecordable.refuse_sources(walk({"source": source}))
+        unrecordable.refuse_iterators(walk({"source": source}))
 
 
 def test_what_lies_still() -> None:
-    unrecordable.refuse_sources(walk({"numbers": [1, 2], "array": np.ones(2), "decorator": decorator()}))
+    unrecordable.refuse_iterators(walk({"numbers": [1, 2], "array": np.ones(2), "decorator": decorator()}))
 
 
 def recorded(function: Callable[..., Any], around: ObjectGraph) -> Recorder:

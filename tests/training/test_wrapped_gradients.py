@@ -46,7 +46,7 @@ def counted(function, counter, name):
 
 
 object_walker.Visitor._visit = counted(object_walker.Visitor._visit, visits, "visits")
-object_graph.meta = counted(object_graph.meta, metas, "metas")
+object_graph.metadata_of = counted(object_graph.metadata_of, metas, "metas")
 search = snapshot.walk
 snapshot.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
 

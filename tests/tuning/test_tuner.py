@@ -30,7 +30,7 @@ registry.fill()  # IMPLEMENTATIONS has all of them now
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "_known", {})
+    monkeypatch.setattr(tuner, "_measurements", {})
 
 
 class Net(nn.Module):
@@ -56,7 +56,7 @@ def run(cache: Path, implementations: Mapping[str, str] | None = None, **options
 
 def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
-    tried = tuning.tried()
+    tried = tuning.measurements()
     assert {item.op for item in tried} == {"convolution", "contraction"}
     assert len(tried) == 3
     for item in tried:
@@ -66,10 +66,10 @@ def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert item.chosen in item.seconds
     measured = metrics.snapshot()["tune"]
     run(tmp_path)
-    monkeypatch.setattr(tuner, "_known", {})
+    monkeypatch.setattr(tuner, "_measurements", {})
     run(tmp_path)
     assert metrics.snapshot()["tune"] == measured
-    assert sorted(tuning.kept(Store(tmp_path / "tuning")), key=str) == sorted(tried, key=str)
+    assert sorted(tuning.stored_measurements(Store(tmp_path / "tuning")), key=str) == sorted(tried, key=str)
 
 
 @pytest.mark.parametrize("package", [torch, jax, dynaxla], ids=lambda package: package.__name__)
@@ -78,14 +78,14 @@ def test_another_version_measures_again(package: Any, tmp_path: Path, monkeypatc
     run(tmp_path)
     measured = metrics.snapshot()["tune"]
     monkeypatch.setattr(package, "__version__", "0.0.1")
-    monkeypatch.setattr(tuner, "_known", {})
+    monkeypatch.setattr(tuner, "_measurements", {})
     run(tmp_path)
     assert metrics.snapshot()["tune"] == measured + 3
 
 
 def test_forced_implementation_is_not_measured(tmp_path: Path) -> None:
     run(tmp_path, implementations={"convolution": "xla", "contraction": "xla"})
-    assert tuning.tried() == []
+    assert tuning.measurements() == []
 
 
 def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return jax.ffi.ffi_call("there is no such call", result)(result)
 
     run(tmp_path)
-    (found,) = (item for item in tuning.tried() if item.op == "contraction")
+    (found,) = (item for item in tuning.measurements() if item.op == "contraction")
     assert found.seconds["refused"] is None
     assert {name: seconds for name, seconds in found.seconds.items() if name in ("quick", "slow", "xla")} == pytest.approx(
         {"quick": 0.001, "slow": 0.004, "xla": 0.002}
@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_keeps_the_expected_implementation(monkeypatch: 
         implementations.implementation(name, preferred=lambda _, preferred=preferred: preferred)(lambda problem: None)
     choice = tuner.Tuner(jax.devices("cpu")[0], {}, {}, None)
     assert choice.choose(implementations, SimpleNamespace(platform="cpu")).name == "preferred"
-    assert tuning.tried() == []
+    assert tuning.measurements() == []
 
 
 def test_expected_implementation_wins_a_draw() -> None:
@@ -150,7 +150,7 @@ def test_unreadable_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store = Store(tmp_path / "tuning")
     for key in store:
         store.put(key, b"{}")
-    monkeypatch.setattr(tuner, "_known", {})
+    monkeypatch.setattr(tuner, "_measurements", {})
     run(tmp_path)
     assert metrics.snapshot()["tune"] == measured + 3
 

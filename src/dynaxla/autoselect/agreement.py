@@ -1,4 +1,4 @@
-"""Decides if a result is right: close to eager mode's result, or about as close to the float64 result as eager mode's result is."""
+"""Decides if an engine's result is right: close to eager mode's result, or about as close to the float64 result as eager mode's is."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch.utils import _pytree as pytree
 
 # The largest difference from eager mode's result, relative to the largest magnitude of that result, that counts as rounding.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Gradients are compared by their norms. If rounding moves an activation over the edge of a ReLU, or one maximum over another, single
-# numbers change by much more than rounding. This happens in random layers. So the error of an eager gradient against float64 counts as at
-# least the error of all gradients together. Some gradients, as of the bias of attention's keys, are pure rounding noise. So the norm of a
-# gradient counts as at least this part of the norm of all gradients.
+# Gradients are compared by their norms, with a tolerance that is larger by this factor. If rounding moves an activation over the edge of a
+# ReLU, or one maximum over another, single numbers change by much more than rounding. This happens in random layers. So the error of an
+# eager gradient against float64 is taken to be at least the error of all gradients together.
 GRADIENT_FACTOR = 10
+# Some gradients are pure rounding noise, for example of the bias of attention's keys. So the norm of a gradient is taken to be at least
+# this fraction of the norm of all gradients.
 GRADIENT_PART = 0.01
 # A result beyond the tolerance is still right if its distance from the float64 result is at most this multiple of eager mode's distance, or
 # if its distance from eager mode is at most this multiple of the distance that eager mode's result moves when inputs and parameters are
-# moved by their own rounding.
+# perturbed by their own rounding.
 MULTIPLE = 3.0
 
 
@@ -30,14 +31,15 @@ MULTIPLE = 3.0
 class NumericalAgreement:
     """The result of a comparison.
 
-    An error is the largest difference divided by the largest magnitude of the reference, for the worst of all outputs.
+    An error is the largest difference divided by the largest magnitude of the reference; for gradients, the norm of the difference divided
+    by the norm of the reference. The errors here are the errors of the worst output.
 
     Attributes:
         agrees: True if the result is right.
         error: the error of the result, with eager mode's result as the reference.
         own_error: the error of the result, with the float64 result as the reference; None without a float64 result.
         eager_error: the error of eager mode's result, with the float64 result as the reference; None without a float64 result.
-        spread: the change of eager mode's result if inputs and parameters change by their rounding; 0 if not measured.
+        spread: the change of eager mode's result if inputs and parameters change by the rounding of their dtypes; 0 if not measured.
         detail: a difference in structure, metadata or non-floating values; "" if there is none.
     """
 
@@ -49,32 +51,34 @@ class NumericalAgreement:
     detail: str = ""
 
 
-def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> NumericalAgreement:
-    """Compares an engine's result with eager mode's.
+def compare(
+    result: Any, eager: Any, reference: Any = None, *, gradients: bool = False, perturbed: Sequence[Any] = ()
+) -> NumericalAgreement:
+    """Compares an engine's result with the result of eager mode.
 
     Args:
-        mine: the engine's result.
+        result: the engine's result: a tensor, a plain value, or a pytree of these.
         eager: eager mode's result.
         reference: the result in float64, or None.
         gradients: True if the values are gradients, which are compared by their norms (see `GRADIENT_FACTOR`).
-        moved: eager mode's results for inputs and parameters that differ by rounding.
+        perturbed: eager mode's results for inputs and parameters that differ by rounding (see `perturbed_results`).
     """
-    flat_mine, structure_mine = pytree.tree_flatten(mine)
-    flat_eager, structure_eager = pytree.tree_flatten(eager)
-    if structure_mine != structure_eager:
-        return NumericalAgreement(False, detail=f"structure {structure_mine}, eager gives {structure_eager}")
+    flat_result, result_structure = pytree.tree_flatten(result)
+    flat_eager, eager_structure = pytree.tree_flatten(eager)
+    if result_structure != eager_structure:
+        return NumericalAgreement(False, detail=f"structure {result_structure}, eager gives {eager_structure}")
     flat_reference = pytree.tree_leaves(reference) if reference is not None else [None] * len(flat_eager)
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
     norms = _GradientNorms.of(flat_eager, flat_reference) if gradients else None
-    flat_moved = list(zip(*map(pytree.tree_leaves, moved), strict=True)) if moved else [()] * len(flat_eager)
-    leaves = zip(flat_mine, flat_eager, flat_reference, flat_moved, strict=True)
+    flat_perturbed = list(zip(*map(pytree.tree_leaves, perturbed), strict=True)) if perturbed else [()] * len(flat_eager)
+    leaves = zip(flat_result, flat_eager, flat_reference, flat_perturbed, strict=True)
     return worst([_compare_leaf(*items, norms) for items in leaves])
 
 
 @dataclass(frozen=True)
 class _GradientNorms:
-    """Norm and error of all gradients of eager mode together.
+    """The norm and the error of all gradients of eager mode together.
 
     Attributes:
         norm: the norm of all gradients.
@@ -86,11 +90,12 @@ class _GradientNorms:
 
     @staticmethod
     def of(eager: list[Any], reference: list[Any]) -> _GradientNorms:
-        pairs = [(mine, other) for mine, other in zip(eager, reference, strict=True) if isinstance(mine, torch.Tensor)]
-        norm = _norm([mine for mine, _ in pairs])
-        if not all(isinstance(other, torch.Tensor) and other.shape == mine.shape for mine, other in pairs):
+        pairs = [(gradient, exact) for gradient, exact in zip(eager, reference, strict=True) if isinstance(gradient, torch.Tensor)]
+        norm = _norm([gradient for gradient, _ in pairs])
+        if not all(isinstance(exact, torch.Tensor) and exact.shape == gradient.shape for gradient, exact in pairs):
             return _GradientNorms(norm, 0.0)
-        return _GradientNorms(norm, _norm([mine.double() - other for mine, other in pairs]) / (_norm([other for _, other in pairs]) or 1.0))
+        error_norm = _norm([gradient.double() - exact for gradient, exact in pairs])
+        return _GradientNorms(norm, error_norm / (_norm([exact for _, exact in pairs]) or 1.0))
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
@@ -99,44 +104,45 @@ def _norm(tensors: list[torch.Tensor]) -> float:
 
 
 def worst(agreements: list[NumericalAgreement]) -> NumericalAgreement:
-    """Returns the agreement with the largest error, among those that do not agree if there are any."""
+    """Returns the comparison with the largest error, among the comparisons without agreement if there are any."""
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=NumericalAgreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], norms: _GradientNorms | None) -> NumericalAgreement:
+def _compare_leaf(result: Any, eager: Any, reference: Any, perturbed: Sequence[Any], norms: _GradientNorms | None) -> NumericalAgreement:
     if not isinstance(eager, torch.Tensor):
         return NumericalAgreement(
-            type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}"
+            type(result) is type(eager) and result == eager, detail="" if result == eager else f"{result!r}, eager gives {eager!r}"
         )
-    if not isinstance(mine, torch.Tensor):
-        return NumericalAgreement(False, detail=f"{type(mine).__name__}, eager gives a tensor")
+    if not isinstance(result, torch.Tensor):
+        return NumericalAgreement(False, detail=f"{type(result).__name__}, eager gives a tensor")
     for fact in ("shape", "dtype", "device"):
-        if getattr(mine, fact) != getattr(eager, fact):
-            return NumericalAgreement(False, detail=f"{fact} {getattr(mine, fact)}, eager gives {getattr(eager, fact)}")
+        if getattr(result, fact) != getattr(eager, fact):
+            return NumericalAgreement(False, detail=f"{fact} {getattr(result, fact)}, eager gives {getattr(eager, fact)}")
     if eager.is_complex():
         parts = [
-            torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item for item in (mine, eager, reference)
+            torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item
+            for item in (result, eager, reference)
         ]
-        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], norms)
+        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in perturbed], norms)
     if not eager.is_floating_point():
-        differing = int((mine != eager).sum())
+        differing = int((result != eager).sum())
         return NumericalAgreement(
             not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else ""
         )
     min_norm = None if norms is None else GRADIENT_PART * norms.norm
-    error = distance(mine, eager, min_norm)
-    spread = max((distance(other, eager, min_norm) for other in moved), default=0.0)
+    error = distance(result, eager, min_norm)
+    spread = max((distance(variant, eager, min_norm) for variant in perturbed), default=0.0)
     tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if norms is None else GRADIENT_FACTOR)
     agrees = error <= max(tolerance, MULTIPLE * spread) < float("inf")
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
         return NumericalAgreement(agrees, error, spread=spread)
-    own_error, eager_error = distance(mine, reference, min_norm), distance(eager, reference, min_norm)
+    own_error, eager_error = distance(result, reference, min_norm), distance(eager, reference, min_norm)
     agrees = agrees or own_error <= MULTIPLE * max(eager_error, norms.error if norms else 0.0) < float("inf")
     return NumericalAgreement(agrees, error, own_error, eager_error, spread)
 
 
 def distance(tensor: torch.Tensor, reference: torch.Tensor, min_norm: float | None = None) -> float:
-    """Returns the largest difference divided by the largest magnitude of the reference; infinite if the non-finite values differ.
+    """Returns the largest difference divided by the largest magnitude of the reference; infinity if the non-finite values differ.
 
     Args:
         tensor: the tensor.
@@ -145,29 +151,29 @@ def distance(tensor: torch.Tensor, reference: torch.Tensor, min_norm: float | No
     """
     if not reference.numel():
         return 0.0
-    mine, theirs = tensor.detach().double(), reference.detach().double()
-    finite = theirs.isfinite()
-    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
-    if not bool(torch.where(finite, mine.isfinite(), same).all()):
+    actual, expected = tensor.detach().double(), reference.detach().double()
+    finite = expected.isfinite()
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    if not bool(torch.where(finite, actual.isfinite(), same).all()):
         return float("inf")
-    size = (lambda x: x.abs().max()) if min_norm is None else torch.linalg.vector_norm
-    difference = size(torch.where(finite, mine - theirs, 0.0)).item()
-    magnitude = max(size(torch.where(finite, theirs, 0.0)).item(), min_norm or 0.0)
+    norm = (lambda x: x.abs().max()) if min_norm is None else torch.linalg.vector_norm
+    difference = norm(torch.where(finite, actual - expected, 0.0)).item()
+    magnitude = max(norm(torch.where(finite, expected, 0.0)).item(), min_norm or 0.0)
     return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
 
 
-# The number of results that `moved` returns.
+# The number of results that `perturbed_results` returns.
 _PERTURBED_RUNS = 3
 
 
-def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
-    """Returns the model's results for inputs and parameters that are moved up or down, at random, by the rounding of their dtype.
+def perturbed_results(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
+    """Returns the model's results for inputs and parameters that are perturbed up or down, at random, by the rounding of their dtype.
 
     The results show how much another order of summation may change the model's result. The model is not changed.
     """
     generator = torch.Generator().manual_seed(0)
 
-    def move(tensor: torch.Tensor) -> torch.Tensor:
+    def perturb(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
@@ -175,11 +181,11 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
 
     results = []
     for _ in range(_PERTURBED_RUNS):
-        mine = copy.deepcopy(model)
+        perturbed_model = copy.deepcopy(model)
         with torch.no_grad():
-            for parameter in mine.parameters():
-                parameter.copy_(move(parameter))
-        results.append(pytree.tree_map_only(torch.Tensor, torch.clone, mine(*map(move, inputs))))
+            for parameter in perturbed_model.parameters():
+                parameter.copy_(perturb(parameter))
+        results.append(pytree.tree_map_only(torch.Tensor, torch.clone, perturbed_model(*map(perturb, inputs))))
     return results
 
 

@@ -21,14 +21,12 @@ _NOT_ENGINES = ("dynaxla_auto", "dynaxla_retrace")
 
 def check_names(names: Sequence[str]) -> None:
     """Raises OptionError for a name that is not a backend of torch.compile."""
-    known = [name for name in torch._dynamo.list_backends(exclude_tags=()) if name not in _NOT_ENGINES]
+    available = [name for name in torch._dynamo.list_backends(exclude_tags=()) if name not in _NOT_ENGINES]
     for name in names:
-        if name != DEFAULT_ENGINE and name not in known:
+        if name != DEFAULT_ENGINE and name not in available:
             hint = "register your own engine with torch._dynamo.register_backend(function, name=...)"
-            raise OptionError(
-                f"option engines={list(names)!r}: {name!r} cannot be an engine; there are: {', '.join(sorted({*known, DEFAULT_ENGINE}))}",
-                hint=hint,
-            )
+            there_are = ", ".join(sorted({*available, DEFAULT_ENGINE}))
+            raise OptionError(f"option engines={list(names)!r}: {name!r} cannot be an engine; there are: {there_are}", hint=hint)
 
 
 def compile_with(name: str, module: GraphModule, example_inputs: Sequence[Any], device: torch.device) -> Call | str:
@@ -40,7 +38,7 @@ def compile_with(name: str, module: GraphModule, example_inputs: Sequence[Any], 
 
 
 def compiled_or_reason(compile: Callable[[], Any]) -> Call | str:
-    """Returns the function that a compiler returns, or the reason (str) why the compiler fails.
+    """Calls a compiler, and returns the function that it returns, or the reason (str) why it fails.
 
     Raises: the exceptions with which TorchDynamo restarts or skips a capture; OptionError.
     """

@@ -19,8 +19,8 @@ def by_storage(args: Sequence[Any]) -> dict[int, list[int]]:
     return positions
 
 
-def sharing(args: Sequence[Any], positions: Collection[int]) -> set[int]:
-    """Returns `positions`, and the positions of all other tensors on the same storages."""
+def positions_on_same_storages(args: Sequence[Any], positions: Collection[int]) -> set[int]:
+    """Returns the positions of all tensors that share a storage with one of the tensors at `positions`, including these."""
     return {position for group in by_storage(args).values() if not set(positions).isdisjoint(group) for position in group}
 
 

@@ -50,7 +50,10 @@ class GraphFacts:
 
 
 class CompileFunction(Protocol):
-    """The type of the function in backend.py that compiles a graph with dynaxla. The caller must guard calls by `GraphFacts.overlaps`."""
+    """The type of the function in backend.py that compiles a graph with dynaxla.
+
+    The caller of the compiled function must check the guard `GraphFacts.overlaps` before each call.
+    """
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Call: ...
 
@@ -60,8 +63,8 @@ def compile_with_contest(
 ) -> Call:
     """Compiles a graph with each engine, and returns the function that runs a call of the graph.
 
-    In the first calls, eager mode and the engines run in turn, and their results are compared. Later calls are run by the fastest engine
-    whose results agree with eager mode. An engine that raises an exception while it compiles does not take part.
+    In the first calls, eager mode and the engines run in turn, and their results are compared. The fastest engine whose results agree with
+    eager mode runs the later calls. An engine that raises an exception while it compiles does not take part.
 
     Args:
         module: TorchDynamo's graph.

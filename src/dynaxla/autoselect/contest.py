@@ -4,8 +4,8 @@ Each call is served by eager mode (TorchDynamo's graph as it is), or by an engin
 additional work on copies of its inputs:
 
 - A check, once for each engine and each combination of sizes: the engine runs on clones, and its results and side effects are compared with
-  those of eager mode. One call checks one engine, so a call takes about as long as eager mode and that engine together. In training, a
-  check takes one more eager run, because the gradients need their own.
+  the results and side effects of eager mode. One call checks one engine, so a call takes about as long as eager mode and the engine
+  together. In training, a check takes a second eager run on clones, for the gradients.
 - Timing, in blocks of calls that alternate between engines. In inference nothing runs twice: the engines serve the calls. In training,
   where the user decides when the backward pass runs, eager mode serves the call, and an engine runs forward and backward additionally.
 
@@ -35,16 +35,16 @@ from .verification import Call, Expected, now, run
 EAGER = "eager"
 # The engine for graphs that must not be run twice.
 DEFAULT_ENGINE = "dynaxla"
-# Rounds of timed blocks: the minimum and the maximum number of rounds, and the timed seconds after which no further round begins. It takes
-# more seconds to tell engines of nearly the same speed apart.
+# Rounds of timed blocks: the minimum and the maximum number of rounds, and the timed seconds after which no further round begins. The last
+# number applies if two engines are nearly equally fast, because ranking them takes more samples.
 _MIN_ROUNDS, _MAX_ROUNDS, _MIN_SECONDS, _MIN_SECONDS_IF_CLOSE = 3, 24, 1.0, 3.0
 # After the first round, the second and so on, an engine that takes more than this multiple of the fastest engine's time is not timed again.
 _MAX_SLOWDOWNS = (2.0, 1.5, 1.25, 1.2, 1.15, 1.1)
 # The number of timed calls in a block, by an upper bound of the seconds of a call. The first call of a block is not timed, because another
 # engine has filled the caches.
 _CALLS_PER_BLOCK = ((0.001, 8), (0.02, 5), (0.1, 3), (float("inf"), 2))
-# If sizes are new in every call, the times of the checks decide after this number of checks of each engine. Checks in which the engine
-# compiled do not count.
+# If sizes are new in every call, the times of the checks decide after this number of timed checks of each engine. A check in which the
+# engine compiles is not timed.
 _MIN_CHECKS = 3
 # The bound of the first class of sizes.
 _SMALLEST_BOUND = 16
@@ -63,7 +63,7 @@ class Timing:
     Attributes:
         calls: the seconds of the timed calls.
         block: the number of calls in the current block so far.
-        ratios: for each check, the engine's seconds divided by those of eager mode in the same call.
+        ratios: for each check, the engine's seconds divided by eager mode's seconds in the same call.
     """
 
     calls: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Choices:
 
 
 class SingleProcessBallot:
-    """Decides for this process alone. See engine_agreement.py for several processes."""
+    """Decides for this process alone. engine_agreement.py has the subclass for several processes."""
 
     def decide(self, sizes: Hashable, seconds: Mapping[str, float]) -> str | None:
         """Returns the engine that all processes use for a class of sizes; None while other processes have not decided: call again.
@@ -141,7 +141,7 @@ class Contest:
         self._in_trial = False
 
     def call(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        """Serves a user's call with sizes for which there is no serving engine yet."""
+        """Serves a user's call with sizes for which no engine is in `serving` yet."""
         if obstacles.call_must_run_once(args):
             return self.eager(*args)
         with self._lock:
@@ -276,7 +276,7 @@ class SizeClass:
                 timing.block = 0
 
     def select_untested(self, why: str) -> None:
-        """Selects the engine for graphs that must not be run twice, without a check."""
+        """Selects `DEFAULT_ENGINE`, the engine for graphs that must not be run twice, without a check."""
         self._win(self.contest.default_engine, why, {})
         for agreeing in self.contest.agreeing.values():
             agreeing.add(self.contest.default_engine)
@@ -342,7 +342,7 @@ class SizeClass:
         except Exception as error:
             if name == EAGER or (contest.written and not contest.training):  # inputs may have been written to
                 raise
-            results = contest.eager(*args)  # raises too, if the mistake is the user's
+            results = contest.eager(*args)  # raises an exception, too, if the error is in the user's code
             contest.exclude(name, f"it failed: {first_line(error)}")
             return results
         timing.block += 1
@@ -366,7 +366,7 @@ class SizeClass:
         return run(engine, clones(args, contest.written | hooked), contest.device, True).seconds
 
     def _begin_round(self) -> None:
-        """Removes slow engines, and begins the next round unless enough is timed. `_order` stays empty then."""
+        """Removes slow engines, and begins the next round. If enough has been timed, `_order` stays empty instead."""
         if self._round:
             bound = _MAX_SLOWDOWNS[min(self._round, len(_MAX_SLOWDOWNS)) - 1] * min(self.timings[name].best for name in self.remaining)
             self.remaining = [name for name in self.remaining if self.timings[name].best <= bound]
@@ -402,11 +402,19 @@ class SizeClass:
     def _win(
         self, name: str, why: str, ranking: Mapping[str, float], *, seconds: Mapping[str, float] | None = None, is_stored: bool = False
     ) -> None:
-        """Selects an engine, and records the verdict. `ranking`: the times from which a later choice without this engine is made."""
+        """Selects an engine, and records the verdict.
+
+        Args:
+            name: the engine's name.
+            why: the reason for the verdict.
+            ranking: the times of all engines, from which another engine is selected if this one is excluded later.
+            seconds: the times to report; None to report `ranking`.
+            is_stored: True if an earlier process made the measurement.
+        """
         self.winner, self._ranking = name, dict(ranking)
-        shown = dict(ranking if seconds is None else seconds)
+        reported = dict(ranking if seconds is None else seconds)
         phase = "training" if self.contest.training else "inference"
-        record_verdict(Verdict(self.contest.graph, phase, self.bounds, name, why, shown, dict(self.contest.left_out), is_stored))
+        record_verdict(Verdict(self.contest.graph, phase, self.bounds, name, why, reported, dict(self.contest.left_out), is_stored))
 
 
 def first_line(error: BaseException) -> str:

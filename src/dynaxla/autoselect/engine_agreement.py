@@ -1,9 +1,9 @@
 """Selects one engine for all processes of a group, from the measurements of each process.
 
-No process blocks. A process posts its times in the group's store and goes on with eager mode; later calls look for the answer. The first
-process that finds the times of all processes writes the answer: among the engines that agree with eager mode in all processes, the engine
-whose slowest process is the fastest. The first answer in the store counts. If a process has not posted in time, because it never calls
-the graph or has compiled other graphs, the answer is the default engine, and a warning names the missing processes.
+No process blocks. A process posts its times in the group's store and continues in eager mode; its later calls look for the answer. The
+first process that finds the times of all processes writes the answer: among the engines that agree with eager mode in all processes, the
+engine whose slowest process is the fastest. Only the first answer in the store is valid. If a process has not posted in time, because it
+never calls the graph or has compiled other graphs, the answer is the default engine, and a warning names the missing processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("dynaxla")
 # Seconds between two queries of the store, and seconds to wait for the other processes while eager mode serves calls.
 _PAUSE, _PATIENCE = 0.02, 120.0
 
-# The number of graphs that this process has compiled, by content. The n-th graph of a content is the same graph in all processes.
+# The number of graphs that this process has compiled, by content. The n-th graph with a content is the same graph in all processes.
 _graph_counts: Counter[str] = Counter()
 _lock = forks.lock()
 

@@ -64,14 +64,14 @@ def _reason_of_op(node: Node) -> str:
     if isinstance(op, HigherOrderOperator):
         return "" if op.name() in _PURE_HIGHER_ORDER_OPS else "the graph calls a higher-order op that may have side effects"
     if isinstance(op, OpOverloadPacket):
-        space = str(op).partition(".")[0]
+        namespace = str(op).partition(".")[0]
     elif isinstance(op, OpOverload):
-        space = op.namespace
+        namespace = op.namespace
     else:
         return ""
-    if "c10d" in space:
+    if "c10d" in namespace:
         return "the graph calls a collective"
-    if space not in _PURE_NAMESPACES:
+    if namespace not in _PURE_NAMESPACES:
         return "the graph calls a custom op"
     if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags and not _has_zero_dropout(op, node):
         return "the graph draws random numbers"
@@ -95,7 +95,7 @@ def _all_nodes(module: GraphModule) -> Iterator[Node]:
 
 
 def call_must_run_once(args: Sequence[Any]) -> bool:
-    """True if a call must not be repeated: a dispatch mode, hooks or a functorch transform watch its ops, or an input is no plain tensor.
+    """True if a call must not be repeated: a dispatch mode, hooks or a functorch transform see its ops, or an input is no plain tensor.
 
     A forked process that cannot use XLA must not repeat a call either.
     """

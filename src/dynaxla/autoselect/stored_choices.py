@@ -62,7 +62,14 @@ def _read(data: bytes | None) -> dict[str, Choice]:
 
 
 def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.device, facts: Sequence[Any]) -> str:
-    """Returns the key of a TorchDynamo graph with these inputs, on this machine with these versions. `facts` are part of the key."""
+    """Returns the key of a TorchDynamo graph with these inputs, on this machine with these versions of packages.
+
+    Args:
+        module: the graph.
+        example_inputs: the inputs of the first call.
+        device: the device that does most of the graph's work.
+        facts: further facts on which a choice depends, such as the engines and the options.
+    """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     hardware = machine.processor_facts(), gpu, torch.get_num_threads(), affinity.processors()
     key = text_of(module, example_inputs), machine.versions(), machine.sources(), hardware, tuple(facts)

@@ -11,7 +11,7 @@ import torch
 
 from ..runtime import private
 from .agreement import compare
-from .clones import by_storage, clones, content, in_float64, sharing
+from .clones import by_storage, clones, content, in_float64, positions_on_same_storages
 
 Call = Callable[..., Any]
 
@@ -34,7 +34,7 @@ class Run:
 
 
 def run(call: Call, args: Sequence[Any], device: torch.device, training: bool) -> Run:
-    """Calls an engine, and in training runs the backward pass too, with the same pseudorandom gradients of the results for each engine.
+    """Calls an engine. In training the backward pass follows, for which each engine gets the same pseudorandom gradients of the results.
 
     The `.grad` of leaves does not change.
 
@@ -88,54 +88,58 @@ class Expected:
     def __init__(self, eager: Call, args: Sequence[Any], device: torch.device, training: bool, written: Collection[int]) -> None:
         self._eager, self._device, self._training = eager, device, training
         self._before = args
-        self._written = sharing(args, written)
+        self._written = positions_on_same_storages(args, written)
         self.run = run(eager, clones(args) if training else args, device, training)
 
-    def difference(self, mine: Run) -> str:
-        """Returns a description of the first difference between an engine's run on clones and eager mode; "" if there is none."""
-        return self._metadata_difference(mine) or self._input_difference(mine) or self._value_difference(mine)
+    def difference(self, trial: Run) -> str:
+        """Returns a description of the first difference between a trial and eager mode; "" if there is none.
 
-    def _metadata_difference(self, mine: Run) -> str:
+        Args:
+            trial: the run of an engine on clones of the inputs.
+        """
+        return self._metadata_difference(trial) or self._input_difference(trial) or self._value_difference(trial)
+
+    def _metadata_difference(self, trial: Run) -> str:
         """Compares the number of results, the metadata of each, and the memory that results share."""
-        theirs = self.run
-        if len(mine.results) != len(theirs.results):
-            return f"it gives {len(mine.results)} results, eager mode {len(theirs.results)}"
-        for index, (one, other) in enumerate(zip(mine.results, theirs.results, strict=True)):
-            if _metadata(one) != _metadata(other):
-                return f"result {index} is {_metadata(one)}, eager mode's {_metadata(other)}"
-        for index, (one, other) in enumerate(zip(_storage_owners(mine), _storage_owners(theirs), strict=True)):
-            if one != other:
-                return f"result {index} shares memory with {one or 'nothing'}, eager mode's with {other or 'nothing'}"
+        eager = self.run
+        if len(trial.results) != len(eager.results):
+            return f"it gives {len(trial.results)} results, eager mode {len(eager.results)}"
+        for index, (result, expected) in enumerate(zip(trial.results, eager.results, strict=True)):
+            if _metadata(result) != _metadata(expected):
+                return f"result {index} is {_metadata(result)}, eager mode's {_metadata(expected)}"
+        for index, (owner, eager_owner) in enumerate(zip(_storage_owners(trial), _storage_owners(eager), strict=True)):
+            if owner != eager_owner:
+                return f"result {index} shares memory with {owner or 'nothing'}, eager mode's with {eager_owner or 'nothing'}"
         return ""
 
-    def _input_difference(self, mine: Run) -> str:
+    def _input_difference(self, trial: Run) -> str:
         """Compares the inputs after the call."""
         for positions in by_storage(self.run.args).values():
-            if torch.equal(content(mine.args[positions[0]]), content(self.run.args[positions[0]])):
+            if torch.equal(content(trial.args[positions[0]]), content(self.run.args[positions[0]])):
                 continue
             if not self._written.issuperset(positions):
                 return f"it writes to input {positions[0]}, eager mode does not"
             for position in positions:
-                agreement = compare(mine.args[position].detach(), self.run.args[position].detach())
+                agreement = compare(trial.args[position].detach(), self.run.args[position].detach())
                 if not agreement.agrees:
                     return f"input {position} differs after the call: {agreement.detail or f'relative error {agreement.error:.1e}'}"
         return ""
 
-    def _value_difference(self, mine: Run) -> str:
+    def _value_difference(self, trial: Run) -> str:
         """Compares the values of results and gradients."""
-        pairs: list[tuple[str, Sequence[Any], Sequence[Any]]] = [("the results", mine.results, self.run.results)]
-        if mine.gradients is not None and self.run.gradients is not None:
-            if [item is None for item in mine.gradients] != [item is None for item in self.run.gradients]:
+        pairs: list[tuple[str, Sequence[Any], Sequence[Any]]] = [("the results", trial.results, self.run.results)]
+        if trial.gradients is not None and self.run.gradients is not None:
+            if [item is None for item in trial.gradients] != [item is None for item in self.run.gradients]:
                 return "it gives gradients to other inputs than eager mode"
-            pairs.append(("the gradients", mine.gradients, self.run.gradients))
+            pairs.append(("the gradients", trial.gradients, self.run.gradients))
         with torch.no_grad():
-            if all(compare(one, other, gradients=index > 0).agrees for index, (_, one, other) in enumerate(pairs)):
+            if all(compare(values, eager, gradients=index > 0).agrees for index, (_, values, eager) in enumerate(pairs)):
                 return ""
         float64_run = self._in_float64()
         references: Sequence[Any] = (None, None) if float64_run is None else (float64_run.results, float64_run.gradients)
         with torch.no_grad():
-            for index, ((name, one, other), reference) in enumerate(zip(pairs, references, strict=False)):
-                agreement = compare(one, other, reference, gradients=index > 0)
+            for index, ((name, values, eager), reference) in enumerate(zip(pairs, references, strict=False)):
+                agreement = compare(values, eager, reference, gradients=index > 0)
                 if not agreement.agrees:
                     return f"{name} differ: {agreement.detail or f'relative error {agreement.error:.1e}'}"
         return ""

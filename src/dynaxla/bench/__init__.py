@@ -1,4 +1,4 @@
-"""The benchmark, `dynaxla bench` or `python -m dynaxla.bench`: repeats the experiment of the TorchDynamo and XLA integration of 2022.
+"""The benchmark `dynaxla bench`, also `python -m dynaxla.bench`. It repeats the experiment of PyTorch's integration of TorchDynamo and XLA.
 
 The package `benchmarks` in the source tree has more suites, engines and tables.
 """

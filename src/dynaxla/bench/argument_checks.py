@@ -26,18 +26,18 @@ def with_more(names: list[str], more: Iterable[str]) -> list[str]:
     return [*names, *more] if names else []
 
 
-def check_names(kind: str, names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+def check_names(kind: str, names: Iterable[str], valid: Iterable[str], where: str = "") -> None:
     """Checks names, such as those of engines.
 
     Args:
         kind: the noun for these names in messages, such as "engine".
         names: the names to check.
-        known: all valid names.
+        valid: all valid names.
         where: the place where the names are valid, such as " on the device jax", or "".
     """
-    known = list(known)
-    if unknown := [name for name in dict.fromkeys(names) if name not in known]:
-        raise BenchmarkError(f"no {kind} {', '.join(map(repr, unknown))}{where}; there are: {', '.join(known)}")
+    valid = list(valid)
+    if unknown := [name for name in dict.fromkeys(names) if name not in valid]:
+        raise BenchmarkError(f"no {kind} {', '.join(map(repr, unknown))}{where}; there are: {', '.join(valid)}")
 
 
 def check_dtype(name: str) -> torch.dtype:

@@ -47,10 +47,11 @@ class BenchEngine:
     Attributes:
         name: the engine's name.
         prepare: returns the callable for a model and example inputs; it may compile only at its first call.
-        obstacle: returns the reason why the engine cannot be used here, or "". It is cheap, and imports nothing that changes this process.
-        native: True if it runs on the CPU while the other engines run on the device "jax".
-        on_jax: True if it can be used with tensors of the device "jax".
-        whole_step: True if it prepares a whole training step, not only the step's model.
+        obstacle: returns the reason why the engine cannot be used here, or "". The function is fast, and imports nothing that changes this
+            process.
+        native: True if the engine runs on the CPU while the other engines run on the device "jax".
+        on_jax: True if the engine can be used with tensors of the device "jax".
+        whole_step: True if the engine prepares a whole training step, not only the step's model.
         process: starts a runner in another process, for an engine that cannot share this process; else None.
     """
 

@@ -1,8 +1,8 @@
 """The measurements: every engine of a model is prepared and checked, then all engines are timed in turns.
 
-Turns matter because a machine's speed drifts, and because the state that one engine leaves behind (caches, clocks) must not always affect
-the same successor. In each round each engine makes one untimed call to warm up, and `iterations_per_run` timed calls; the order rotates by
-one from round to round.
+The engines take turns because a machine's speed drifts, and because the state that an engine leaves behind (caches, clocks) should not
+always affect the same next engine. In each round, each engine makes one untimed call to warm up, and `iterations_per_run` timed calls. From
+round to round the order of the engines rotates by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..autoselect.agreement import NumericalAgreement, compare, in_float64, moved, worst
+from ..autoselect.agreement import NumericalAgreement, compare, in_float64, perturbed_results, worst
 from ..observe import metrics
 from . import capture
 from .engines import BenchEngine
@@ -48,7 +48,7 @@ class BenchSettings:
         baseline: the engine whose speedup is 1.00.
         rounds: the number of rounds; None to use `seconds`.
         seconds: the approximate seconds for which each engine of a model is timed.
-        memory: measures an engine's memory with these inputs; None if memory is not measured.
+        memory: a function that measures the memory of an engine for a case; None if memory is not measured.
         traceback: True to print the tracebacks of failures.
         amortized: the number of calls that are also timed with one synchronization at their end; 0 for none.
         before_rounds: called after the first calls, before the timing.
@@ -101,7 +101,7 @@ class EngineResult:
         wall_samples: the wall time per call in each round, in milliseconds.
         cpu_samples: the CPU time per call in each round, in milliseconds.
         amortized: wall time per call of several calls that share one synchronization.
-        amortized_samples: this time in each round, in milliseconds.
+        amortized_samples: the wall time of `amortized` in each round, in milliseconds.
         speedup: the speedup over the baseline.
         agreement: the comparison of the results with eager mode.
         memory: the engine's memory.
@@ -149,7 +149,7 @@ class ModelResult:
 
 
 class BenchProgress(Protocol):
-    """Receives the current activity, and the number of a model's steps that are done."""
+    """Shows the current activity, and the number of finished steps of a model."""
 
     def begin(self, model: str, steps: int) -> None: ...
 
@@ -157,6 +157,8 @@ class BenchProgress(Protocol):
 
 
 class NoProgress:
+    """A `BenchProgress` that shows nothing."""
+
     def begin(self, model: str, steps: int) -> None:
         pass
 
@@ -202,7 +204,7 @@ class _Measurement:
         self.inputs = [self._new_inputs(), self._new_inputs()]
         self.expected: list[Any] = []
         self.reference: list[Any] | None = None
-        self.moved: list[list[Any]] = [[], []]
+        self.perturbed: list[list[Any]] = [[], []]
 
     def _new_inputs(self) -> Inputs:
         return self.settings.placement.inputs(self.case, self.generator)
@@ -219,8 +221,9 @@ class _Measurement:
             return result
         self.reference = in_float64(self.eager_model, eager_inputs)
         if self.settings.placement.training:
-            # The uncertainty of gradients: a maximum that moves to another element changes them, and deep networks have many maxima.
-            self.moved = [moved(self.eager_model, args) for args in eager_inputs]
+            # Rounding may change gradients by much: if another element becomes the maximum of a pooling window, that element gets the
+            # gradient. Deep networks have many maxima.
+            self.perturbed = [perturbed_results(self.eager_model, args) for args in eager_inputs]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
             try:
@@ -276,7 +279,7 @@ class _Measurement:
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
             row.agreement = self._agreement_of(engine, result, 0)
-            # The next calls still differ: memory is used for the second time, TorchScript specializes, sizes become dynamic.
+            # The next calls still differ from later ones: memory is first reused, TorchScript specializes, sizes become dynamic.
             for _ in range(3):
                 runner.call(self._new_inputs() if self.settings.randomize_input else self.inputs[0])
         if row.failure and runner is not None:
@@ -343,7 +346,7 @@ class _Measurement:
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)
-        return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
+        return compare(result, self.expected[index], reference, gradients=training, perturbed=self.perturbed[index])
 
     def _compare(self, rows: dict[str, EngineResult]) -> None:
         baseline = rows.get(self.settings.baseline)
@@ -377,8 +380,8 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def warm_up_engines(engines: Sequence[BenchEngine], placement: ModelSetup) -> None:
     """Runs a tiny model in each engine of this process.
 
-    Then work that is done once per process (imports, the start of compilers) is not charged to the first model. Failures are ignored:
-    the rows will show them.
+    So the time of work that is done once per process (imports, the start of compilers) is not part of the first model's times. Failures
+    are ignored here, because the measurements will show them.
     """
     for engine in engines:
         if engine.process is None:

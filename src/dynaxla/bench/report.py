@@ -113,6 +113,7 @@ _MEMORY_COLUMNS: list[tuple[str, Callable[[EngineResult], str]]] = [
     ("kept MiB", lambda row: f"{row.memory.kept_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("GPU peak MiB", lambda row: f"{row.memory.device_peak_bytes / MEBIBYTE:.0f}" if row.memory and row.memory.device_peak_bytes else "-"),
 ]
+# The headings of further columns with text, which is aligned to the left.
 _TEXTS = ("agrees", "graph breaks")
 
 
@@ -136,7 +137,14 @@ def _agreement(row: EngineResult) -> str:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table before it is rendered. The first `left` columns are text, the others are numbers."""
+    """A table before it is rendered.
+
+    Attributes:
+        title: the title.
+        headings: the heading of each column.
+        lines: the cells of each row.
+        left: the number of columns with text. They come first, and numbers follow.
+    """
 
     title: str
     headings: list[str]
@@ -177,7 +185,7 @@ def _speedups(report: BenchReport) -> ReportTable:
     return ReportTable(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
 
 
-# Engines that run captured graphs in eager mode.
+# Engines that capture graphs and run them in eager mode.
 _CAPTURE_ALONE = ("dynamo", "dynamo_aot")
 
 

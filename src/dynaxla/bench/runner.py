@@ -75,6 +75,8 @@ class BenchTiming:
 
 
 class BenchRunner(Protocol):
+    """Runs calls of one engine for one model, in this process or in another one."""
+
     def call(self, inputs: Inputs) -> Any:
         """Returns the result of one call, after the device has finished."""
         ...

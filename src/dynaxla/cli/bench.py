@@ -135,13 +135,13 @@ def _check_arguments(
 def _report(result: BenchReport, tune: bool, output: Path | None) -> None:
     """Prints a result, with --tune also the measured implementations, and writes it to the directory `output`."""
     from ..bench import report
-    from ..tuning import tried
+    from ..tuning import measurements
     from ..tuning.table import show
 
     console = console_for(200)
     report.show(result, console)
     if tune:
-        show(tried(), console)
+        show(measurements(), console)
     for file in report.write(result, output) if output is not None else ():
         console.print(f"wrote {file}", highlight=False)
 

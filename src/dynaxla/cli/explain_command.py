@@ -37,8 +37,8 @@ def explain(
 ) -> None:
     """Run a script, explain everything that it compiles with dynaxla, and write the explanation as an HTML page.
 
-    The page has graphs and their breaks, programs, forms, fallbacks, copies, memory, times, the costliest lines, and advice. If the script
-    fails, its exception is printed as Python prints it, and the page covers all graphs until then. The exit code is the script's.
+    The page has graphs and their breaks, programs, implementations, fallbacks, copies, memory, times, the costliest lines, and advice. If
+    the script fails, its exception is printed as Python prints it, and the page has the graphs until then. The exit code is the script's.
     """
     if not script.is_file():
         raise typer.BadParameter(f"{script} is not a file")

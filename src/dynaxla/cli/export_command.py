@@ -141,7 +141,7 @@ def _dynamic_shapes(inputs: list[InputSpec], largest: dict[str, int | None]) -> 
     dims = {name: Dim(name, max=high) if high else Dim(name) for name, high in largest.items()}
     if not dims:
         return None
-    return tuple({place: dims[size] for place, size in enumerate(spec.sizes) if isinstance(size, str)} for spec in inputs)
+    return tuple({dim: dims[size] for dim, size in enumerate(spec.sizes) if isinstance(size, str)} for spec in inputs)
 
 
 def load_model(reference: str) -> Any:

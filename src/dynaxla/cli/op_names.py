@@ -13,7 +13,7 @@ from ..bench.benchmark_error import BenchmarkError
 
 # torch's list of ATen ops, and its modules with prims, in the packages torchgen and torch.
 _ATEN, _PRIMS = "packaged/ATen/native/native_functions.yaml", ("_prims/*.py", "_inductor/inductor_prims.py")
-# Parts of the names of ops that only C++ code declares.
+# Parts of the names of ops that only C++ code declares. torch's list of ops does not have these names.
 _IN_CPP = "get_gradients quantized_gru quantized_lstm data_legacy input_legacy"
 
 
@@ -29,7 +29,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
 
 
 def known_words() -> frozenset[str]:
-    """Returns a set that contains all parts of all names of ops; it is empty if this torch has no list of its ops."""
+    """Returns a set that contains all parts of all names of ops. The set is empty if this torch has no list of its ops."""
     return frozenset(word for text in _texts() for word in re.findall(r"\w+", text))
 
 

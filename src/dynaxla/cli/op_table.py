@@ -23,7 +23,7 @@ class OpSupport:
     Attributes:
         op: the overload.
         kind: "lowering", "decomposition" (into ops with a lowering), or "kernel" (torch's own, called by the program).
-        where: the module and line of the lowering as module:line, or "".
+        where: the place of the lowering as module:line, or "".
     """
 
     op: OpOverload

@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other progra
 
 
 class _PlainFlags:
-    """A mixin of commands: the help shows no type next to an option that takes no value."""
+    """A mixin for commands whose help shows no type next to an option that takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # type: ignore[misc]

@@ -55,7 +55,7 @@ def tune(
     from ..bench.runner import ModelSetup
     from ..config import Options
     from ..errors import DynaxlaError
-    from ..tuning import kept, tried
+    from ..tuning import measurements, stored_measurements
     from ..tuning.table import show
 
     with exit_on_errors(DynaxlaError):
@@ -72,9 +72,9 @@ def tune(
                 compiled(*placement.inputs(case, torch.Generator().manual_seed(placement.seed)))
             torch._dynamo.reset()
     if cases:
-        show(tried(), console)
+        show(measurements(), console)
         return
-    if found := kept(store) if store is not None else []:
+    if found := stored_measurements(store) if store is not None else []:
         show(found, console)
         console.print(_USAGE_HINT, highlight=False, markup=False, soft_wrap=True)
     else:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from . import formatting
 from .explanation import Advice, Break, Explanation
 
-# The fraction of a later call outside of programs above which dispatch overhead is reported as the bottleneck, and the maximum seconds of a
-# short program.
-_OUTSIDE_FRACTION, _SHORT_SECONDS = 0.5, 200e-6
-# The fraction of XLA's time above which a line, or torch's kernels for ops without a lowering, are mentioned.
+# The fraction of a later call outside of programs above which dispatch overhead is reported as the bottleneck.
+_OUTSIDE_FRACTION = 0.5
+# The maximum seconds of a short program. Overhead is reported only for calls that take less than ten times as long for each program.
+_SHORT_SECONDS = 200e-6
+# The fraction of XLA's time above which advice names a line, or the kernels of torch that compute ops without a lowering.
 _LARGE_FRACTION = 0.3
 _LONG_COMPILE_SECONDS = 20.0
 

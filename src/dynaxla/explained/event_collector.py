@@ -17,7 +17,7 @@ from ..engine.eager_executable import EagerExecutable
 from ..lowering import dtypes
 from ..lowering.registry import registry
 from ..observe import engine_decisions, events
-from ..tuning import tried
+from ..tuning import measurements
 from . import formatting
 from .explanation import (
     Break,
@@ -40,12 +40,22 @@ Counts = Counter[tuple[str, str, str]]
 
 @dataclass
 class _ProgramEvents:
+    """The events about a program, or about torch's kernels in place of a program.
+
+    Attributes:
+        executable: the executable; None before the compilation has ended.
+        sizes: the values of the graph's size symbols, as text.
+        seconds: the seconds by phase of the compilation.
+        first: the seconds of first runs.
+        later: the seconds of later runs.
+        lines: for each later run by torch's kernels: the seconds by line number.
+    """
+
     executable: Any = None
     sizes: str = ""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
-    # The seconds by line number, for each later run by torch's kernels.
     lines: list[Mapping[int, float]] = field(default_factory=list)
 
     @property
@@ -74,8 +84,8 @@ class _GraphEvents:
         self.parameters = len(sizes), sum(sizes)
         outputs: Any = nodes.output_node().args[0]
         descriptions = dict(zip(outputs, nodes.output_node().meta.get("desc") or [None] * len(outputs), strict=False))
-        given = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
-        self.outputs = [_tensor(self.names.get(node.name) or _output_name(node, descriptions[node], names), node) for node in given]
+        tensors = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
+        self.outputs = [_tensor(self.names.get(node.name) or _output_name(node, descriptions[node], names), node) for node in tensors]
         self.kinds: Counter[str] = Counter()
         for node in nodes.nodes:
             if isinstance(node.target, torch._ops.OpOverload):
@@ -87,7 +97,7 @@ class _GraphEvents:
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
 
     def to_graph(self) -> Graph:
-        measured = {(item.op, item.problem): item.seconds for item in tried()}
+        measured = {(item.op, item.problem): item.seconds for item in measurements()}
         return Graph(
             self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
             tuple(self.inputs), tuple(self.outputs),
@@ -102,7 +112,7 @@ class _GraphEvents:
         )  # fmt: skip
 
     def add_implementation(self, event: events.ImplementationChosen) -> None:
-        """Records a chosen implementation. An implementation that the user has forced does not count as measurable."""
+        """Adds a chosen implementation. An implementation that the user has forced is not measurable: measuring would change nothing."""
         is_measurable = event.is_measurable and self._forced.get(event.op) != event.implementation
         self.implementations[event.op, event.problem, event.implementation, tuple(event.others)] = is_measurable
 
@@ -120,6 +130,14 @@ class _GraphEvents:
 
 @dataclass
 class _CaptureEvents:
+    """The events about a captured graph. `CapturedGraph` describes most attributes.
+
+    Attributes:
+        names: the user's names of the graph's inputs.
+        has_competitors: True if other engines may run the graph.
+        forced: by op: the implementation that the user demands.
+    """
+
     number: int
     line: Line | None
     is_step: bool
@@ -133,7 +151,13 @@ class _CaptureEvents:
 
 
 class _ThreadState:
-    """The capture and the programs in progress in a thread."""
+    """The state of a thread.
+
+    Attributes:
+        captured: the last captured graph.
+        compiling: the compilations in progress, the innermost last: the graph, the program, and the graph's interpreter.
+        copies: the copies of arguments for the program that runs next.
+    """
 
     def __init__(self) -> None:
         self.captured: _CaptureEvents | None = None
@@ -145,7 +169,7 @@ class Collector:
     """A listener of `observe.events`, for this thread and for threads that start while it listens. Events of other threads are ignored.
 
     Args:
-        profiler: its `count_run` is called for each run of a program.
+        profiler: the profiler, whose `count_run` is called for each run of a program.
         arguments: the names of the function's positional arguments, if they are known.
 
     Attributes:
@@ -203,14 +227,14 @@ class Collector:
             return sum(sum(program.first) + sum(program.later) for program in selected)
 
     def torch_line_seconds(self) -> dict[int, Mapping[int, float]]:
-        """Returns the seconds by line of the median later run, by id() of each executable that runs torch's kernels."""
+        """Returns the seconds by line number of the median later run, by the id() of each executable that runs torch's kernels."""
         with self._lock:
             line_seconds = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
             return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in line_seconds.items()}
 
     def _graph_of(self, name: str) -> _GraphEvents | None:
         """Returns the graph of a program. The program's name is the graph's name, or starts with it."""
-        names = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
+        names = [graph_name for graph_name in self._graphs if name == graph_name or name.startswith(f"{graph_name}_")]
         return self._graphs[max(names, key=len)] if names else None
 
     def _on_captured(self, event: events.GraphCaptured, thread: _ThreadState) -> None:
@@ -286,13 +310,13 @@ class Collector:
         self.phases["first run" if event.is_first else "later runs"] += event.seconds
         if graph is not None:
             for copied in copies:
-                position = event.executable.binding.positions[copied.place]
+                position = event.executable.binding.positions[copied.position]
                 node = interpreter.placeholders[position].name
                 graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
         self._profiler.count_run(event.executable)
 
     def _on_step_fell_back(self, event: events.StepFellBack, thread: _ThreadState) -> None:
-        self.step_fallbacks[event.step, event.way, event.reason] += 1
+        self.step_fallbacks[event.step, event.mode, event.reason] += 1
 
 
 def _compiled_program(program: _ProgramEvents) -> CompiledProgram:
@@ -349,8 +373,8 @@ def _input_user_name(node: Node, names: Sequence[str]) -> str:
 
 def _output_name(node: Node, description: Any, names: Sequence[str]) -> str:
     """Returns a name of a graph's output. The name of a gradient contains the name of its input."""
-    of = _input_name(getattr(description, "grad_of", None), names)
-    return f"the gradient of {of}" if of else node.name
+    input_name = _input_name(getattr(description, "grad_of", None), names)
+    return f"the gradient of {input_name}" if input_name else node.name
 
 
 def _input_name(description: Any, names: Sequence[str]) -> str:

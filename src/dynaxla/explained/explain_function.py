@@ -27,8 +27,8 @@ from .graph_breaks import DynamoMetrics
 from .line_costs import Profiler, costs
 from .state_restore import restored_afterwards
 
-# The maximum number of later calls. The second and further ones are made only while all of them together have taken less than this
-# fraction of the first call's time.
+# The maximum number of later calls. After the first later call, another one is made only while all later calls together have taken less
+# than this fraction of the first call's time.
 _MAX_LATER_CALLS = 4
 _MAX_LATER_FRACTION = 0.5
 
@@ -103,7 +103,7 @@ class Session:
         self._collector = Collector(self._profiler, arguments)
         self._dynamo_metrics = DynamoMetrics(self._collector.is_collected)
         self._phases: Mapping[str, float] = {}
-        self._dynamo = 0.0
+        self._dynamo_seconds = 0.0
         self._counts: dict[int, int] = {}
         self._stack = contextlib.ExitStack()
 
@@ -123,7 +123,7 @@ class Session:
     def end_first_call(self) -> None:
         """Marks the end of the first call."""
         self._dynamo_metrics.collect()
-        self._phases, self._dynamo = dict(self._collector.phases), self._dynamo_metrics.seconds
+        self._phases, self._dynamo_seconds = dict(self._collector.phases), self._dynamo_metrics.seconds
         self._counts = {id(executable): count for executable, count in self._collector.later_runs()}
 
     def explanation(
@@ -139,7 +139,7 @@ class Session:
         """
         collector, is_script = self._collector, later is None
         if is_script:
-            self._phases, self._dynamo = dict(collector.phases), self._dynamo_metrics.seconds
+            self._phases, self._dynamo_seconds = dict(collector.phases), self._dynamo_metrics.seconds
         calls = len(later) if later else 1
         runs = [(executable, (count - self._counts.get(id(executable), 0)) / calls) for executable, count in collector.later_runs()]
         lines, unplaced = costs(self._profiler, runs, collector.torch_line_seconds())
@@ -155,7 +155,7 @@ class Session:
             self.notes.append("Lines have no costs: no program ran a second time, and a first run is not measured.")
         result = Explanation(
             name, captured, breaks, tuple(self._dynamo_metrics.recompilations()),
-            _phase_seconds(self._phases, self._dynamo, seconds), seconds, median, xla, lines, unplaced,
+            _phase_seconds(self._phases, self._dynamo_seconds, seconds), seconds, median, xla, lines, unplaced,
             tuple(f"{step} runs {way}: {reason}" for step, way, reason in collector.step_fallbacks), tuple(self.notes), _versions(),
             is_script, error, by_torch,
         )  # fmt: skip
@@ -213,31 +213,31 @@ class _Subject:
     eager_calls: int = 0
 
 
-def _subject_of(given: Any) -> _Subject:
-    if isinstance(given, CompiledStep):
-        step = given.fresh_copy(replace(given.options, compile="now"))
-        return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step), step.eager_calls)
-    if not callable(given):
-        raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="call dynaxla.explain(model, x)")
-    wrapper = private.backend_of(given)
+def _subject_of(function: Any) -> _Subject:
+    if isinstance(function, CompiledStep):
+        step = function.fresh_copy(replace(function.options, compile="now"))
+        return _Subject(_name(function.function), function.function, lambda: contextlib.nullcontext(step), step.eager_calls)
+    if not callable(function):
+        raise ArgumentError(f"explain takes a function or a module, not {function!r}", hint="call dynaxla.explain(model, x)")
+    wrapper = private.backend_of(function)
     backend, settings = dynaxla, dict[str, Any]()
     if wrapper is not None:
         backend = getattr(wrapper, "compiler_fn", wrapper)
         if backend is dynaxla_retrace:
             raise ArgumentError(
-                f"explain supports functions that are compiled once, and {_name(given)} is compiled with dynaxla_retrace at every call",
+                f"explain supports functions that are compiled once, and {_name(function)} is compiled with dynaxla_retrace at every call",
                 hint="pass the function that you passed to torch.compile: explain compiles it with the backend dynaxla",
             )
         if getattr(backend, "__module__", "") != dynaxla.__module__:
             raise ArgumentError(
-                f"explain supports functions that dynaxla compiles, and {_name(given)} is compiled with "
+                f"explain supports functions that dynaxla compiles, and {_name(function)} is compiled with "
                 f"{getattr(wrapper, 'compiler_name', backend)}",
                 hint="pass the function that you passed to torch.compile",
             )
         settings = {**getattr(wrapper, "kwargs", {}), "dynamic": getattr(wrapper, "dynamic", None)}
-    original = private.uncompiled(given)
-    is_compiled_in_place = isinstance(given, torch.nn.Module) and given is original and wrapper is not None  # model.compile(...)
-    call = private.uncompiled_call(given) if is_compiled_in_place else original
+    original = private.uncompiled(function)
+    is_compiled_in_place = isinstance(function, torch.nn.Module) and function is original and wrapper is not None  # model.compile(...)
+    call = private.uncompiled_call(function) if is_compiled_in_place else original
     return _Subject(_name(original), original, functools.partial(_compiled, call, backend, settings))
 
 

@@ -36,6 +36,7 @@ class Line:
 
     @staticmethod
     def at(file: str, number: int, function: str = "") -> Line:
+        """Returns the line with this number in a file. `function` may be a name that TorchDynamo generated after a graph break."""
         resumed = RESUMED.fullmatch(function)
         return Line(file, number, resumed["name"] if resumed else function, linecache.getline(file, number).strip(), _cell(file))
 
@@ -114,12 +115,12 @@ class ChosenImplementation:
     """The implementation that was chosen for an op.
 
     Attributes:
-        op: its name.
-        problem: its shapes and arguments, as text.
-        implementation: the chosen implementation.
-        others: other implementations that support the problem.
-        seconds: by implementation, if measured; None for an implementation that XLA rejected.
-        is_measurable: the option `tune` measures the implementations of this problem.
+        op: the op's name.
+        problem: the problem's shapes and arguments, as text.
+        implementation: the name of the chosen implementation.
+        others: the names of other implementations that support the problem.
+        seconds: the measured seconds by implementation, None for an implementation that XLA rejected; {} if not measured.
+        is_measurable: True if the option `tune` measures the implementations of this problem.
     """
 
     op: str
@@ -230,7 +231,7 @@ class Graph:
         inputs: all other inputs.
         outputs: the outputs.
         programs: the programs that were compiled for the graph.
-        forms: the chosen implementations of ops.
+        implementations: the chosen implementations of ops.
         fallbacks: the ops that torch's kernels compute.
         copies: the arguments that are copied.
         engine: the engine that runs the graph.
@@ -284,13 +285,13 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that XLA, or torch's kernels that run a graph in its place, spend on a line.
+    """The time that XLA, or torch's kernels in place of a program, spend on a line of the user's code.
 
     Attributes:
         line: the line.
         seconds: the time in one call: processor seconds of XLA, wall-clock seconds of torch's kernels.
-        share: the fraction of the time of all lines.
-        what: the kinds of the line's costliest instructions.
+        share: the fraction of the time of all lines, 0 to 1.
+        what: the kinds of the line's costliest instructions, the costliest first.
     """
 
     line: Line
@@ -326,15 +327,15 @@ class Explanation:
         phases: the seconds by phase, in the first call or in the whole script.
         seconds: the duration of the first call, or of the whole script.
         later_seconds: the median duration of later calls; None without a later call.
-        xla_seconds: the time of XLA's programs in this median call, or in the whole script.
+        xla_seconds: the time of XLA's programs in the median later call, or in the whole script.
         costs: the costs by line, the costliest first, ten at most.
         unplaced: the fraction of the measured time without a known line; None if nothing was measured.
-        ways: the steps that did not run as one program, with the reasons.
+        ways: sentences about the steps that did not run as one program: the mode in which each ran, and the reason.
         notes: remarks about the measurements.
         versions: the versions of dynaxla, torch, jax and Python, and the device.
         is_script: True for a script, False for a function.
         error: the exception of the call, or the exit status of a script that failed, or "".
-        torch_seconds: like `xla_seconds`, for graphs that torch's kernels run without a program.
+        torch_seconds: the time of torch's kernels that run graphs without a program, in the same call as `xla_seconds`.
         advice: recommendations, the most important first.
     """
 

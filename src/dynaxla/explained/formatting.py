@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from .explanation import CapturedGraph, ChosenImplementation, CompiledProgram, Copy, Explanation, Fallback, Graph, Rewrite, Tensor
 
-# The label of torch's kernels that run a graph in which XLA has nothing to fuse.
+# The label of a graph that torch's kernels run because XLA would have nothing to fuse in it.
 BY_TORCH = "torch's kernels, without a program"
 
 # The largest number of inputs, outputs or ops that are listed.

@@ -19,7 +19,7 @@ _DATA_DEPENDENT_BRANCH = "Data-dependent branching"
 
 
 def first_line(module: torch.fx.GraphModule) -> Line | None:
-    """Returns the first user's line in a graph; None if no op has a line."""
+    """Returns the user's line of the first op in a graph that has a line; None if no op has one."""
     frames = (user_frame_or_module(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
     return next((line for frame in frames if (line := Line.of_frame(frame)) is not None), None)
 
@@ -47,6 +47,7 @@ def parse_break(text: str, line: Line | None) -> Break:
 
 
 def _function(name: str) -> str:
+    """Returns the user's name of a function; TorchDynamo renames the part of a function after a graph break."""
     resumed = RESUMED.fullmatch(name)
     return resumed["name"] if resumed else name
 
@@ -108,7 +109,7 @@ class DynamoMetrics:
         ]
 
     def breaks(self, graph_ends: Sequence[Break]) -> list[Break]:
-        """Returns the graph breaks without a graph, since there was no op before them.
+        """Returns the graph breaks that ended no graph, because there was no op before them.
 
         Args:
             graph_ends: the graph breaks that ended a graph.

@@ -29,8 +29,9 @@ PROFILED_RUNS = 3
 MAX_LINES = 10
 # Seconds by kind of instruction.
 Kinds = Mapping[str, float]
-# The seconds by event of a run of a program; the name of a module, and XLA's number for it.
+# A run of a program: the seconds by name of the event in XLA's profile.
 Run = dict[str, float]
+# An HLO module in XLA's profile: its name, and XLA's number for its program.
 ModuleKey = tuple[str, int]
 # The smallest `HloText.match_score` with which events are attributed to a program.
 _MIN_MATCH_SCORE = 0.3
@@ -59,6 +60,17 @@ _CONTROL_FLOW = frozenset({"while", "conditional", "call"})
 
 @dataclass(frozen=True)
 class _Instruction:
+    """An instruction of an HLO module.
+
+    Attributes:
+        opcode: the opcode.
+        target: the target of a custom call, or "".
+        count: the number of elements of the result; of a tuple, of its largest part.
+        line: the number of the user's line (`events.line_number`), or NO_LINE.
+        called: the names of the computations that the instruction calls.
+        operands: the names of the instructions that it reads.
+    """
+
     opcode: str
     target: str
     count: int
@@ -68,7 +80,7 @@ class _Instruction:
 
 
 class HloText:
-    """The optimized HLO text of a program, parsed for the lines that its instructions come from."""
+    """The optimized HLO text of a module, parsed for the user's lines from which its instructions come."""
 
     def __init__(self, text: str) -> None:
         self._instructions: dict[str, _Instruction] = {}
@@ -119,7 +131,7 @@ class HloText:
         return self._instructions[name].opcode in _CONTROL_FLOW
 
     def line_shares(self, name: str) -> Mapping[int, float]:
-        """Returns the share of each line number in an instruction; -1 is the number for an unknown line."""
+        """Returns the share of each line in the time of an instruction, by line number; NO_LINE is the number of an unknown line."""
         found = self._instructions[name]
         weights: Counter[int] = Counter()
         if found.opcode == "fusion":
@@ -132,7 +144,7 @@ class HloText:
         return {line: weight / total for line, weight in weights.items()}
 
     def _line(self, found: _Instruction, depth: int = 0) -> int:
-        """Returns the line number of an instruction. A data movement that XLA inserted has the number of the instruction that it reads."""
+        """Returns the line number of an instruction. A data movement that XLA inserted has the number of an instruction that it reads."""
         nested = list(self._nested(found.called, set()))
         line = next((line for line in (found.line, *(other.line for other in nested)) if line != events.NO_LINE), events.NO_LINE)
         is_data_movement = all(other.opcode in _DATA_MOVEMENTS for other in (found, *nested))
@@ -152,7 +164,7 @@ class HloText:
 
 
 class Profiler:
-    """Profiles the first few runs of each program after its very first one, with XLA's profiler.
+    """Profiles `PROFILED_RUNS` runs of each program, from the second run on, with XLA's profiler.
 
     Attributes:
         problem: the reason why there is no profile, or "".
@@ -211,6 +223,7 @@ class Profiler:
 
 
 def _read(plane: Any, number: int, found: dict[ModuleKey, dict[Any, Run]]) -> None:
+    """Adds the events of a plane of profile `number` to `found`: the seconds by event, by run, by module."""
     ends: dict[Any, float] = {}
     op_events: list[tuple[Any, Run, str, float, float]] = []
     for line in plane.lines:
@@ -234,7 +247,7 @@ def costs(
     Args:
         profiler: the profiler of the runs.
         runs: the executables, with the number of runs of each for which costs are computed.
-        by_torch: the seconds of a run by line number, by id() of each executable that runs torch's kernels.
+        by_torch: for each executable that runs torch's kernels, by id(): the seconds of a run by line number.
     """
     texts: dict[str, list[tuple[HloText, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
     for executable, count in runs:
@@ -269,7 +282,7 @@ def costs(
 
 
 def _take_best_match(texts: list[tuple[HloText, float]], measured: Run) -> tuple[HloText, float] | None:
-    """Finds the program of these events among programs with one name, and removes it from the list.
+    """Removes from a list of programs with the same name the program to which a run belongs, and returns it; None if none matches.
 
     XLA numbers programs in the order of compilation, so programs with equal scores are found in that order.
     """

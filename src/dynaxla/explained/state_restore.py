@@ -31,7 +31,7 @@ def restored_afterwards(function: Any, args: Any, kwargs: Any) -> Iterator[None]
     """
     graph = walk({"function": function, "args": args, "kwargs": kwargs})
     tensors = _TensorSnapshot(graph.tensors.values())
-    values = [*tree_leaves((args, kwargs)), *(value for holder in graph.holders.values() for value in holder.items.values())]
+    values = [*tree_leaves((args, kwargs)), *(value for holder in graph.containers.values() for value in holder.items.values())]
     generators = [torch.default_generator, *(value for value in values if isinstance(value, torch.Generator))]
     states = [generator.get_state() for generator in generators]
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

@@ -55,35 +55,38 @@ class Names:
 
     Attributes:
         all: globals, attributes, cells, and string constants that could be attributes.
-        read: the names of the globals.
+        globals: the names of the global variables that the code reads, sets or deletes.
         imports: names of imported modules.
         reflects: True if the code can read attributes or globals without naming them.
     """
 
     all: frozenset[str]
-    read: tuple[str, ...]
+    globals: tuple[str, ...]
     imports: tuple[str, ...]
     reflects: bool
 
 
 @functools.lru_cache(8192)
 def _names_by_identity(code: _Code) -> Names:
-    parts, matches = list(codes(code.code)), False
+    parts, matches_classes = list(codes(code.code)), False
     found: set[str] = set()
-    read: dict[str, None] = {}
+    global_names: dict[str, None] = {}
     imports: dict[str, None] = {}
     for part in parts:
         found.update(part.co_names, part.co_freevars, part.co_cellvars, _strings(part.co_consts))
         for instruction in dis.get_instructions(part):
             if instruction.opname in _GLOBAL_OPCODES:
-                read[instruction.argval] = None
+                global_names[instruction.argval] = None
             elif instruction.opname == "IMPORT_NAME":
                 imports[instruction.argval] = None
-            matches = matches or instruction.opname == "MATCH_CLASS"  # reads the attributes in the class's __match_args__
+            # A class pattern reads the attributes in the class's __match_args__.
+            matches_classes = matches_classes or instruction.opname == "MATCH_CLASS"
     reflects = (
-        matches or not _REFLECTION.isdisjoint(name for part in parts for name in part.co_names) or any(map(_uses_variable_names, parts))
+        matches_classes
+        or not _REFLECTION.isdisjoint(name for part in parts for name in part.co_names)
+        or any(map(_uses_variable_names, parts))
     )
-    return Names(frozenset(found), tuple(read), tuple(imports), reflects)
+    return Names(frozenset(found), tuple(global_names), tuple(imports), reflects)
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,10 @@ def names_of(code: types.CodeType) -> Names:
     return _names_by_identity(_Code(code))
 
 
-def could_tell_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-    """True if executed untrusted code could tell a traced number (training/traced_numbers.py) from a plain one, by its class."""
+def could_check_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """True if executed untrusted code could check classes, and so distinguish a traced number (training/traced_numbers.py) from a float."""
     return any(
-        not all(map(is_trusted_namespace, namespaces)) and ("type" in names_of(code).read or "__class__" in names_of(code).all)
+        not all(map(is_trusted_namespace, namespaces)) and ("type" in names_of(code).globals or "__class__" in names_of(code).all)
         for code, namespaces in executed.items()
     )
 
@@ -146,9 +149,12 @@ def _uses_variable_names(code: types.CodeType) -> bool:
 
 
 def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
-    """True if the second argument of a call is a constant string. `instructions` follow the load of the called function.
+    """True if the second argument of a call is a constant string.
 
     `depth` counts the call's arguments on the stack. The constant is pushed on top of the first argument, and stays until the call.
+
+    Args:
+        instructions: the instructions after the load of the called function.
     """
     depth, constant = 0, False
     for instruction in instructions:
@@ -168,13 +174,14 @@ def _second_is_constant(instructions: Sequence[dis.Instruction]) -> bool:
 
 @dataclass(frozen=True)
 class ExecutedCode:
-    """The code that runs of a function have executed, and the names that this code uses.
+    """The code that earlier calls of a function have executed, and the names that this code uses.
 
     Attributes:
         codes: the code objects.
         trusted: the code objects of trusted modules.
-        names: all names that the code uses; None if the code may have read any attribute, because it uses reflection.
-        namespaces: for each module's globals that code ran in: the globals, the names that code reads there, and all names that code uses.
+        names: all names that the code uses; None if the code uses reflection, and so may have read any attribute.
+        namespaces: for each module whose code ran: the module's globals, the names of the globals that the code uses, and all names that
+            the code uses.
         imports: names of modules that untrusted code imports.
     """
 
@@ -202,10 +209,10 @@ class ExecutedCode:
                 else:
                     reflects = reflects or names.reflects
                     imports.update(names.imports)
-                _, read, others = spaces.setdefault(id(values), (values, set(), set()))
-                read.update(names.read)
-                others.update(names.all)
-        namespaces = [(values, frozenset(read), frozenset(others)) for values, read, others in spaces.values()]
+                _, global_names, all_names = spaces.setdefault(id(values), (values, set(), set()))
+                global_names.update(names.globals)
+                all_names.update(names.all)
+        namespaces = [(values, frozenset(global_names), frozenset(all_names)) for values, global_names, all_names in spaces.values()]
         return cls(frozenset(executed), frozenset(trusted), None if reflects else frozenset(everything), namespaces, frozenset(imports))
 
     def reads(self, name: Any) -> bool:

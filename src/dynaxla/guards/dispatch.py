@@ -18,15 +18,19 @@ _WRITE_STATISTICS = {
 
 
 def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a call of an op writes to, by name: tensors, or the nodes of a graph in their place."""
+    """Returns the arguments that a call of an op writes to, by name; all arguments of a collective that writes in place.
+
+    Args:
+        op: the overload.
+        args: the positional arguments, with tensors, or with nodes of a graph in place of tensors.
+        kwargs: the keyword arguments, likewise.
+    """
     arguments = op._schema.arguments
     if op in _WRITE_STATISTICS:
-        given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
-        return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
-    if op.namespace in NAMESPACES and op._schema.name not in (
-        *COLLECTIVES,
-        WAIT,
-    ):  # schemas of in-place collectives do not declare their writes
+        passed = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        return {name: passed.get(name) for name in ("running_mean", "running_var")} if passed.get("training", True) else {}
+    # The schemas of in-place collectives do not declare their writes.
+    if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):
         return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
     if not op._schema.is_mutable:
         return {}

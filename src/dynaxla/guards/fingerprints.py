@@ -1,8 +1,13 @@
 """Fingerprints of Python objects whose contents never change: numbers of every kind, strings, code objects, dates, dtypes.
 
-Other objects are compared in other ways: immutable containers such as slices by their parts (`parts_of`), arrays by their bytes
-(`buffer_contents`), mutable containers by their entries (slots.py), and objects that `is_known_by_identity` accepts by identity. An object
-with state in C that Python cannot inspect (`hides_state`) cannot be compared.
+All other objects are compared in one of these ways:
+
+- immutable containers, such as slices, by their parts (`parts_of`)
+- arrays by their bytes (`buffer_contents`)
+- mutable containers by their entries (slots.py)
+- trusted functions, modules' C functions and the like by identity (`is_compared_by_identity`)
+
+An object with state in C that Python cannot inspect (`hides_state`) cannot be compared.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from ..runtime import private
 from ..runtime.guards import self_guarding
 from .trusted_code import is_own, is_trusted_class, is_trusted_function, module_of
 
-# Classes of values that a path shows as text, and that recordings keep as they are.
+# Classes of plain values. A path shows such a value as text, and the template of such a value is the value itself (recordings.py).
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 # The result of `fingerprint` for an object without a fingerprint.
 NO_FINGERPRINT: Any = type("NoFingerprint", (), {"__repr__": lambda _: "no fingerprint"})()
@@ -61,7 +66,7 @@ _BY_IDENTITY = (
     type(np.reshape),
     type(inspect.Attribute.name),  # the descriptor of a named tuple's field
 )
-# Classes written in C whose instances take more memory than their declared fields. A walk of the object graph misses no state of them.
+# Classes written in C whose instances take more memory than their declared fields take, but have no state that a walk would miss.
 _VISIBLE_STATE = (
     object,
     type,
@@ -129,14 +134,14 @@ class Identity:
         return f"<{type(self.value).__qualname__}>"
 
 
-_known: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
+_identities: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
 
 
 def identity_of(value: Any) -> Identity:
-    """Returns the `Identity` of an object. There is one instance per object, so two walks of the object graph get the same."""
-    found = _known.get(id(value))
+    """Returns the `Identity` of an object: the same instance in each walk of the object graph, while any walk refers to it."""
+    found = _identities.get(id(value))
     if found is None or found.value is not value:
-        found = _known[id(value)] = Identity(value)
+        found = _identities[id(value)] = Identity(value)
     return found
 
 
@@ -170,7 +175,7 @@ def _scalar(value: np.generic) -> Any:
     return NO_FINGERPRINT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
 
 
-def is_of_group(cls: type) -> bool:
+def is_process_group_class(cls: type) -> bool:
     """True if a class is `torch.distributed.ProcessGroup` or a subclass of it."""
     return torch.distributed.is_available() and issubclass(cls, torch.distributed.ProcessGroup)
 
@@ -220,7 +225,7 @@ def _finder(cls: Any) -> Callable[[Any], Any] | None:
         return str
     module = module_of(cls)
     name = f"{module}.{cls.__qualname__}"
-    if name in _PROCESS_CLASSES or module == private.PROCESSES or is_of_group(cls):
+    if name in _PROCESS_CLASSES or module == private.PROCESSES or is_process_group_class(cls):
         return identity_of
     if module == "torch.distributed.tensor.placement_types":
         return repr
@@ -234,8 +239,8 @@ def is_pybind11_record(owner: Any) -> bool:
     return module_of(type(owner)).startswith("pybind11") or type(owner).__name__ == "PyCapsule"
 
 
-def is_known_by_identity(value: Any) -> bool:
-    """True if an object is trusted not to change. Comparing its identity then suffices."""
+def is_compared_by_identity(value: Any) -> bool:
+    """True for an object that is trusted not to change, so that its identity is compared, not its contents."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         owner = value.__self__
         return (
@@ -245,16 +250,16 @@ def is_known_by_identity(value: Any) -> bool:
             or (isinstance(owner, type) and is_trusted_class(owner))
         )
     if isinstance(value, types.FunctionType):
-        # A decorator of torch returns a function of torch, which calls the user's function.
+        # A function of torch may call a function of the user: a decorator of torch returns such a function.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
     if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in self_guarding or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
-    if (made := private.custom_op_function(value)) is not None:
-        return isinstance(made, types.FunctionType) and is_trusted_function(made)
+    if (kernel := private.custom_op_function(value)) is not None:
+        return isinstance(kernel, types.FunctionType) and is_trusted_function(kernel)
     wrapped = getattr(value, "__wrapped__", None)
     if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays are immutable; a jitted function is its __wrapped__
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
-    return type(value) is _CACHED_FUNCTION and is_known_by_identity(wrapped)
+    return type(value) is _CACHED_FUNCTION and is_compared_by_identity(wrapped)
 
 
 _COMPILED_FUNCTIONS = ("nb_func", "nb_method", "cython_function_or_method", "fused_cython_function")
@@ -263,9 +268,10 @@ _CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 
 @functools.lru_cache(4096)
 def _hides_state(cls: Any) -> bool:
-    """True if instances of a class have state in C that Python cannot inspect.
+    """True if instances of a class may have state in C that Python cannot inspect.
 
-    That is assumed if the class, or a base that is not in `_VISIBLE_STATE`, adds more memory to an instance than its declared fields take.
+    Such state is assumed if the class, or a base that is not in `_VISIBLE_STATE`, adds more memory to an instance than its declared fields
+    take; and for threads, exceptions, weak references, and classes without a constructor.
     """
     if issubclass(cls, (threading.Thread, BaseException, weakref.ref)):
         return True
@@ -288,7 +294,7 @@ _DISALLOWS_INSTANCES = 1 << 7
 
 
 def hides_state(value: Any) -> bool:
-    """True if a value has state that Python cannot inspect."""
+    """True if a value may have state that Python cannot inspect."""
     cls: Any = type(value)
     return _hides_state(cls)
 
@@ -310,7 +316,7 @@ def buffer_contents(value: Any, with_data: bool = True) -> BufferContents | None
     """Returns the contents of an instance of `BUFFER_TYPES`; None for an array of objects and for a released memoryview.
 
     Args:
-        value: the array.
+        value: the array or buffer.
         with_data: False to return only the metadata, with b"" as `data`.
     """
     if isinstance(value, np.ndarray):
@@ -365,7 +371,7 @@ def restore_contents(value: Any, contents: BufferContents) -> bool:
 def _restore_array(target: np.ndarray[Any, Any], contents: BufferContents) -> None:
     """Restores an array's metadata and values.
 
-    NumPy refuses to make a view of a read-only array writeable. The values of such a view are restored when that array is restored.
+    NumPy refuses to make a view of a read-only array writeable. The values of such a view are restored together with its base array.
     """
     _, _, dtype, shape, strides, writeable = contents.metadata
     if not target.flags.writeable:
@@ -412,5 +418,5 @@ _BASES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
 
 def builtin_value(value: Any) -> dict[str, Any]:
-    """Returns the number, string or bytes in an instance of a subclass of int, float, complex, str or bytes: {base class's name: value}."""
+    """Returns the plain value of an instance of a subclass of int, float, complex, str or bytes, by that base's name: {"int": 3}."""
     return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}

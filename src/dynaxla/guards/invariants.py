@@ -1,5 +1,7 @@
-"""Detects and undoes changes that neither a recorded graph nor the entries of containers show: of the classes of objects, and of the
-attributes, the memory and `requires_grad` of tensors."""
+"""Detects and undoes changes of objects' classes, and of tensors' attributes, memory and `requires_grad`, during a recording.
+
+Neither the recorded graph nor the entries of containers show these changes.
+"""
 
 from __future__ import annotations
 
@@ -28,44 +30,47 @@ class MetadataSnapshot:
             self._aliases = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in ORDINARY}
 
     def check(self) -> None:
-        """Raises: CaptureError for a change that a program would not repeat."""
-        if path := next((path for path in self._with_other_requires_grad() if not self._tensors[path].is_leaf), None):
+        """Checks that nothing has changed which a program would not repeat.
+
+        Raises: CaptureError for such a change.
+        """
+        if path := next((path for path in self._with_changed_requires_grad() if not self._tensors[path].is_leaf), None):
             raise CaptureError(
                 f"the step writes a value that requires gradients to {path}", hint="detach the values that the step writes to this tensor"
             )
-        if path := next(self._with_other_memory(), None):
+        if path := next(self._with_changed_memory(), None):
             raise CaptureError(f"the step replaces the memory of {path}", hint="copy into the tensor: x.data.copy_(y)")
-        if found := next(self._with_other_class(), None):
+        if found := next(self._with_changed_class(), None):
             raise CaptureError(f"the step changes the class of {found[0]}", hint="change the class outside the step")
         if path := next(self._with_new_attributes(), None):
             raise CaptureError(f"the step sets an attribute of {path}, which had no attributes before")
 
     def requires_grad_changes(self) -> list[torch.Tensor]:
         """Returns the leaf tensors whose `requires_grad` the step has changed."""
-        return [self._tensors[path] for path in self._with_other_requires_grad() if self._tensors[path].is_leaf]
+        return [self._tensors[path] for path in self._with_changed_requires_grad() if self._tensors[path].is_leaf]
 
     def restore(self) -> None:
         """Restores the tensors and objects to their state before the recording."""
-        for path in list(self._with_other_memory()):
+        for path in list(self._with_changed_memory()):
             with _disable_current_modes(), private.without_torch_function():
                 self._tensors[path].data = self._aliases[path]
         for path in list(self._with_new_attributes()):
             _attributes(self._tensors[path]).clear()
-        for path in list(self._with_other_requires_grad()):
+        for path in list(self._with_changed_requires_grad()):
             tensor = self._tensors[path]
             if tensor.grad_fn is not None:
                 tensor.detach_()
             tensor.requires_grad_(self._requires_grad[path])
-        for _, value, kind in list(self._with_other_class()):
+        for _, value, kind in list(self._with_changed_class()):
             object.__setattr__(value, "__class__", kind)
 
-    def _with_other_class(self) -> Iterator[tuple[str, Any, type]]:
+    def _with_changed_class(self) -> Iterator[tuple[str, Any, type]]:
         return (found for found in self._classes if type(found[1]) is not found[2])
 
-    def _with_other_requires_grad(self) -> Iterator[str]:
+    def _with_changed_requires_grad(self) -> Iterator[str]:
         return (path for path, tensor in self._tensors.items() if tensor.requires_grad != self._requires_grad[path])
 
-    def _with_other_memory(self) -> Iterator[str]:
+    def _with_changed_memory(self) -> Iterator[str]:
         return (path for path, data in self._aliases.items() if storage_of(self._tensors[path]) != storage_of(data))
 
     def _with_new_attributes(self) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""Finds the NumPy arrays that can be inputs of a program, as tensors on the same memory, and code that could read an array's values
-unnoticed by the recording."""
+"""Finds NumPy arrays that can be inputs of a program, as tensors on the same memory.
+
+Also detects code that could read the values of an array without the recording noticing it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,19 @@ from .code_names import names_of
 from .trusted_code import is_trusted_namespace, module_of
 
 _DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
-# Names with which code could read an array's memory, or tell the array that replaces it during a recording (tracked_arrays.py) from a plain
-# one, unnoticed.
+# Names with which code could read an array's memory without calling its methods, or could distinguish an array from the `TrackedArray` that
+# replaces it during a recording (training/tracked_arrays.py).
 _UNNOTICED_READERS = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
 
 
 def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], compared: Collection[str] = ()) -> frozenset[str]:
-    """Returns the paths of the arrays that can be inputs.
+    """Returns the paths of the arrays that can be inputs of a program.
 
-    torch can use the memory of such an array, the array overlaps no other array, and its path is not in `compared`, the paths of the arrays
-    whose values are compared instead.
+    torch supports the dtype and the strides of such an array, and no other array that could be an input overlaps it in memory.
+
+    Args:
+        arrays: arrays by path.
+        compared: the paths of arrays whose values are guarded instead. These arrays are no inputs.
     """
     candidates = {path: array for path, array in arrays.items() if path not in compared and _is_plain(array)}
     if len(candidates) < 2:
@@ -40,6 +45,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], compared: Collection[s
 
 
 def _is_plain(array: np.ndarray[Any, Any]) -> bool:
+    """True for a writeable array whose dtype and strides torch supports."""
     return (
         type(array) is np.ndarray
         and array.dtype in _DTYPES
@@ -53,9 +59,9 @@ def _is_plain(array: np.ndarray[Any, Any]) -> bool:
 def could_read_unnoticed(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
     """True if executed untrusted code names a function or class that could read an array without calling the array's methods."""
     return any(
-        not _UNNOTICED_READERS.isdisjoint(name.partition(".")[0] for name in (*names.read, *names.imports))
+        not _UNNOTICED_READERS.isdisjoint(name.partition(".")[0] for name in (*names.globals, *names.imports))
         or "__class__" in names.all
-        or any(_is_of_numpy(values.get(name)) for name in names.read)
+        or any(_is_of_numpy(values.get(name)) for name in names.globals)
         for code, namespaces in executed.items()
         if (names := names_of(code))
         for values in _untrusted(namespaces)
@@ -67,8 +73,9 @@ def _untrusted(namespaces: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]
 
 
 def _is_of_numpy(value: Any) -> bool:
-    home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or module_of(type(value))
-    return isinstance(home, str) and home.partition(".")[0] == "numpy" and not isinstance(value, np.ndarray)
+    """True for the module numpy, its submodules, and functions and classes that they define."""
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or module_of(type(value))
+    return isinstance(module, str) and module.partition(".")[0] == "numpy" and not isinstance(value, np.ndarray)
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A traversal of all objects that a function can reach: entries of containers, attributes, methods, and the globals that code reads."""
+"""The traversal that makes an `ObjectGraph`: entries of containers, attributes, methods, and the globals that code reads."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .fingerprints import (
     builtin_value,
     fingerprint,
     hides_state,
-    is_known_by_identity,
+    is_compared_by_identity,
     parts_of,
 )
 from .object_graph import ObjectGraph
 from .reference_checks import Identities
-from .slots import Attributes, ClassDict, Holder, Namespace, View, shown
+from .slots import Attributes, ClassDict, Container, MappingProxy, Namespace, key_text
 from .trusted_code import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -63,8 +63,8 @@ _GLOBAL_HOOKS = {
     **{name: value for name, value in vars(torch_module).items() if name.startswith("_global_") and isinstance(value, dict)},
     **{name: value for name, value in vars(torch_optimizer).items() if name.startswith("_global_") and isinstance(value, dict)},
 }
-Names = frozenset[str]
-_NO_NAMES: Names = frozenset()
+NameSet = frozenset[str]
+_NO_NAMES: NameSet = frozenset()
 
 
 def walk(
@@ -75,8 +75,8 @@ def walk(
     Args:
         roots: the objects to start from, by name.
         base: the result of an earlier walk.
-        executed: the code that earlier calls of the function executed. The walk then follows only attributes and globals that this code
-            may have read. None: the walk follows all.
+        executed: the code that earlier calls of the function executed. The walk follows only attributes and globals that this code may
+            have read. None: the walk follows all attributes and globals.
         max_values: the maximum number of visited values; None: no limit.
 
     Raises: CaptureError for more than `max_values` values.
@@ -89,7 +89,7 @@ def walk(
             return walk(roots, None, replace(executed, names=None), max_values)
         # The attrgetter may read attributes of objects in `base`, and the walk of `base` did not follow these attributes.
         graph.incomparable["args"] = "attrgetter"
-    graph.metas = graph.metas_now()
+    graph.metadata = graph.current_metadata()
     graph.sharing = graph.sharing_now()
     graph.identities = Identities(graph)
     return graph
@@ -100,7 +100,7 @@ class Visitor:
 
     Args:
         graph: the graph to fill. It has the roots and the base.
-        executed: the code that earlier calls executed; None: follow all attributes and globals.
+        executed: the code that earlier calls executed; None: the walk follows all attributes and globals.
         max_values: the maximum number of visited values; None: no limit.
 
     Attributes:
@@ -113,14 +113,14 @@ class Visitor:
         self._max_values = max_values
         self._count = 0
         self.reads_by_name = False
-        self._queue: deque[tuple[str, Any, Names]] = deque()
+        self._queue: deque[tuple[str, Any, NameSet]] = deque()
         self._names = graph.names
         if graph.base is not None:
             self._names |= graph.base.names
         self._modules: dict[int, tuple[str, types.ModuleType]] = {}
         self._pending_keys: list[tuple[str, Any]] = []
         self._weak_references: list[tuple[str, Any]] = []
-        self._namespaces: dict[int, Holder] = {}
+        self._namespaces: dict[int, Container] = {}
         self._read_modules: set[tuple[int, int, bool]] = set()
         self._alive_names: list[Any] = []
 
@@ -132,12 +132,14 @@ class Visitor:
             if self._executed is not None:
                 self._add_executed_namespaces(self._executed)
         self._visit_queue()
-        # Keys come last: a key that is also an entry of another container gets its path there, as parameters in an optimizer's state do.
+        # Keys come last. So a key that is also an entry of another container has the path of that entry: the keys of an optimizer's state
+        # are parameters, and get their paths from their modules.
         while self._pending_keys:
             keys, self._pending_keys = self._pending_keys, []
             self._queue.extend((path, key, _NO_NAMES) for path, key in keys)
             self._visit_queue()
-        # Any function may get a module as an argument. So each module is searched for all names, until there are no new names or modules.
+        # Any function may get a module as an argument. So each module is searched for the names that any code uses, until there are no new
+        # names or modules.
         count = -1
         while count < len(self._names) + len(self._modules):
             count = len(self._names) + len(self._modules)
@@ -151,10 +153,10 @@ class Visitor:
                 target is None
                 or fingerprint(target) is not NO_FINGERPRINT
                 or self._graph.path_of(target) is not None
-                or is_known_by_identity(target)
+                or is_compared_by_identity(target)
             ):
                 self._graph.parts[path] = {"()": target}
-                self._graph.references[path] = reference, target
+                self._graph.weak_references[path] = reference, target
             else:
                 self._graph.incomparable[path] = f"{type(reference).__name__} to an object that nothing else refers to"
 
@@ -167,13 +169,13 @@ class Visitor:
                 raise CaptureError(f"the step can reach more than {self._max_values} values; value {self._count} is at {path}", hint=hint)
             self._visit(path, value, names)
 
-    def _visit(self, path: str, value: Any, names: Names) -> None:
+    def _visit(self, path: str, value: Any, names: NameSet) -> None:
         """Adds a value to the graph, and queues the objects that the value refers to.
 
         Args:
             path: the value's path.
             value: the value.
-            names: the names that the code which reads the value uses. Only a module's globals with these names count.
+            names: the names used by the code that reads the value. Of a module, only the globals with these names are visited.
         """
         graph = self._graph
         if isinstance(value, types.ModuleType):
@@ -181,14 +183,14 @@ class Visitor:
             self._add_module(path, value, names, by_trusted=False)
         elif (
             fingerprint(value) is not NO_FINGERPRINT
-            or is_known_by_identity(value)
+            or is_compared_by_identity(value)
             or (isinstance(value, type) and not value.__flags__ & _HEAP_TYPE)
         ):
             self.reads_by_name = self.reads_by_name or isinstance(value, (operator.attrgetter, operator.methodcaller))
         elif graph.path_of(value) is not None:
-            graph.repeated.add(id(value))
+            graph.aliased_ids.add(id(value))
         else:
-            while graph.knows(path):
+            while graph.has_path(path):
                 path += "'"
             graph.paths[id(value)] = path
             graph.objects[path] = value
@@ -199,12 +201,12 @@ class Visitor:
         """True if the function's code may read an attribute of this name."""
         return self._executed is None or self._executed.reads(name)
 
-    def _add_holder(self, path: str, target: Any, counts: Callable[[Any], bool] | None = None) -> dict[Any, Any]:
-        """Adds a mutable container to the graph, and returns its entries. `counts` selects keys; None: all count."""
-        holder = Holder(target, {}, counts)
-        holder.items = holder.now()
-        self._graph.holders[path] = holder
-        return holder.items
+    def _add_container(self, path: str, target: Any, is_relevant: Callable[[Any], bool] | None = None) -> dict[Any, Any]:
+        """Adds a mutable container to the graph, and returns its entries. `is_relevant`: see `Container`."""
+        container = Container(target, {}, is_relevant)
+        container.items = container.now()
+        self._graph.containers[path] = container
+        return container.items
 
     def _referents(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Adds a value to the graph, and yields the objects that the value refers to.
@@ -222,17 +224,17 @@ class Visitor:
             if values is None:
                 self._graph.incomparable[path] = type(value).__qualname__
             else:
-                self._graph.values[path] = value, values
+                self._graph.contents[path] = value, values
             if type(value) not in BUFFER_TYPES:
                 yield from self._state(path, value)
         elif isinstance(value, weakref.ref):
             self._weak_references.append((path, value))
         elif isinstance(value, types.MappingProxyType):
-            holder = Holder(View(value), {})
-            holder.items = self._graph.parts[path] = holder.now()
-            self._graph.views[path] = holder
-            for index, (key, item) in enumerate(holder.items.items()):
-                yield f"[{shown(key, index)}]", item
+            container = Container(MappingProxy(value), {})
+            container.items = self._graph.parts[path] = container.now()
+            self._graph.mapping_proxies[path] = container
+            for index, (key, item) in enumerate(container.items.items()):
+                yield f"[{key_text(key, index)}]", item
         elif (parts := parts_of(value)) is not None:
             self._graph.parts[path] = parts
             for name, item in parts.items():
@@ -245,15 +247,15 @@ class Visitor:
 
     def _container_entries(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, contextvars.ContextVar):
-            for item in self._add_holder(path, value).values():
+            for item in self._add_container(path, value).values():
                 yield "()", item
         elif isinstance(value, (dict, list, deque, set)):
-            for index, (key, item) in enumerate(self._add_holder(path, value).items()):
-                yield f"[{shown(key, index)}]", item
+            for index, (key, item) in enumerate(self._add_container(path, value).items()):
+                yield f"[{key_text(key, index)}]", item
                 if not isinstance(value, set) and type(key) not in (str, int):
-                    self._pending_keys.append((f"{path}[{shown(key, index)}] key", key))
+                    self._pending_keys.append((f"{path}[{key_text(key, index)}] key", key))
             if isinstance(value, collections.defaultdict):
-                attributes = self._add_holder(f"{path} default_factory", Attributes(value, ("default_factory",)))
+                attributes = self._add_container(f"{path} default_factory", Attributes(value, ("default_factory",)))
                 yield ".default_factory", attributes["default_factory"]
         elif isinstance(value, (tuple, frozenset)):
             for index, item in enumerate(tuple.__iter__(value) if isinstance(value, tuple) else value):
@@ -283,8 +285,8 @@ class Visitor:
         if type(state) is dict:
             self._graph.paths[id(state)] = f"{path}.__dict__"
             self._graph.objects[f"{path}.__dict__"] = state
-            suffix = " attributes" if path in self._graph.holders else ""
-            for name, item in self._add_holder(path + suffix, state, None if self._executed is None else self._may_be_read).items():
+            suffix = " attributes" if path in self._graph.containers else ""
+            for name, item in self._add_container(path + suffix, state, None if self._executed is None else self._may_be_read).items():
                 yield f".{name}", item
         slots = [
             name
@@ -294,19 +296,19 @@ class Visitor:
             if isinstance(item, types.MemberDescriptorType) and self._may_be_read(name)
         ]
         if slots:
-            for name, item in self._add_holder(f"{path} slots", Attributes(value, slots)).items():
+            for name, item in self._add_container(f"{path} slots", Attributes(value, slots)).items():
                 yield f".{name}", item
         yield _class_path(type(value)), type(value)
 
     def _tensor(self, path: str, value: torch.Tensor) -> Iterator[tuple[str, Any]]:
         self._graph.tensors[path] = value
         if value.is_leaf:
-            gradient = self._add_holder(f"{path}.grad", value)["grad"]
+            gradient = self._add_container(f"{path}.grad", value)["grad"]
             if gradient is not None:
                 self._graph.gradients.add(f"{path}.grad")
                 yield ".grad", gradient
         if parts := parts_of_tensor(value):
-            for name, part in self._add_holder(f"{path} parts", Attributes(value, parts)).items():
+            for name, part in self._add_container(f"{path} parts", Attributes(value, parts)).items():
                 if path in self._graph.gradients and isinstance(part, torch.Tensor):
                     self._graph.gradients.add(f"{path}.{name}")
                 yield f".{name}", part
@@ -314,10 +316,10 @@ class Visitor:
             return
         for item in gc.get_referents(value):  # among them the dicts of the tensor's attributes and hooks
             if type(item) is dict and item is value.__dict__ and not item:
-                self._graph.empty.append(item)  # torch creates and drops an empty attribute dict by itself
+                self._graph.empty_attribute_dicts.append(item)  # torch creates and drops an empty attribute dict by itself
             elif type(item) is dict and item is value.__dict__:
-                counts = None if self._executed is None else self._may_be_read
-                for name, attribute in self._add_holder(f"{path} attributes", item, counts).items():
+                is_relevant = None if self._executed is None else self._may_be_read
+                for name, attribute in self._add_container(f"{path} attributes", item, is_relevant).items():
                     yield f".{name}", attribute
             elif isinstance(item, dict):
                 yield ".hooks", item
@@ -325,16 +327,19 @@ class Visitor:
             yield _class_path(type(value)), type(value)
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yields a class's methods, class attributes, bases and metaclass. Of a trusted class, only methods count: users may patch them."""
+        """Yields a class's methods, class attributes, bases and metaclass.
+
+        Of a trusted class only the methods are compared, because users may patch them.
+        """
         trusted = is_trusted_class(kind)
 
-        def counts(name: str, value: Any) -> bool:
+        def is_relevant(name: str, value: Any) -> bool:
             if trusted:
                 return self._may_be_read(name) and (callable(value) or isinstance(value, (staticmethod, classmethod, property)))
             return name not in _IGNORED_CLASS_ATTRIBUTES and self._may_be_read(name) and not isinstance(value, types.MemberDescriptorType)
 
-        for name, value in self._add_holder(path, ClassDict(kind, counts)).items():
-            if name != "__bases__" and not (trusted and _is_known_method(value)):
+        for name, value in self._add_container(path, ClassDict(kind, is_relevant)).items():
+            if name != "__bases__" and not (trusted and _is_trusted_method(value)):
                 yield f".{name}", value
         for base in kind.__mro__[1:]:
             yield _class_path(base), base
@@ -344,7 +349,7 @@ class Visitor:
     def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         code = function.__code__
         self._graph.codes.update(codes(code))
-        settings = self._add_holder(f"{path} defaults", Attributes(function, ("__code__", "__defaults__", "__kwdefaults__")))
+        settings = self._add_container(f"{path} defaults", Attributes(function, ("__code__", "__defaults__", "__kwdefaults__")))
         if self._executed is not None and code not in self._executed.codes:
             return
         for name in ("__defaults__", "__kwdefaults__"):
@@ -356,12 +361,12 @@ class Visitor:
                 continue
             self._graph.paths[id(cell)] = f"{path} {name}"
             self._graph.objects[f"{path} {name}"] = cell
-            for item in self._add_holder(f"{path} {name}", cell).values():
+            for item in self._add_container(f"{path} {name}", cell).values():
                 self._queue.append((name, item, names.all))
-        for name, item in self._add_holder(f"{path} attributes", function.__dict__, self._may_be_read).items():
+        for name, item in self._add_container(f"{path} attributes", function.__dict__, self._may_be_read).items():
             yield f".{name}", item
         if self._executed is None and not is_installed_file(code.co_filename) and not is_trusted_function(function):
-            self._add_globals(function.__globals__, getattr(function, "__builtins__", {}), names.read, names.all)
+            self._add_globals(function.__globals__, getattr(function, "__builtins__", {}), names.globals, names.all)
             self._add_imports(names.imports, names.all)
 
     # Modules.
@@ -374,13 +379,20 @@ class Visitor:
                     self._names |= names
         self._add_imports(executed.imports, executed.names or frozenset())
 
-    def _add_imports(self, imports: Any, names: Names) -> None:
+    def _add_imports(self, imports: Any, names: NameSet) -> None:
         for name in imports:
             if (module := sys.modules.get(name)) is not None:
                 self._queue.append((f"import {name}", module, names))
 
-    def _add_globals(self, values: dict[str, Any], builtins: Any, read: Any, names: Names) -> None:
-        """Adds the globals and builtins that code reads by the names `read`. `names`: all names that the code uses."""
+    def _add_globals(self, values: dict[str, Any], builtins: Any, read: Any, names: NameSet) -> None:
+        """Adds globals and builtins that code reads.
+
+        Args:
+            values: the globals of the code's module.
+            builtins: the builtins of the code: a module or a dict.
+            read: the names of the globals that the code reads.
+            names: all names that the code uses.
+        """
         by_trusted = is_trusted_namespace(values)
         builtin_values = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
         for name in read:
@@ -391,8 +403,8 @@ class Visitor:
                 if name in builtin_values:
                     self._add_global(builtin_values, name, name, names, True, by_trusted)
 
-    def _add_module(self, path: str, module: types.ModuleType, names: Names, by_trusted: bool) -> None:
-        """Adds the globals of a module that have one of these names. `by_trusted`: True if trusted code uses the names."""
+    def _add_module(self, path: str, module: types.ModuleType, names: NameSet, by_trusted: bool) -> None:
+        """Adds the globals of a module that have one of these names. `by_trusted`: True if the code that uses the names is trusted."""
         key = id(module), id(names), by_trusted
         if key in self._read_modules:
             return
@@ -402,16 +414,16 @@ class Visitor:
         for name in sorted(names & values.keys()):
             self._add_global(values, name, f"{path}.{name}", names, trusted, by_trusted)
 
-    def _add_global(self, values: dict[str, Any], name: str, path: str, names: Names, trusted: bool, by_trusted: bool) -> None:
+    def _add_global(self, values: dict[str, Any], name: str, path: str, names: NameSet, trusted: bool, by_trusted: bool) -> None:
         """Adds a global variable of a module.
 
         Args:
             values: the module's globals.
             name: the name of the variable.
             path: the path of the variable's value.
-            names: the names that the code which reads the variable uses.
-            trusted: True if the module is trusted. Of its variables, only modules, callables and, for untrusted code, those of
-                `_has_readable_value` count.
+            names: the names used by the code that reads the variable.
+            trusted: True if the module is trusted. Of its variables, only modules and callables are added, and for untrusted code also
+                variables that `_has_readable_value` accepts.
             by_trusted: True if the code that reads the variable is trusted.
         """
         value = values[name]
@@ -429,23 +441,23 @@ class Visitor:
                 self._queue.append((path, value, names))
 
     def _has_readable_value(self, name: str, value: Any) -> bool:
-        """True if the value has a fingerprint, or if `executed` is given and the name is public, as `os.environ` is."""
+        """True if the value has a fingerprint, or if the walk follows only executed code and the name is public, as `os.environ` is."""
         return fingerprint(value) is not NO_FINGERPRINT or (self._executed is not None and name[:1] != "_" and value is not sys.modules)
 
     def _add_to_namespace(self, values: dict[str, Any], name: str, value: Any) -> None:
-        holder = self._namespace_of(values)
-        holder.target.names.add(name)
-        holder.items[name] = value
+        container = self._namespace_of(values)
+        container.target.names.add(name)
+        container.items[name] = value
 
-    def _namespace_of(self, values: dict[str, Any]) -> Holder:
-        """Returns the holder of a module's globals."""
-        holder = self._namespaces.get(id(values))
-        if holder is None:
+    def _namespace_of(self, values: dict[str, Any]) -> Container:
+        """Returns the container of a module's globals."""
+        container = self._namespaces.get(id(values))
+        if container is None:
             path = f"globals of {values.get('__name__')}"
-            while path in self._graph.holders or (self._graph.base is not None and path in self._graph.base.holders):
+            while path in self._graph.containers or (self._graph.base is not None and path in self._graph.base.containers):
                 path += "'"
-            holder = self._namespaces[id(values)] = self._graph.holders[path] = Holder(Namespace(values), {})
-        return holder
+            container = self._namespaces[id(values)] = self._graph.containers[path] = Container(Namespace(values), {})
+        return container
 
 
 _BUILTIN_CLASSES = frozenset(
@@ -465,7 +477,8 @@ def _class_path(kind: type) -> str:
     return f"class {module_of(kind)}.{kind.__qualname__}"
 
 
-def _is_known_method(value: Any) -> bool:
+def _is_trusted_method(value: Any) -> bool:
+    """True for a method of a trusted class that needs no visit: a trusted function, a class, or an object that is no Python function."""
     for name in ("__func__", "fget"):
         value = getattr(value, name, None) or value
-    return isinstance(value, type) or not isinstance(value, types.FunctionType) or is_known_by_identity(value)
+    return isinstance(value, type) or not isinstance(value, types.FunctionType) or is_compared_by_identity(value)

@@ -1,8 +1,8 @@
 """Observes one run of a function: the code that runs, its side effects, and its reads of outside state.
 
 Python reports a thread's calls to its profile function (`sys.setprofile`), including calls of functions written in C. It does not report
-constructors and iteration of types written in C, nor functions of Cython. Constructors are found by their names in the executed code. The
-other objects have hidden state: a walk with the executed code lists them in `ObjectGraph.incomparable`.
+constructors and iteration of types written in C, nor functions of Cython. Constructors are found by their names in the executed code.
+Iterators and objects of Cython have hidden state: a walk with the executed code lists such objects in `ObjectGraph.incomparable`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from .code_names import ExecutedCode, names_of
-from .pure_functions import acts, constructs
+from .pure_functions import constructor_effect_of, effect_of
 from .torch_state import global_state
 from .trusted_code import is_trusted_namespace, module_of
 
@@ -38,8 +38,8 @@ class Effect:
     """A side effect, or a read of outside state, that a program would not repeat.
 
     Attributes:
-        what: the called function, or another description of the effect.
-        where: the user's file, line and function.
+        what: the name of the called function, or another description of the effect.
+        where: the user's file, line and function; "" if unknown.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Observation:
     changes_settings: bool
 
     @functools.cached_property
-    def touched(self) -> ExecutedCode:
+    def executed_code(self) -> ExecutedCode:
         """The names that the executed code uses."""
         return ExecutedCode.of(self.codes)
 
@@ -75,7 +75,7 @@ class Observation:
 
 
 class Refused(BaseException):
-    """Raised before a function has an effect. A BaseException, so that the function's own handlers do not catch it."""
+    """Raised to stop a function before an effect. A BaseException, so that the function's own handlers do not catch it."""
 
     def __init__(self, effect: Effect) -> None:
         super().__init__(str(effect))
@@ -93,8 +93,11 @@ def observe(
     """Runs a function in this thread, including its backward passes, and observes it. The thread's profile function is restored.
 
     Args:
+        function: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         refuse: True to stop the function before its first detected effect.
-        ignore: code objects. Code that runs inside calls of these is not observed.
+        ignore: code objects. Neither calls of this code nor the code inside these calls are observed.
 
     Returns:
         The function's result, and the observation.
@@ -139,14 +142,14 @@ class _Observer:
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._earlier_profile_function = sys.getprofile()
-        mine = self._event
-        sys.setprofile(mine)
+        profile_function = self._event
+        sys.setprofile(profile_function)
         try:
             return function(*args, **kwargs)
         finally:
-            left = sys.getprofile()
+            current = sys.getprofile()
             # Python removes a profile function that raises an exception.
-            if left == mine or (left is None and self._has_refused):
+            if current == profile_function or (current is None and self._has_refused):
                 sys.setprofile(None)
                 if callable(self._earlier_profile_function):
                     sys.setprofile(self._earlier_profile_function)
@@ -158,7 +161,7 @@ class _Observer:
 
     def observation(self, changes_settings: bool) -> Observation:
         """Returns the observation so far. `changes_settings`: True if the run has changed a setting of torch."""
-        codes = {code: list(places.values()) for code, places in self._codes.values()}
+        codes = {code: list(namespaces.values()) for code, namespaces in self._codes.values()}
         effects = [*self._effects, *_unreported_effects(codes)]
         return Observation(codes, effects, changes_settings)
 
@@ -181,21 +184,21 @@ class _Observer:
 
     def _call(self, frame: types.FrameType) -> None:
         code = frame.f_code
-        asks = id(code) in self._logging_codes and frame.f_back is not None and frame.f_back.f_globals is not frame.f_globals
-        if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored or asks:
+        queries_logger = id(code) in self._logging_codes and frame.f_back is not None and frame.f_back.f_globals is not frame.f_globals
+        if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored or queries_logger:
             self._ignored_frames.append(frame)
         if self._ignored_frames or frame.f_globals is _OWN_GLOBALS:
             return
-        known = self._codes.get(id(code))
-        if known is None:
+        entry = self._codes.get(id(code))
+        if entry is None:
             self._codes[id(code)] = code, {id(frame.f_globals): frame.f_globals}
-        elif id(frame.f_globals) not in known[1]:
-            known[1][id(frame.f_globals)] = frame.f_globals
+        elif id(frame.f_globals) not in entry[1]:
+            entry[1][id(frame.f_globals)] = frame.f_globals
         else:
             return
-        if self._refuse and (unseen := _unreported_effects({code: [frame.f_globals]})):
+        if self._refuse and (unreported := _unreported_effects({code: [frame.f_globals]})):
             self._has_refused = True
-            raise Refused(unseen[0])
+            raise Refused(unreported[0])
 
     def _imported(self, frame: types.FrameType) -> None:
         """Adds the import of an untrusted module as an effect, because the module's code may do anything."""
@@ -205,20 +208,21 @@ class _Observer:
             self._effects[Effect(f"import {name}", _user_location(frame))] = None
 
     def _c_call(self, frame: types.FrameType, function: Any) -> None:
-        within = self._within_torch.get(id(frame.f_globals))
-        if within is None:
-            within = self._within_torch[id(frame.f_globals)] = frame.f_globals is not _OWN_GLOBALS and _is_torch_namespace(frame.f_globals)
+        within_torch = self._within_torch.get(id(frame.f_globals))
+        if within_torch is None:
+            within_torch = frame.f_globals is not _OWN_GLOBALS and _is_torch_namespace(frame.f_globals)
+            self._within_torch[id(frame.f_globals)] = within_torch
             self._alive.append(frame.f_globals)
         if frame.f_globals is _OWN_GLOBALS and (function in (sys.setprofile, sys.getprofile) or function.__module__ == "sys.monitoring"):
             return
         owner = getattr(function, "__self__", None)
         if owner is None or isinstance(owner, (types.ModuleType, type)):
-            key: Any = (id(function), within) if isinstance(owner, types.ModuleType) else None
+            key: Any = (id(function), within_torch) if isinstance(owner, types.ModuleType) else None
         else:
-            key = type(owner), function.__name__, getattr(function, "__module__", None), within
+            key = type(owner), function.__name__, getattr(function, "__module__", None), within_torch
         what = self._effect_names.get(key) if key is not None else None
         if what is None:
-            what = acts(function, within)
+            what = effect_of(function, within_torch)
             if key is not None:
                 self._effect_names[key] = what
                 self._alive.append(function if isinstance(owner, types.ModuleType) else None)
@@ -235,10 +239,12 @@ class _Observer:
 
 
 @contextlib.contextmanager
-def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
-    """Calls look(frame, function) before each call of a C method in this thread, in versions of Python whose profile function misses these.
+def _showing_methods(callback: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
+    """Inside the context, calls callback(frame, function) before each call of a C method in this thread.
 
-    Raises: Refused if other tools use all of Python's monitoring tool ids; any exception of `look`.
+    It does nothing in versions of Python whose profile function reports such calls.
+
+    Raises: Refused if other tools use all of Python's monitoring tool ids; any exception of `callback`.
     """
     if not _HIDES_METHODS or sys.version_info < (3, 12):  # the latter for type checkers
         yield
@@ -247,7 +253,7 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
 
     def called(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
         if type(function) is types.MethodType and type(function.__func__) is types.BuiltinFunctionType and get_ident() == thread:
-            look(sys._getframe(1), function.__func__)
+            callback(sys._getframe(1), function.__func__)
 
     for tool in range(6):  # all of Python's tool ids
         with contextlib.suppress(ValueError):  # in use
@@ -302,12 +308,12 @@ def _user_location(frame: types.FrameType | None) -> str:
 def _unreported_effects(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
     """Returns effects that Python does not report: untrusted code names NumPy's random functions, or constructors written in C."""
     found = []
-    for code, places in codes.items():
+    for code, namespaces in codes.items():
         names = names_of(code)
-        for values in places:
+        for values in namespaces:
             if is_trusted_namespace(values):
                 continue
-            read = {name: values.get(name) for name in names.read}
+            read = {name: values.get(name) for name in names.globals}
             draws = any(_is_of_numpy_random(value) for value in read.values())
             numpy = any(value is np for value in read.values()) or any(name.partition(".")[0] == "numpy" for name in names.imports)
             if draws or (numpy and "random" in names.all):
@@ -315,12 +321,12 @@ def _unreported_effects(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]
             modules = [value for value in (*read.values(), *map(sys.modules.get, names.imports)) if isinstance(value, types.ModuleType)]
             named = [vars(module).get(name) for module in modules for name in names.all & vars(module).keys()]
             for kind in (*read.values(), *named):
-                if isinstance(kind, type) and (what := constructs(kind)):
+                if isinstance(kind, type) and (what := constructor_effect_of(kind)):
                     found.append(Effect(what, f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"))
     return found
 
 
 def _is_of_numpy_random(value: Any) -> bool:
     owner = getattr(value, "__self__", value) if callable(value) else value
-    homes = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None), module_of(type(owner))
-    return any(isinstance(name, str) and name.startswith("numpy.random") for name in homes)
+    modules = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None), module_of(type(owner))
+    return any(isinstance(name, str) and name.startswith("numpy.random") for name in modules)

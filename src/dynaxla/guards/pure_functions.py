@@ -1,4 +1,4 @@
-"""Allowlist of C functions that only compute, by module and class. Other functions may have effects, or read outside state."""
+"""Allowlist of C functions that only compute, by module and class. Other C functions may have effects, or read outside state."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _TORCH_WITH_EFFECTS = re.compile(
     r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr|"
     r"swap_tensor"
 )
+# Functions whose names match `_TORCH_WITH_EFFECTS`, and that only compute.
 _TORCH_EXCEPTIONS = frozenset(
-    # These contain one of the words above, but only compute.
     (
         "_is_default_generator",
         "_register_hook",
@@ -141,7 +141,7 @@ _PURE_CLASSES: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
 )
-# Methods of a process group that call a collective. A recording sees the op of the collective.
+# Methods of a process group that call a collective. A recording records the op of the collective, so these methods hide no effect.
 _COLLECTIVES = frozenset(
     (
         *("allgather", "all_gather_single", "_allgather_base", "allreduce", "allreduce_coalesced", "broadcast"),
@@ -179,12 +179,12 @@ _CLASS_METHODS = frozenset(
 )
 
 
-def acts(function: Any, within_torch: bool) -> str:
+def effect_of(function: Any, within_torch: bool) -> str:
     """Returns the name of a C function that may do more than compute; "" if it only computes.
 
     Args:
         function: the function as `sys.setprofile` reports it.
-        within_torch: True if torch's own Python code calls it.
+        within_torch: True if torch's own Python code calls the function.
     """
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "?")
@@ -204,24 +204,24 @@ def acts(function: Any, within_torch: bool) -> str:
         return f"{module_of(owner)}.{owner.__qualname__}.{name}"
     kind = type(owner)
     module = module_of(kind)
-    shown = f"{module}.{kind.__qualname__}.{name}"
+    full_name = f"{module}.{kind.__qualname__}.{name}"
     if isinstance(owner, _PURE_CLASSES) or (module.partition(".")[0] == "numpy" and ".random" not in module):
-        return shown if name in _METHODS_WITH_EFFECTS else ""
+        return full_name if name in _METHODS_WITH_EFFECTS else ""
     if within_torch and f"{module}.".startswith(_WITHIN_TORCH_CLASSES):
         return ""
     if isinstance(owner, torch.Generator):
-        return shown
+        return full_name
     if _is_group_query(module, name, within_torch):
         return ""
     if module.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in module:
-        return "" if _torch_computes(name) else shown
-    return "" if name in _OBJECT_METHODS else shown
+        return "" if _torch_computes(name) else full_name
+    return "" if name in _OBJECT_METHODS else full_name
 
 
 _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(object, name)))
 
 
-def constructs(kind: type) -> str:
+def constructor_effect_of(kind: type) -> str:
     """Returns the name of a C class whose constructor may do more than compute; "" for other classes."""
     module = module_of(kind)
     spec = getattr(sys.modules.get(module), "__spec__", None)
@@ -234,11 +234,11 @@ def constructs(kind: type) -> str:
 def _is_group_query(module: str, name: str, within_torch: bool) -> bool:
     """True if a function queries DTensor placements or a process group, or calls a collective that can be recorded.
 
-    Users may call `wait` of a collective directly. The other functions count only if torch's own Python code calls them.
+    Users may call `wait` of a collective directly. For other functions, the result is True only if torch's own Python code calls them.
     """
     if module == private.PROCESSES:
-        asks = name in _GROUP_QUERIES or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")
-        return name == "wait" or (within_torch and asks)
+        is_query = name in _GROUP_QUERIES or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")
+        return name == "wait" or (within_torch and is_query)
     return within_torch and module == private.PLACEMENTS
 
 

@@ -1,7 +1,7 @@
 """Fast checks, within microseconds, that thousands of objects are unchanged: all their references are compared at once.
 
 CPython can list the objects that other objects refer to (`gc.get_referents`). Comparing the pointers in this list as bytes compares the
-identity of each entry. If the bytes differ, the entries that matter are compared one by one, because others may have changed.
+identity of each entry. If the bytes differ, the relevant entries are compared one by one, because an irrelevant entry may have changed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
 from .fingerprints import BufferContents, buffer_contents
-from .slots import Attributes, ClassDict, Holder, Namespace, Place
+from .slots import Attributes, ClassDict, Container, Namespace, Place
 
 if TYPE_CHECKING:
     from .object_graph import ObjectGraph
 
 _is_leaf = operator.attrgetter("is_leaf")
-# Reading the versions of dicts takes as long as about this many comparisons of their entries.
-_MIN_LOOKS = 50
+# If an entry was changed and changed back, the version of its dict differs although no entry does. The versions are read again only after
+# this many comparisons, because reading the versions costs as much as about 50 comparisons of entries.
+_MIN_COMPARISONS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
@@ -55,25 +56,25 @@ if not _IS_CPYTHON or b"".join(id(item).to_bytes(8, sys.byteorder) for item in _
 class Identities:
     """The classes and attribute dicts of objects, and the hooks of tensors, at the time of a walk."""
 
-    def __init__(self, walk: ObjectGraph) -> None:
-        gradients = {id(walk.tensors[path]) for path in walk.gradients if path in walk.tensors}
-        self._targets = [value for value in walk.objects.values() if _has_class_of_python(value) and not _is_container(value)]
-        self._targets += [tensor for tensor in walk.tensors.values() if id(tensor) not in gradients]
-        self._others = [value for value in walk.objects.values() if _has_class_of_python(value) and _is_container(value)]
-        self._empty = walk.empty
-        self._found = self._now()
+    def __init__(self, graph: ObjectGraph) -> None:
+        gradients = {id(graph.tensors[path]) for path in graph.gradients if path in graph.tensors}
+        self._targets = [value for value in graph.objects.values() if _has_heap_type(value) and not _is_container(value)]
+        self._targets += [tensor for tensor in graph.tensors.values() if id(tensor) not in gradients]
+        self._containers = [value for value in graph.objects.values() if _has_heap_type(value) and _is_container(value)]
+        self._empty_attribute_dicts = graph.empty_attribute_dicts
+        self._at_walk = self._now()
 
     def _now(self) -> Any:
-        others = [(type(value), getattr(value, "__dict__", None)) for value in self._others]
-        return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(others)))
+        of_containers = [(type(value), getattr(value, "__dict__", None)) for value in self._containers]
+        return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(of_containers)))
 
     def are_unchanged(self) -> bool:
         """True if all classes, attribute dicts and hooks are the same objects as at the walk."""
-        return not any(self._empty) and bool(self._found == self._now())
+        return not any(self._empty_attribute_dicts) and bool(self._at_walk == self._now())
 
 
 def _is_container(value: Any) -> bool:
-    """True for a container: an object that refers to entries that may change, besides its class and its attribute dict."""
+    """True for an object that refers to entries, besides its class and its attribute dict."""
     return isinstance(value, (dict, list, set, deque))
 
 
@@ -81,102 +82,109 @@ class ReferenceChecks:
     """Checks that the objects of a graph are unchanged. The constructor prepares data for fast checks.
 
     Args:
-        walk: the graph.
+        graph: the graph.
         inputs: places whose numbers may change.
         arrays: paths of arrays whose values, but not shapes, may change.
     """
 
-    def __init__(self, walk: ObjectGraph, inputs: Collection[Place], arrays: Collection[str]) -> None:
+    def __init__(self, graph: ObjectGraph, inputs: Collection[Place], arrays: Collection[str]) -> None:
         self.inputs, self.arrays = inputs, arrays
-        self._walk = walk
-        self._free = {path: [key for place, key in inputs if place == path] for path, _ in inputs}
-        parts = {f"{path} parts" for path in walk.gradients}
+        self._graph = graph
+        self._input_keys = {path: [key for place, key in inputs if place == path] for path, _ in inputs}
+        parts = {f"{path} parts" for path in graph.gradients}
         of_tensors = {
-            path: holder
-            for path, holder in walk.holders.items()
-            if path in parts or (isinstance(holder.target, torch.Tensor) and holder.items)
+            path: container
+            for path, container in graph.containers.items()
+            if path in parts or (isinstance(container.target, torch.Tensor) and container.items)
         }
-        # Gradients of parameters are replaced at every step, those of other tensors hardly ever.
+        # The gradients of parameters are replaced at every step, the gradients of other tensors hardly ever.
         replaced = {
             path
-            for path, holder in of_tensors.items()
-            if path in parts or path.removesuffix(".grad") in walk.gradients or holder.items["grad"] is not None
+            for path, container in of_tensors.items()
+            if path in parts or path.removesuffix(".grad") in graph.gradients or container.items["grad"] is not None
         }
-        self._gradients = _Entries([holder for path, holder in of_tensors.items() if path in replaced])
-        self._other_gradients = _Entries([holder for path, holder in of_tensors.items() if path not in replaced])
-        self._holders = [
-            (holder, self._free.get(path, ()))
-            for path, holder in walk.holders.items()
-            if not isinstance(holder.target, (torch.Tensor, Namespace)) and path not in parts
+        self._gradients = _Entries([container for path, container in of_tensors.items() if path in replaced])
+        self._other_gradients = _Entries([container for path, container in of_tensors.items() if path not in replaced])
+        self._containers = [
+            (container, self._input_keys.get(path, ()))
+            for path, container in graph.containers.items()
+            if not isinstance(container.target, (torch.Tensor, Namespace)) and path not in parts
         ]
-        self._always = [(holder, free) for holder, free in self._holders if free or not _is_listed(holder)]
-        self._always += [(holder, ()) for holder in walk.views.values()]
-        listed = [holder for holder, free in self._holders if not free and _is_listed(holder)]
-        self._targets = [item for holder in listed for item in _listed(holder)]
-        # Most watched objects are attributes of modules: the version of a dict shows that nothing has changed.
-        self._dicts = [holder.target for holder in listed if type(holder.target) is dict and holder.items]
-        numbered = set(map(id, self._dicts))
-        self._others = [item for item in self._targets if id(item) not in numbered]
-        self._keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, dict) and holder.items]
-        self._other_keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, OrderedDict) and holder.items]
-        self._note_places()
-        self._was_unchanged = all(holder.is_unchanged(free) for holder, free in self._holders)  # since the walk
-        self._gather_namespaces([holder for holder in walk.holders.values() if isinstance(holder.target, Namespace)])
+        self._always = [(container, input_keys) for container, input_keys in self._containers if input_keys or not _is_listed(container)]
+        self._always += [(container, ()) for container in graph.mapping_proxies.values()]
+        listed = [container for container, input_keys in self._containers if not input_keys and _is_listed(container)]
+        self._targets = [item for container in listed for item in _referrers(container)]
+        # Most entries are attributes of modules. For them, an unchanged version of the attribute dict proves that no entry has changed.
+        self._dicts = [container.target for container in listed if type(container.target) is dict and container.items]
+        dict_ids = set(map(id, self._dicts))
+        self._unversioned = [item for item in self._targets if id(item) not in dict_ids]
+        self._keys = [_keys(container.target) for container in listed if isinstance(container.target, dict) and container.items]
+        self._ordered_dict_keys = [
+            _keys(container.target) for container in listed if isinstance(container.target, OrderedDict) and container.items
+        ]
+        self._store_referents()
+        self._was_unchanged = all(container.is_unchanged(input_keys) for container, input_keys in self._containers)  # since the walk
+        self._gather_namespaces([container for container in graph.containers.values() if isinstance(container.target, Namespace)])
         self._gather_tensors()
 
     def is_unchanged(self) -> bool:
         """True if all entries, objects and tensors of the graph are as they were at the walk."""
         return (
             self._was_unchanged
-            and self._walk.identities.are_unchanged()
-            and self._are_places_unchanged()
+            and self._graph.identities.are_unchanged()
+            and self._are_entries_unchanged()
             and self._are_namespaces_unchanged()
-            and all(holder.is_unchanged(free) for holder, free in self._always)
+            and all(container.is_unchanged(input_keys) for container, input_keys in self._always)
             and self._are_tensors_unchanged()
-            and all(reference() is target for reference, target in self._walk.references.values())
-            and all(map(self._has_values, self._walk.values))
+            and all(reference() is target for reference, target in self._graph.weak_references.values())
+            and all(map(self._has_values, self._graph.contents))
         )
 
     def _has_values(self, path: str) -> bool:
-        value, values = self._walk.values[path]
+        value, values = self._graph.contents[path]
         if path in self.arrays:
             return buffer_contents(value, with_data=False) == BufferContents(values.metadata, b"")
         return values.data is not None and buffer_contents(value) == values
 
     # Containers and objects.
 
-    def _note_places(self) -> None:
+    def _store_referents(self) -> None:
         self._referents_at_walk = _referents(self._targets, self._keys)
-        self._other_referents_at_walk = _referents(self._others, self._other_keys)
-        self._note_dicts()
+        self._unversioned_referents_at_walk = _referents(self._unversioned, self._ordered_dict_keys)
+        self._store_dict_versions()
 
-    def _note_dicts(self) -> None:
-        self._check_dicts = DictCheck(self._dicts)
-        self._looks = 0
+    def _store_dict_versions(self) -> None:
+        self._dict_check = DictCheck(self._dicts)
+        self._comparisons = 0
 
-    def _are_places_unchanged(self) -> bool:
-        self._looks += 1
-        if self._check_dicts.are_unchanged() and _referents(self._others, self._other_keys) == self._other_referents_at_walk:
+    def _are_entries_unchanged(self) -> bool:
+        self._comparisons += 1
+        if (
+            self._dict_check.are_unchanged()
+            and _referents(self._unversioned, self._ordered_dict_keys) == self._unversioned_referents_at_walk
+        ):
             return True
         if _referents(self._targets, self._keys) == self._referents_at_walk:
-            if self._looks >= _MIN_LOOKS:  # an entry has been changed, and changed back
-                self._note_dicts()
+            if self._comparisons >= _MIN_COMPARISONS:  # an entry has been changed, and changed back
+                self._store_dict_versions()
             return True
-        if not all(holder.is_unchanged(free) for holder, free in self._holders):
+        if not all(container.is_unchanged(input_keys) for container, input_keys in self._containers):
             return False
-        self._note_places()  # an entry that does not matter has changed
+        self._store_referents()  # only an irrelevant entry has changed
         return True
 
     # Globals.
 
-    def _gather_namespaces(self, holders: Sequence[Holder]) -> None:
-        filled = [holder for holder in holders if holder.items]
-        self._namespaces = [holder.target.values for holder in filled]
-        self._getters = [operator.itemgetter(*holder.items, next(iter(holder.items))) for holder in filled]
-        absent = [(holder.target.values, holder.target.names - holder.items.keys()) for holder in holders]
+    def _gather_namespaces(self, containers: Sequence[Container]) -> None:
+        filled = [container for container in containers if container.items]
+        self._namespaces = [container.target.values for container in filled]
+        self._getters = [operator.itemgetter(*container.items, next(iter(container.items))) for container in filled]
+        absent = [(container.target.values, container.target.names - container.items.keys()) for container in containers]
         self._disjoint: list[Callable[..., bool]] = [values.keys().isdisjoint for values, names in absent if names]
         self._absent = [names for _, names in absent if names]
-        self._globals = _pointers([item for holder in filled for item in (*holder.items.values(), next(iter(holder.items.values())))])
+        self._globals = _pointers(
+            [item for container in filled for item in (*container.items.values(), next(iter(container.items.values())))]
+        )
 
     def _read_globals(self) -> list[Any]:
         return list(chain.from_iterable(map(operator.call, self._getters, self._namespaces)))
@@ -190,73 +198,78 @@ class ReferenceChecks:
     # Tensors.
 
     def _gather_tensors(self) -> None:
-        tensors = self._walk.tensors
+        tensors = self._graph.tensors
         plain = [path for path, tensor in tensors.items() if _is_plain(tensor)]
         checked = [path for path, tensor in tensors.items() if _is_plain(tensor) or _is_wrapper(tensor)]
-        self._checked = None if len(checked) == len(tensors) else checked
-        known = set(checked)
-        self._metas = {path: facts for path, facts in zip(tensors, self._walk.metas, strict=True) if path not in known}
-        self._check: Any = None
-        self._leaves = [facts[-1] for facts in self._walk.metas]
-        gradients = self._walk.gradients
-        self._lasting = [path for path in plain if path not in gradients]
-        self._replaced = [path for path in plain if path in gradients]
-        self._places: tuple[Places, Places] | None = None
+        self._checked_paths = None if len(checked) == len(tensors) else checked
+        argument_checked = set(checked)
+        self._compared_metadata = {
+            path: metadata for path, metadata in zip(tensors, self._graph.metadata, strict=True) if path not in argument_checked
+        }
+        self._argument_check: Any = None
+        self._leaf_flags = [metadata[-1] for metadata in self._graph.metadata]
+        gradients = self._graph.gradients
+        self._non_gradient_paths = [path for path in plain if path not in gradients]
+        self._gradient_paths = [path for path in plain if path in gradients]
+        self._addresses: tuple[Places, Places] | None = None
 
     def _are_tensors_unchanged(self) -> bool:
-        now = self._walk.tensors
+        now = self._graph.tensors
         tensors = list(now.values())
-        checked = tensors if self._checked is None else [now[path] for path in self._checked]
-        if list(map(_is_leaf, tensors)) != self._leaves:
+        checked = tensors if self._checked_paths is None else [now[path] for path in self._checked_paths]
+        if list(map(_is_leaf, tensors)) != self._leaf_flags:
             return False
         if not self._other_gradients.are_unchanged() or not self._gradients.are_unchanged():
             return False
-        if self._metas and self._walk.metas_now(self._metas) != list(self._metas.values()):
+        if self._compared_metadata and self._graph.current_metadata(self._compared_metadata) != list(self._compared_metadata.values()):
             return False
-        if self._check is None or (checked and not self._check.matches(*checked)):
-            if self._walk.metas != self._walk.metas_now():
+        if self._argument_check is None or (checked and not self._argument_check.matches(*checked)):
+            if self._graph.metadata != self._graph.current_metadata():
                 return False
-            self._check = ArgumentCheck(checked)
-        found = self._places_of(self._lasting), self._places_of(self._replaced)
-        if found != self._places:
-            if self._walk.sharing_now() != self._walk.sharing:
+            self._argument_check = ArgumentCheck(checked)
+        found = self._addresses_of(self._non_gradient_paths), self._addresses_of(self._gradient_paths)
+        if found != self._addresses:
+            if self._graph.sharing_now() != self._graph.sharing:
                 return False
-            self._places = found
+            self._addresses = found
         return True
 
-    def _places_of(self, paths: Sequence[str]) -> Places:
-        now = self._walk.tensors
+    def _addresses_of(self, paths: Sequence[str]) -> Places:
+        now = self._graph.tensors
         return places([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
-        """Forgets the compared gradients. The caller has replaced gradients, or entries for gradients in the graph."""
+        """Forgets the expected gradients, because the caller has replaced gradients, or entries for gradients in the graph."""
         self._gradients.renew()
 
-    def accept_places(self, replaced: set[str]) -> None:
-        """Accepts the memory of the new gradients at these paths. Neither the old nor the new gradients share memory with other tensors."""
-        if self._places is not None:
-            are_all = replaced.issuperset(self._replaced)
-            self._places = (self._places[0], self._places_of(self._replaced)) if are_all else None
+    def accept_addresses(self, replaced: set[str]) -> None:
+        """Accepts the addresses of the new gradients at these paths.
+
+        Neither the old nor the new gradients share memory with other tensors.
+        """
+        if self._addresses is not None:
+            are_all = replaced.issuperset(self._gradient_paths)
+            self._addresses = (self._addresses[0], self._addresses_of(self._gradient_paths)) if are_all else None
 
 
 class _Entries:
     """The gradients of tensors, or the inner tensors of gradients, compared by identity."""
 
-    def __init__(self, holders: Sequence[Holder]) -> None:
-        self._holders = holders
+    def __init__(self, containers: Sequence[Container]) -> None:
+        self._containers = containers
         self.renew()
 
     def renew(self) -> None:
-        """Forgets the expected objects, because the holders have others now. The next comparison reads them from the holders."""
+        """Forgets the expected entries, because the containers have new entries. The next comparison expects the new entries."""
         self._expected: Any = None
         self._owners: list[torch.Tensor] = []
         self._names: list[str] = []
 
     def are_unchanged(self) -> bool:
         if self._expected is None:
-            held = [(_owner(holder), name, item) for holder in self._holders for name, item in holder.items.items()]
-            self._owners, self._names = [owner for owner, *_ in held], [name for _, name, _ in held]
-            self._expected = _pointers([item for *_, item in held])
+            expected = [(_owner(container), name, item) for container in self._containers for name, item in container.items.items()]
+            self._owners, self._names = [owner for owner, *_ in expected], [name for _, name, _ in expected]
+            self._expected = _pointers([item for *_, item in expected])
         return bool(_pointers(list(map(getattr, self._owners, self._names, repeat(None)))) == self._expected)
 
 
@@ -264,9 +277,9 @@ def _referents(targets: Sequence[Any], keys: Sequence[Any]) -> Any:
     return _pointers(gc.get_referents(*targets)), _pointers(list(chain.from_iterable(keys)))
 
 
-def _listed(holder: Holder) -> list[Any]:
-    """Returns the objects whose `gc.get_referents` contain a holder's entries."""
-    target = holder.target
+def _referrers(container: Container) -> list[Any]:
+    """Returns the objects for which `gc.get_referents` lists the entries of a container."""
+    target = container.target
     if isinstance(target, Attributes):
         return [target.owner]
     if isinstance(target, ClassDict):
@@ -274,28 +287,29 @@ def _listed(holder: Holder) -> list[Any]:
     return [target]
 
 
-def _is_listed(holder: Holder) -> bool:
-    """True if `gc.get_referents` lists all entries of a holder."""
-    if isinstance(holder.target, (dict, types.CellType)) or type(holder.target) in (list, set, deque):
+def _is_listed(container: Container) -> bool:
+    """True if `gc.get_referents` lists all entries of a container."""
+    if isinstance(container.target, (dict, types.CellType)) or type(container.target) in (list, set, deque):
         return True
-    if isinstance(holder.target, Attributes) and isinstance(holder.target.owner, types.FunctionType):
+    if isinstance(container.target, Attributes) and isinstance(container.target.owner, types.FunctionType):
         return True
-    if isinstance(holder.target, contextvars.ContextVar):
+    if isinstance(container.target, contextvars.ContextVar):
         return False
-    return {id(value) for value in holder.items.values()} <= set(map(id, gc.get_referents(*_listed(holder))))
+    return {id(value) for value in container.items.values()} <= set(map(id, gc.get_referents(*_referrers(container))))
 
 
 def _keys(target: dict[Any, Any]) -> Any:
     return OrderedDict.keys(target) if isinstance(target, OrderedDict) else dict.keys(target)
 
 
-def _has_class_of_python(value: Any) -> bool:
+def _has_heap_type(value: Any) -> bool:
+    """True for an instance of a heap type, such as any class of Python code: its class can be assigned. False for modules and tensors."""
     return bool(type(value).__flags__ & _HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
 
 
-def _owner(holder: Holder) -> Any:
-    """Returns the tensor whose gradient, or whose inner tensors, are a holder's entries."""
-    return holder.target.owner if isinstance(holder.target, Attributes) else holder.target
+def _owner(container: Container) -> Any:
+    """Returns the tensor whose gradient, or whose inner tensors, are a container's entries."""
+    return container.target.owner if isinstance(container.target, Attributes) else container.target
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

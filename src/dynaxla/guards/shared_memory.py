@@ -18,13 +18,23 @@ def is_foreign(tensor: torch.Tensor) -> bool:
         return not tensor.untyped_storage().resizable()
 
 
-def shared(holders: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
-    """Returns the paths of pairs that may share memory: an array, bytearray or memoryview, and a tensor."""
-    if not holders:
+def pairs_sharing_memory(buffer_objects: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Returns the pairs that may share memory: the path of an array, bytearray or memoryview, and the path of a tensor.
+
+    Args:
+        buffer_objects: arrays, bytearrays and memoryviews by path.
+        tensors: tensors by path.
+    """
+    if not buffer_objects:
         return []
     storages = {path: memory for path, tensor in tensors.items() if (memory := _memory(tensor)) is not None}
-    arrays = {path: np.asarray(value if isinstance(value, np.ndarray) else memoryview(value)) for path, value in holders.items()}
-    return [(path, other) for path, array in arrays.items() for other, memory in storages.items() if np.may_share_memory(array, memory)]
+    arrays = {path: np.asarray(value if isinstance(value, np.ndarray) else memoryview(value)) for path, value in buffer_objects.items()}
+    return [
+        (path, tensor_path)
+        for path, array in arrays.items()
+        for tensor_path, memory in storages.items()
+        if np.may_share_memory(array, memory)
+    ]
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:

@@ -13,9 +13,10 @@ import torch
 
 from .fingerprints import NO_FINGERPRINT, PLAIN, fingerprint
 
-# A place, which contains a value: the path of a container, and a key of the container.
+# A place for a value: the path of a container, and a key of the container, such as ("globals of __main__", "learning_rate").
 Place = tuple[str, Any]
 
+# The value of an entry that a container does not have.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
 
 
@@ -31,7 +32,7 @@ class Namespace:
 
     Attributes:
         values: all globals of the module.
-        names: the names of the globals that code reads. A walk adds names.
+        names: the names of the globals that code reads. A walk adds these names.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -44,15 +45,15 @@ class ClassDict:
 
     Args:
         kind: the class.
-        counts: True for the names and values that matter.
+        is_relevant: returns True for the name and the value of an attribute that is compared.
     """
 
-    def __init__(self, kind: type, counts: Callable[[str, Any], bool]) -> None:
-        self.kind, self.counts = kind, counts
+    def __init__(self, kind: type, is_relevant: Callable[[str, Any], bool]) -> None:
+        self.kind, self.is_relevant = kind, is_relevant
 
 
-class View:
-    """The entries that a read-only view of a dict (`MappingProxyType`) shows."""
+class MappingProxy:
+    """The entries of a read-only view of a dict (`MappingProxyType`)."""
 
     def __init__(self, proxy: types.MappingProxyType[Any, Any]) -> None:
         self.proxy = proxy
@@ -62,24 +63,29 @@ BASES = "__bases__"
 
 
 @dataclass
-class Holder:
+class Container:
     """A mutable container, with its entries at the time of a walk.
 
     Attributes:
-        target: the container.
+        target: the object with the entries: a dict, list, deque, set, closure cell, ContextVar or tensor (whose entry is its `grad`), or an
+            `Attributes`, `Namespace`, `ClassDict` or `MappingProxy`.
         items: the entries at the time of the walk, by key.
-        counts: True for the keys that matter; None: all keys matter.
+        is_relevant: returns True for the keys that are compared; None: all keys are.
     """
 
     target: Any
     items: dict[Any, Any]
-    counts: Callable[[Any], bool] | None = None
+    is_relevant: Callable[[Any], bool] | None = None
 
-    def is_unchanged(self, free: Collection[Any] = ()) -> bool:
-        """True if the entries are the same objects as at the walk. Entries at keys in `free` may be other numbers of the same types."""
+    def is_unchanged(self, input_keys: Collection[Any] = ()) -> bool:
+        """True if the entries are the same objects as at the walk.
+
+        Args:
+            input_keys: keys of numbers that are inputs of a program. These entries may be other numbers of the same types.
+        """
         now = self.now()
         return _are_same(now, self.items) and all(
-            value is before or (key in free and types_of(value) == types_of(before))
+            value is before or (key in input_keys and types_of(value) == types_of(before))
             for (key, value), before in zip(now.items(), self.items.values(), strict=True)
         )
 
@@ -90,9 +96,9 @@ class Holder:
         return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
 
     def now(self) -> dict[Any, Any]:
-        """Returns the current entries whose keys matter."""
+        """Returns the current entries whose keys are compared."""
         items = entries(self.target)
-        return items if self.counts is None else {key: value for key, value in items.items() if self.counts(key)}
+        return items if self.is_relevant is None else {key: value for key, value in items.items() if self.is_relevant(key)}
 
     def get(self, key: Any) -> Any:
         """Returns the current value of an entry; `ABSENT` if there is none."""
@@ -140,7 +146,7 @@ class Holder:
         else:
             for key in self.changes():
                 self.put(key, self.items.get(key, ABSENT))
-            if isinstance(self.target, dict) and self.counts is None and not _are_same(self.now(), self.items):
+            if isinstance(self.target, dict) and self.is_relevant is None and not _are_same(self.now(), self.items):
                 kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # same entries in another order
                 kind.clear(self.target)
                 kind.update(self.target, self.items)
@@ -152,12 +158,15 @@ def types_of(value: Any) -> Any:
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """True if two collections of keys have the same objects, or equal plain values, in the same order. `==` of tensor keys is not used."""
-    return len(now) == len(before) and all(one is other or _are_equal(one, other) for one, other in zip(now, before, strict=True))
+    """True if two collections of keys have the same objects, or equal plain values, in the same order.
+
+    The keys are not compared by `==`, because a key may be a tensor.
+    """
+    return len(now) == len(before) and all(key is old_key or _are_equal(key, old_key) for key, old_key in zip(now, before, strict=True))
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (found := fingerprint(one)) is not NO_FINGERPRINT and found == fingerprint(other)
+def _are_equal(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and (found := fingerprint(first)) is not NO_FINGERPRINT and found == fingerprint(second)
 
 
 def entries(target: Any) -> dict[Any, Any]:
@@ -184,13 +193,13 @@ def entries(target: Any) -> dict[Any, Any]:
     if isinstance(target, Namespace):
         return {name: target.values[name] for name in target.names if name in target.values}
     if isinstance(target, ClassDict):
-        items = {name: value for name, value in vars(target.kind).items() if target.counts(name, value)}
+        items = {name: value for name, value in vars(target.kind).items() if target.is_relevant(name, value)}
         return items | {BASES: target.kind.__bases__}
-    if isinstance(target, View):
+    if isinstance(target, MappingProxy):
         return dict(target.proxy.items())
     return {name: getattr(target.owner, name) for name in target.names if hasattr(target.owner, name)}
 
 
-def shown(key: Any, index: int) -> str:
-    """Returns a key's text in a path."""
+def key_text(key: Any, index: int) -> str:
+    """Returns the text of a key in a path. `index` is the key's position in its container."""
     return repr(key) if isinstance(key, PLAIN) else f"{type(key).__name__} {index}"

@@ -1,6 +1,6 @@
-"""Snapshots of all state that a call of a function can read, and the guards of a function, which take them.
+"""Snapshots of all state that a call of a function can read, and the guards of a function, which take the snapshots.
 
-Two snapshots with equal keys are interchangeable for a recording: a program recorded from one state is right for the other state.
+If two snapshots have equal keys, a program that was recorded in one of the two states gives correct results in the other.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from ..errors import CaptureError
 from ..runtime import guards
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Getter
-from .code_names import ExecutedCode, could_tell_classes
+from .code_names import ExecutedCode, could_check_classes
 from .fingerprints import NO_FINGERPRINT, fingerprint
 from .numpy_arrays import could_read_unnoticed, inputs_of
 from .object_graph import ObjectGraph
 from .object_walker import walk
-from .slots import ABSENT, Attributes, Holder, Namespace, Place
+from .slots import ABSENT, Attributes, Container, Namespace, Place
 from .torch_state import global_state
 
 # The maximum number of values that a function may reach. With 150,000 floats, recording a step takes 9 s, and the checks of each later call
 # 2.7 ms (Intel Xeon with AVX-512, not idle otherwise, 2026-11-28).
 _MAX_VALUES = 200_000
-# Beyond this number, numbers are compared. A list that is shifted at each call has many that change, and each takes time in every call.
+# The maximum number of Python numbers, besides learning rates, that are inputs because they change. All other numbers are guarded by value:
+# a list that is shifted at each call has many changing numbers, and each input takes time in every call.
 _MAX_CHANGING_NUMBERS = 100
 _new_keys = itertools.count()
 
 
 @dataclass(frozen=True)
-class KnownObject:
-    """Stands for an object as a key of a dict: each call looks the object up by its path."""
+class ObjectAtPath:
+    """Stands for an object that each call looks up by its path: as a key of a dict, or in a template (training/recordings.py)."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state at the beginning of a call. A path leads to an object of the surroundings or of the arguments.
+    """The state at the beginning of a call. The path of an object identifies the object in `surroundings` or in `arguments`.
 
     Attributes:
         surroundings: the objects that can be reached from the function, and from modules and optimizers among the arguments.
         arguments: the objects that can be reached only from the other arguments; the base of this graph is `surroundings`.
-        key: equal for two snapshots if nothing that a recording depends on differs. Hashable.
+        key: a hashable value; two snapshots with equal keys differ in nothing that a recording depends on.
     """
 
     surroundings: ObjectGraph
@@ -81,14 +82,14 @@ class Snapshot:
         return self.surroundings.arrays | self.arguments.arrays
 
     @property
-    def holders(self) -> dict[str, Holder]:
+    def containers(self) -> dict[str, Container]:
         """Mutable containers by path."""
-        return self.surroundings.holders | self.arguments.holders
+        return self.surroundings.containers | self.arguments.containers
 
     @property
-    def repeated(self) -> set[int]:
+    def aliased_ids(self) -> set[int]:
         """The ids of objects that several places refer to."""
-        return self.surroundings.repeated | self.arguments.repeated
+        return self.surroundings.aliased_ids | self.arguments.aliased_ids
 
     def path_of(self, value: Any) -> str | None:
         """Returns the path of an object; None if the snapshot has no such object."""
@@ -103,30 +104,30 @@ class Snapshot:
         return self.arguments.input_at(path)
 
     def number_at(self, place: Place) -> Number:
-        """Returns the number of a parameter group that a place contains now."""
+        """Returns the number, or the tuple of numbers, that a place contains now."""
         return self.arguments.number_at(place)
 
     def put(self, values: Mapping[Place, Any]) -> None:
-        """Puts values into places, whose keys may be `KnownObject`s; `ABSENT` removes an entry."""
+        """Puts values into places. The key of a place may be an `ObjectAtPath`; a value of `ABSENT` removes the entry."""
         for (path, key), value in values.items():
-            self.holder(path).put(self.object_at(key.path) if isinstance(key, KnownObject) else key, value)
+            self.container(path).put(self.object_at(key.path) if isinstance(key, ObjectAtPath) else key, value)
 
-    def holder(self, path: str) -> Holder:
+    def container(self, path: str) -> Container:
         """Returns the container at a path. Raises: KeyError for an unknown path."""
-        return self.surroundings.holders.get(path) or self.arguments.holders[path]
+        return self.surroundings.containers.get(path) or self.arguments.containers[path]
 
     def changes(self) -> dict[Place, Any]:
-        """Returns the current value of each place that has changed since the snapshot; `ABSENT` for a removed entry."""
-        return {(path, key): value for path, holder in self.holders.items() for key, value in holder.changes().items()}
+        """Returns the current value of each place that has changed since the snapshot, by place; `ABSENT` for a removed entry."""
+        return {(path, key): value for path, container in self.containers.items() for key, value in container.changes().items()}
 
     def restore(self) -> None:
         """Gives all containers the entries that they had at the time of the snapshot."""
         self.surroundings.restore()
         self.arguments.restore()
 
-    def restore_values(self, quiet: Collection[str]) -> list[str]:
-        """Restores the values of arrays, except for arrays at the paths `quiet`. Returns: the paths of the arrays that had changed."""
-        return [path for graph in (self.surroundings, self.arguments) for path in graph.restore_values(quiet)]
+    def restore_values(self, skipped: Collection[str]) -> list[str]:
+        """Restores the values of arrays, except for arrays at the paths `skipped`. Returns: the paths of the arrays that had changed."""
+        return [path for graph in (self.surroundings, self.arguments) for path in graph.restore_values(skipped)]
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ class _Surroundings:
     """The surroundings of the function at its last call.
 
     Attributes:
-        graph: the objects. It keeps the modules and optimizers among the last call's arguments alive.
-        numbers: the places of numbers of parameter groups, which may change.
-        arrays: the paths of arrays whose values may change.
+        graph: the objects. The graph keeps the modules and optimizers among the last call's arguments alive.
+        numbers: the places of numbers that may change without a new key.
+        arrays: the paths of arrays whose values may change without a new key.
         key: equal for surroundings with equal facts (`ObjectGraph.facts`).
     """
 
@@ -147,35 +148,38 @@ class _Surroundings:
 
 
 class FunctionGuards:
-    """Guards on all state that one function can read. They widen when the function runs new code.
+    """Guards on all state that one function can read. The guards widen when the function runs new code.
 
-    Python numbers that have changed between two calls, and the values of NumPy arrays that become tensors, may change without a new key,
-    until `compare_numbers` or `compare_values`: a recording takes them as inputs. Learning rates are inputs from the first recording on;
-    another number is a constant of the program until it changes.
+    Inputs of a recording are not guarded by value. These are learning rates, Python numbers that have changed between two calls, and NumPy
+    arrays that can be tensors. `compare_numbers` and `compare_values` exclude numbers and arrays from the inputs, and guard them by value.
+    A number that has not changed yet is a constant of the program.
 
     Args:
         function: the function.
-        capacity: the number of different surroundings to remember.
+        capacity: the number of different surroundings whose keys are remembered.
     """
 
     def __init__(self, function: Callable[..., Any], capacity: int) -> None:
         self._function = function
         self._last: _Surroundings | None = None
         self._keys: LeastRecentlyUsed[int] = LeastRecentlyUsed(capacity)
-        # The code that has run, with the globals that the code ran in, and the names that the code uses.
+        # The code objects that have run, each with the globals that it ran in.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
+        # The names that this code uses; None before the first run.
         self._executed_names: ExecutedCode | None = None
-        # Questions whose answers the function depends on, such as the state that a JAX function called by it reads.
-        self._questions: set[Getter] = set()
-        # The numbers at the last call; the places of those that have changed; and of those whose values Python has read.
+        # Getters on whose results the function depends, such as a getter for the state that a JAX function reads.
+        self._getters: set[Getter] = set()
+        # The numbers at the last call, by place.
         self._last_numbers: dict[Place, Number] = {}
+        # The places of numbers that have changed between two calls, in order.
         self._changing_numbers: dict[Place, None] = {}
+        # The places of numbers, and the paths of arrays, that are guarded by value because Python has read their values.
         self._compared_numbers: set[Place] = set()
-        # The paths of arrays whose values Python has read. Then: True if Python may read other arrays without notice.
         self._compared_values: set[str] = set()
+        # True if the executed code could read an array without the recording noticing it.
         self._may_read_unnoticed = False
-        # True if Python may tell traced numbers from plain ones.
-        self._may_tell_classes = False
+        # True if the executed code could distinguish traced numbers from plain numbers.
+        self._may_check_classes = False
 
     @property
     def have_seen_a_call(self) -> bool:
@@ -189,8 +193,8 @@ class FunctionGuards:
         self.find_changing_numbers(arguments)
         return self._snapshot(surroundings.graph, surroundings.key, arguments)
 
-    def take_anew(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
-        """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not compare with it."""
+    def take_temporary(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Snapshot:
+        """Returns a snapshot like `take`, but of temporary state: the next call of `take` does not use its surroundings."""
         graph = self._graph(self._roots(args, kwargs))
         key = self._key_of(graph, self.numbers(graph), self.arrays(graph))
         return self._snapshot(graph, key, self._graph({"args": list(args), "kwargs": dict(kwargs)}, graph))
@@ -204,9 +208,10 @@ class FunctionGuards:
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._executed_names)
 
     def compare_with(self, snapshot: Snapshot) -> tuple[str, bool]:
-        """Compares the current surroundings with those of a snapshot.
+        """Compares the current surroundings with the surroundings of a snapshot.
 
-        Returns: the path of the first fact that differs, "" if there is none; True if numbers have changed for the first time.
+        Returns: the path of the first fact that differs, "" if there is none; True if a number has changed for the first time. Facts are
+        not compared then.
         """
         now = self._graph(snapshot.surroundings.roots)
         if self.find_changing_numbers(now):
@@ -214,20 +219,20 @@ class FunctionGuards:
         return _first_difference(self._facts(snapshot.surroundings), self._facts(now)), False
 
     def difference(self, before: Any, after: Any) -> str:
-        """Returns the path of the first difference between two snapshots, which are given by their keys; "" if it is not known."""
+        """Returns the path of the first difference between two snapshots, which are given by their keys; "" if the path is not known."""
         surroundings = {number: facts for facts, number in self._keys.items()}
         facts: Any = [surroundings.get(key[0]) for key in (before, after)] if before[0] != after[0] else [before[1], after[1]]
         return "" if None in facts else _first_difference(*map(dict, facts))
 
-    def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Getter]) -> bool:
-        """Adds executed code and questions. Returns True if any is new, so that earlier snapshots may have missed state.
+    def widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], getters: Set[Getter]) -> bool:
+        """Adds executed code and getters. Returns True if any is new, so that earlier snapshots may have missed state.
 
         Args:
             codes: code objects, each with the globals that the code ran in.
-            questions: questions whose answers the function depends on.
+            getters: getters on whose results the function depends.
         """
-        is_new = self._executed_names is None or not questions <= self._questions
-        self._questions |= questions
+        is_new = self._executed_names is None or not getters <= self._getters
+        self._getters |= getters
         for code, namespaces in codes.items():
             earlier = self._executed.setdefault(code, [])
             added = [namespace for namespace in namespaces if all(namespace is not other for other in earlier)]
@@ -236,14 +241,15 @@ class FunctionGuards:
         if is_new:
             self._executed_names = ExecutedCode.of(self._executed)
             self._may_read_unnoticed = could_read_unnoticed(self._executed)
-            self._may_tell_classes = could_tell_classes(self._executed)
+            self._may_check_classes = could_check_classes(self._executed)
             self._last = None
         return is_new
 
     def check_reached(self, snapshot: Snapshot) -> None:
         """Checks that a snapshot has the functions of all code that has run.
 
-        Raises: CaptureError if not. The executed code is forgotten then, because the place of that function may have another function now.
+        Raises: CaptureError for code whose function is missing. All executed code is forgotten then: the place of the missing function may
+        have another function now.
         """
         if self._executed_names is None:
             return
@@ -278,20 +284,20 @@ class FunctionGuards:
         values = {
             (path, key): graph.number_at((path, key))
             for path, key in places
-            if path in graph.holders
+            if path in graph.containers
             and (path, key) not in self._compared_numbers
-            # A recording replaces groups in their optimizers only.
-            and (id(groups[path]) not in graph.repeated if path in groups else not self._may_tell_classes)
+            # A recording replaces a parameter group in its optimizer only, so no other object may refer to the group.
+            and (id(groups[path]) not in graph.aliased_ids if path in groups else not self._may_check_classes)
         }
         return {place: value for place, value in values.items() if _is_number(value)}
 
     def find_changing_numbers(self, graph: ObjectGraph) -> bool:
-        """Compares all numbers with those of the last call. Returns True if one has changed for the first time."""
+        """Compares all numbers with the numbers of the last call. Returns True if a number has changed for the first time."""
         numbers = {
             (path, key): value
-            for path, holder in graph.holders.items()
-            if isinstance(holder.target, _HOLDERS_OF_NUMBERS)
-            for key, value in holder.items.items()
+            for path, container in graph.containers.items()
+            if isinstance(container.target, _NUMBER_CONTAINERS)
+            for key, value in container.items.items()
             if _is_number(value) and fingerprint(key) is not NO_FINGERPRINT
         }
         changed = [
@@ -305,11 +311,11 @@ class FunctionGuards:
         return bool(added)
 
     def arrays(self, graph: ObjectGraph) -> frozenset[str]:
-        """Returns the paths of arrays whose values may change."""
-        return frozenset() if self._may_read_unnoticed or not graph.values else inputs_of(graph.arrays, self._compared_values)
+        """Returns the paths of arrays whose values may change without a new key."""
+        return frozenset() if self._may_read_unnoticed or not graph.contents else inputs_of(graph.arrays, self._compared_values)
 
     def _graph(self, roots: Mapping[str, Any], base: ObjectGraph | None = None) -> ObjectGraph:
-        """Returns the objects that the roots reach. Raises: CaptureError for an object that was read and cannot be compared."""
+        """Returns the objects that the roots reach. Raises: CaptureError for an object that code may read and that cannot be compared."""
         graph = walk(roots, base, self._executed_names, _MAX_VALUES)
         if self._executed_names is not None and graph.incomparable:
             path, kind = next(iter(graph.incomparable.items()))
@@ -317,17 +323,21 @@ class FunctionGuards:
             raise CaptureError(
                 f"the step reads {path}, a {kind}, and dynaxla cannot check whether it has changed since the last call", hint=hint
             )
-        if self._executed_names is not None and graph.values:
+        if self._executed_names is not None and graph.contents:
             inputs = self.arrays(graph)
-            if large := [path for path, (_, values) in graph.values.items() if values.data is None and path not in inputs]:
+            if large := [path for path, (_, values) in graph.contents.items() if values.data is None and path not in inputs]:
                 hint = "pass the part that the step needs as an argument"
                 raise CaptureError(f"the step reads {large[0]}, an array that is too large to compare at every call", hint=hint)
         return graph
 
     def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the roots of the surroundings. Large arguments are among them: a call with the same ones need not walk them again."""
-        given = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)} | {f"{ARGUMENT}{name}": kwargs[name] for name in kwargs}
-        return {"step": self._function} | {name: value for name, value in given.items() if isinstance(value, _LARGE_OBJECTS)}
+        """Returns the roots of the surroundings: the function, and the modules and optimizers among the arguments.
+
+        So a later call with the same modules does not walk them again.
+        """
+        arguments = {f"{ARGUMENT}{index}": value for index, value in enumerate(args)}
+        arguments |= {f"{ARGUMENT}{name}": value for name, value in kwargs.items()}
+        return {"step": self._function} | {name: value for name, value in arguments.items() if isinstance(value, _LARGE_OBJECTS)}
 
     def _surroundings(self, roots: dict[str, Any]) -> _Surroundings:
         """Returns the current surroundings: the same object as for the last call, if nothing has changed."""
@@ -341,8 +351,8 @@ class FunctionGuards:
         return last
 
     def _snapshot(self, surroundings: ObjectGraph, key: int, arguments: ObjectGraph) -> Snapshot:
-        answers = tuple(map(guards.call_getter, sorted(self._questions)))
-        return Snapshot(surroundings, arguments, (key, _hashable(_as_tuples(self._facts(arguments))), global_state(), answers))
+        results = tuple(map(guards.call_getter, sorted(self._getters)))
+        return Snapshot(surroundings, arguments, (key, _hashable(_as_tuples(self._facts(arguments))), global_state(), results))
 
     def _facts(self, graph: ObjectGraph) -> dict[str, Any]:
         return graph.facts(self.numbers(graph), self.arrays(graph))
@@ -359,19 +369,19 @@ class FunctionGuards:
 
 # A number, or a tuple of numbers such as Adam's `betas`.
 Number = float | tuple[float, ...]
-# The paths of large arguments begin with this. No other path does, because expressions have no spaces here.
+# The paths of modules and optimizers among the arguments begin with this prefix. No other path has a space at that position.
 ARGUMENT = "argument "
 _LARGE_OBJECTS = (torch.nn.Module, torch.optim.Optimizer)
 # Containers whose entries may be traced numbers during a recording.
-_HOLDERS_OF_NUMBERS = (dict, list, Namespace, Attributes, types.CellType)
+_NUMBER_CONTAINERS = (dict, list, Namespace, Attributes, types.CellType)
 
 
-def _are_same_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
+def _are_same_objects(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(value is second[name] for name, value in first.items())
 
 
 def param_groups(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, dict[str, Any]]:
-    """Returns the parameter groups of optimizers, which are given by path, by path."""
+    """Returns the parameter groups of optimizers, by path. `optimizers`: optimizers by path."""
     return {
         f"{path}.param_groups[{index}]": group
         for path, optimizer in optimizers.items()
@@ -385,7 +395,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _hashable(facts: Any) -> Any:
-    """Returns the facts. Raises: CaptureError for facts that are not hashable, such as symbolic sizes of a fake tensor."""
+    """Returns the facts unchanged. Raises: CaptureError for facts that are not hashable, such as symbolic sizes of a fake tensor."""
     try:
         hash(facts)
     except TypeError as error:

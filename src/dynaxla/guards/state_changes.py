@@ -12,27 +12,27 @@ from ..runtime.cache import LeastRecentlyUsed
 from .object_graph import ObjectGraph, storage_of
 from .object_walker import walk
 
-# The maximum number of captured results of one function. Their keys have shapes, dtypes, and the arguments that are not arrays.
+# The maximum number of captured results of one function. A result's key has the arrays' shapes and dtypes, and all other arguments.
 _MAX_CAPTURED = 64
 
-# Identifies a tensor's values: its storage, and torch's version counter.
+# Identifies a tensor's values: the id of its storage, and torch's version counter (None for an inference tensor, which has none).
 State = tuple[int, int | None]
 
 
-class Readings:
+class StateChangeDetector:
     """Detects changes of all objects that can be reached from named roots.
 
     Args:
         roots: the roots, by name.
-        own: tensors whose values do not matter, because each call gets other tensors in their place.
+        ignored: tensors whose values are not compared, because each call replaces these tensors by its own.
 
     Attributes:
-        captured: results for the current state, by keys that the caller chooses. A change of the state empties it.
+        captured: results for the current state, by keys that the caller chooses. A change of the state clears the results.
     """
 
-    def __init__(self, roots: dict[str, Any], own: Collection[torch.Tensor] = ()) -> None:
+    def __init__(self, roots: dict[str, Any], ignored: Collection[torch.Tensor] = ()) -> None:
         self._roots = roots
-        self._own = {id(tensor) for tensor in own}
+        self._ignored_ids = {id(tensor) for tensor in ignored}
         self._graph: ObjectGraph | None = None
         self._tensors: list[torch.Tensor] = []
         self._states: list[State] = []
@@ -40,11 +40,11 @@ class Readings:
         self.captured: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_MAX_CAPTURED)
 
     def stamp(self) -> int:
-        """Returns a number that changes when an object has changed since the last call. Only then all objects are walked again."""
+        """Returns a number that changes when an object has changed since the last call. Only a change causes another walk."""
         with capture_lock.exclusive():
             if self._graph is None or list(map(state_of, self._tensors)) != self._states or not self._graph.is_unchanged():
                 self._graph = walk(self._roots)
-                self._tensors = [tensor for tensor in self._graph.tensors.values() if id(tensor) not in self._own]
+                self._tensors = [tensor for tensor in self._graph.tensors.values() if id(tensor) not in self._ignored_ids]
                 self._states = list(map(state_of, self._tensors))
                 self._stamp += 1
                 self.captured = LeastRecentlyUsed(_MAX_CAPTURED)

@@ -21,10 +21,10 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 def global_state() -> tuple[Any, ...]:
     """Returns torch's settings in this thread, comparable with earlier or later results in the same thread."""
     return (
-        *_answers(_MODE_QUERIES),
+        *_results(_MODE_QUERIES),
         tuple(map(_autocast, _AUTOCAST_DEVICES)),
         torch.is_autocast_cache_enabled(),
-        _answers(_BACKEND_QUERIES),
+        _results(_BACKEND_QUERIES),
         tuple(mode.device if type(mode) is DeviceContext else identity_of(mode) for mode in _get_current_function_mode_stack()),
         tuple(identity_of(mode) for mode in _get_current_dispatch_mode_stack()),
         _saved_tensor_hooks(),
@@ -32,8 +32,8 @@ def global_state() -> tuple[Any, ...]:
     )
 
 
-def _answers(questions: Any) -> tuple[Any, ...]:
-    return tuple(question() for question in questions)
+def _results(queries: Any) -> tuple[Any, ...]:
+    return tuple(query() for query in queries)
 
 
 def _matmul_precision() -> str | None:
@@ -61,7 +61,7 @@ _MODE_QUERIES = (
 _BACKEND_QUERIES = (
     devices.current_gpu,  # the device that a plain "cuda" means
     *private.BACKEND_SETTINGS,
-    *(functools.partial(private.float32_precision, *place) for place in private.FLOAT32_PRECISIONS),
+    *(functools.partial(private.float32_precision, backend, op) for backend, op in private.FLOAT32_PRECISIONS),
     lambda: bool(torch.get_deterministic_debug_mode()),
     lambda: torch.utils.deterministic.fill_uninitialized_memory,
     lambda: torch.__future__.get_overwrite_module_params_on_conversion(),
@@ -85,8 +85,8 @@ def _saved_tensor_hooks() -> Any:
 def without_cached_casts() -> Iterator[None]:
     """Disables autocast's cache of cast parameters inside the context, if an autocast block is open around the step.
 
-    A cast that was cached before the step may be older than its parameter, because an optimizer may have written to the parameter since. A
-    recording must not use such a cast. If no block is open around the step, the step's own blocks use the cache as in eager mode.
+    A cast from before the step may be out of date, because an optimizer may have written to its parameter since. A recording must not use
+    such a cast. If no autocast block is open around the step, the autocast blocks inside the step use the cache as in eager mode.
     """
     if not any(state[0] for device in _AUTOCAST_DEVICES if (state := _autocast(device))):
         yield

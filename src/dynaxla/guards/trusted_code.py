@@ -1,7 +1,7 @@
-"""Trusted code: the standard library, torch, JAX, NumPy, what these import, and dynaxla, which do not change while a process runs.
+"""Trusted code: the standard library, dynaxla, torch, JAX, NumPy, and a few packages that torch and JAX need.
 
-Trusted functions and classes are compared by identity, which a monkeypatch changes. All other code is inspected, wherever it is installed:
-notebooks, scripts, timm, transformers.
+The code in these packages does not change while a process runs. So trusted functions and classes are compared by identity: a monkeypatch
+puts another object in their place. All other code is inspected, wherever it is installed: notebooks, scripts, timm, transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMEDTUPLE_GLOBALS = 3
 
 @functools.cache
 def _folders() -> tuple[str, ...]:
-    """Returns the folders of the trusted packages, and the files of those that are one module."""
+    """Returns the folders of the trusted packages, and the files of trusted packages that consist of one module."""
     found = [f"{_OWN_FOLDER}/"]
     for name in _PACKAGES:
         module = sys.modules.get(name)
@@ -87,7 +87,10 @@ def is_trusted_module(module: types.ModuleType) -> bool:
 
 
 def is_trusted_function(function: types.FunctionType) -> bool:
-    """True if a function's globals are trusted. Its name and file do not count: `functools.wraps` copies names, code may have no file."""
+    """True if a function's globals are trusted.
+
+    The function's `__module__` and file are no evidence: `functools.wraps` copies `__module__`, and code may have no file.
+    """
     return is_trusted_namespace(function.__globals__)
 
 
@@ -102,5 +105,5 @@ def is_trusted_class(kind: type) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """True for an object of guards/ or training/, such as the compiled step, which the function can reach by its own name."""
+    """True for an instance of a class in guards/ or training/, such as a compiled step, which the step's function can reach by its name."""
     return module_of(type(value)).startswith(("dynaxla.guards", "dynaxla.training"))

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..guards.fingerprints import NO_FINGERPRINT, fingerprint, identity_of
-from ..guards.state_changes import Readings
+from ..guards.state_changes import StateChangeDetector
 from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
 from . import jax_calls
@@ -70,7 +70,7 @@ class JaxInTorch:
         self._x64 = x64
         self._name = str(getattr(jax_fn, "__name__", None) or type(jax_fn).__name__)
         self._calls: dict[Any, _FlatFunction] = {}
-        self._readings = Readings({"jax_fn": jax_fn})
+        self._state_changes = StateChangeDetector({"jax_fn": jax_fn})
         self._stamp = 0
         self._number = next(_numbers)
         _owners[self._number] = self
@@ -99,7 +99,7 @@ class JaxInTorch:
 
     def stamp(self) -> int:
         """Returns a number that changes when state that the function reads has changed: closures, globals, attributes, arrays."""
-        stamp = self._readings.stamp()
+        stamp = self._state_changes.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
             self._calls.clear()

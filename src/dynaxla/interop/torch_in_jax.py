@@ -17,7 +17,7 @@ from torch import nn
 
 from ..capture.inputs import check_tensor
 from ..errors import ArgumentError, CaptureError, OptionError
-from ..guards.state_changes import Readings
+from ..guards.state_changes import StateChangeDetector
 from ..guards.torch_state import global_state
 from ..lowering import dtypes
 from ..lowering.interpreter import to_numpy
@@ -111,8 +111,8 @@ def _method(module: nn.Module, function: Any, name: str | None) -> Any:
 class _CapturedFunction:
     """Base class of torch functions as JAX functions. It caches captured graphs by the signature of a call."""
 
-    def __init__(self, name: str, readings: Readings) -> None:
-        self._readings = readings
+    def __init__(self, name: str, state_changes: StateChangeDetector) -> None:
+        self._state_changes = state_changes
         self.__name__ = self.__qualname__ = name
         self._device = torch.device("cpu")
 
@@ -146,9 +146,9 @@ class _CapturedFunction:
         statics = tuple((type(leaf), leaf, repr(leaf) if isinstance(leaf, (float, complex)) else "") for leaf in fixed)
         narrow = not jax.config.jax_enable_x64
         operands = [operand for _, operand in state.values()] + [_argument(leaf, narrow) for leaf in array_leaves]
-        stamp = self._readings.stamp()
+        stamp = self._state_changes.stamp()
         key = tree, tuple(is_array), statics, tuple(operands), narrow, stamp, global_state()
-        cached: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
+        cached: tuple[TorchCall, Any] | None = self._state_changes.captured.get(key)
         if cached is None or not cached[0].is_current():
             structure: list[Any] = []
             count = len(state)
@@ -161,9 +161,9 @@ class _CapturedFunction:
                 structure[:] = [_flatten_result(result, result_tensors)]
                 return [tensor.clone() for tensor in (*result_tensors, *new_state)]
 
-            call = TorchCall(function, operands, self._device, narrow, lambda: self._readings.stamp() == stamp)
+            call = TorchCall(function, operands, self._device, narrow, lambda: self._state_changes.stamp() == stamp)
             cached = call, structure[0]
-            self._readings.captured.put(key, cached)
+            self._state_changes.captured.put(key, cached)
         call, structure_of_result = cached
         keys = [_key_data(rng, self.__name__, call.drawing_line)] if call.draws_random else []
         outputs = iter(call([*keys, *(jnp.asarray(value) for value, _ in state.values()), *array_leaves]))
@@ -189,7 +189,7 @@ class JaxFunction(_CapturedFunction):
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(getattr(function, "__name__", type(function).__name__), Readings({"function": function}))
+        super().__init__(getattr(function, "__name__", type(function).__name__), StateChangeDetector({"function": function}))
         self._function = function
 
     def __call__(self, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ class JaxModule(_CapturedFunction):
 
     def __init__(self, module: nn.Module, method: Any, dtype: torch.dtype | None, share: bool) -> None:
         self._tensors = dict((*module.named_parameters(), *module.named_buffers()))
-        super().__init__(type(module).__name__, Readings({"module": module, "method": method}, self._tensors.values()))
+        super().__init__(type(module).__name__, StateChangeDetector({"module": module, "method": method}, self._tensors.values()))
         self._forward_module = _ForwardModule(module, method)
         self._modes = _modes(module)
         self._parameters = [name for name, _ in module.named_parameters()]

@@ -23,7 +23,14 @@ def count_lowered(op: str) -> None:
 def count_fallback(
     op: str, reason: str, where: str, remark: str = "XLA fuses nothing with it; options={'fallback': 'error'} raises an error instead"
 ) -> None:
-    """Counts a node that torch's kernel computes. Logs a warning the first time for each op."""
+    """Counts a node that torch's kernel computes, and logs a warning for the first such node of each op.
+
+    Args:
+        op: the op's name.
+        reason: the reason for the fallback.
+        where: the line of user code, or "".
+        remark: the end of the warning: the consequence of the fallback, and how to avoid it.
+    """
     with _lock:
         _fallbacks[op] += 1
         first = op not in _logged

@@ -35,7 +35,15 @@ def graph_text(module: torch.fx.GraphModule) -> str:
 def record(
     name: str, module: torch.fx.GraphModule, lowered: jax.stages.Lowered, optimized: Callable[[], str], directory: Path | None
 ) -> None:
-    """Logs (at DEBUG) and, with a directory, writes NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt (optimized by XLA)."""
+    """Logs the stages of a compiled graph at level DEBUG, and writes them to NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt.
+
+    Args:
+        name: the graph's name.
+        module: the ATen graph.
+        lowered: the program before XLA's optimizations.
+        optimized: returns the text of the program after XLA's optimizations.
+        directory: the directory of the files; None to write no files.
+    """
     if directory is None and not log.isEnabledFor(logging.DEBUG):
         return
     texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": optimized()}
@@ -45,7 +53,7 @@ def record(
             (directory / f"{name}.{kind}").write_text(text)
 
 
-# Each table ends at the next empty line.
+# The tables before an HLO module. Each table ends at the next empty line.
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n*", re.MULTILINE)
 _METADATA = re.compile(r', metadata=\{(?:"(?:[^"\\]|\\.)*"|[^"{}])*\}')
 _LARGE_CONSTANT = re.compile(r'(dense<"0x[0-9A-F]{32})[0-9A-F]{64,}(?=">)')

@@ -19,7 +19,7 @@ class Verdict:
     Attributes:
         graph: The graph's name, as in dumps, without the phase.
         phase: "inference" or "training".
-        sizes: The upper bounds of the class, powers of two, one for each dynamic size; () for a graph with static sizes.
+        sizes: The upper bound of each dynamic size, a power of two; () for a graph with static sizes.
         chosen: The engine's name.
         why: The reason.
         seconds: The time of a call, in training with its backward pass, for each engine that was timed.
@@ -71,14 +71,17 @@ def register_graph(graph: str, content: str) -> None:
 
     Args:
         graph: The graph's name.
-        content: A key that is equal for graphs to which the same verdict applies.
+        content: A key that is equal for two graphs if the verdict on one graph applies to the other.
     """
     with _lock:
         _content_keys.append((graph, content))
 
 
 def latest_verdict(graph: str) -> tuple[Verdict | None, bool]:
-    """Returns the latest verdict on a graph and False; else the latest on another graph of equal content and True; else None and False."""
+    """Returns the latest verdict on a graph, and False.
+
+    Without such a verdict, returns the latest verdict on another graph with equal content, and True; without that, None and False.
+    """
     with _lock:
         content = dict(_content_keys).get(graph)
         equal_graphs = {name for name, other in _content_keys if other == content} - {graph}

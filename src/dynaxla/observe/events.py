@@ -19,7 +19,7 @@ class GraphCaptured(NamedTuple):
         module: The graph of TorchDynamo, or of a step.
         options: The options of the compilation.
         is_step: True for the graph of a step.
-        competes: True if other engines may run the graph.
+        has_competitors: True if other engines may run the graph.
     """
 
     number: int
@@ -95,10 +95,10 @@ class ImplementationChosen(NamedTuple):
 
     Attributes:
         op: The op.
-        problem: A description of the problem, for people.
-        form: The name of the chosen form.
-        others: The names of the other forms that fit.
-        is_measurable: True if the option `tune` measures these forms.
+        problem: The problem's shapes and arguments, as readable text.
+        implementation: The name of the chosen implementation.
+        others: The names of the other implementations that support the problem.
+        is_measurable: True if the option `tune` measures these implementations.
     """
 
     op: str
@@ -138,12 +138,12 @@ class InputCopied(NamedTuple):
     """An argument of the program that runs next had to be copied.
 
     Attributes:
-        place: The argument's position among the program's tensors.
+        position: The argument's position among the program's tensors.
         reason: The reason for the copy.
         bytes: The size of the copy.
     """
 
-    place: int
+    position: int
     reason: str
     bytes: int
 
@@ -169,12 +169,12 @@ class StepFellBack(NamedTuple):
 
     Attributes:
         step: The step.
-        way: The mode in which the step runs instead, such as "in eager mode".
+        mode: The mode in which the step runs instead, such as "in eager mode".
         reason: The reason.
     """
 
     step: str
-    way: str
+    mode: str
     reason: str
 
 

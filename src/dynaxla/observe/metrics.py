@@ -27,7 +27,8 @@ _samples: dict[str, deque[tuple[float, float]]] = {phase: deque(maxlen=1024) for
 # compiled. A call only appends to the list; the lock is taken once for many calls.
 _pending_runs: list[tuple[float, float, bool]] = []
 _MAX_PENDING_RUNS = 256
-_thread = threading.local()  # nested_seconds: the seconds of phases that have ended within the current phase
+# `nested_seconds` of a thread: the seconds of the phases and runs that have ended within the thread's current phase.
+_thread = threading.local()
 
 
 def add(name: str, amount: int = 1) -> None:
@@ -92,7 +93,7 @@ def count_run(start: float, is_first: bool) -> float:
 
 
 def _count_runs() -> None:
-    """Counts the runs in `_pending_runs`. The caller must hold the lock; other threads may add runs meanwhile."""
+    """Counts the runs in `_pending_runs`. The caller must hold the lock. Other threads may append runs meanwhile."""
     runs = _pending_runs.copy()
     del _pending_runs[: len(runs)]
     _counts["calls"] += len(runs)
@@ -123,7 +124,7 @@ def snapshot() -> dict[str, int]:
     """Returns dynaxla's counters since the process began or `reset()`, by name:
 
     graphs: ATen graphs received.
-    trace, lower, compile: runs of each phase.
+    capture, trace, lower, compile, tune: runs of each phase.
     loads: compilations replaced by a load from the cache directory.
     kept_graphs: graphs that an earlier process had traced and stored in the cache directory.
     recalls: programs that an earlier process, or this one, had lowered before.
@@ -136,13 +137,21 @@ def snapshot() -> dict[str, int]:
     aliases: tensors passed to XLA without a copy, whose arrays are kept for later calls.
     input_copies: tensors that had to be copied for XLA.
     by_torch: graphs (or parts of them) that torch ran op by op.
+    kernels: kernels of torch that a program has called.
+    exact_sizes: calls that ran with exact sizes under the option sizes="buckets".
+    preparations: computations of values that depend only on weights (option freeze).
     meanwhile: calls that torch's kernels ran before XLA had compiled (option compile="auto" or "background").
     late_writes: calls after which torch's ops wrote to slices of inputs.
     trials: additional runs of competing engines (backend dynaxla_auto).
+    steps: calls of compiled steps that replayed a program.
+    eager_steps: calls of compiled steps that ran in eager mode.
     repeated: calls that ran again after torch had given back GPU memory.
     partitioned: graphs whose collectives XLA's partitioner chooses (option distributed="spmd").
     not_partitioned: TorchDynamo's graphs with DTensors that did not go to the partitioner, under that option.
     networks: networks of processes in which XLA itself executes collectives.
+    agreements: comparisons of the next collectives with those of other processes.
+    host_copies: copies between the CPU and the device "jax".
+    undonated: arrays of the device "jax" that were copied because something else refers to them, instead of being donated.
     device_ops, lazy_ops: ops that the device "jax" has run one by one, and ops that it has recorded.
     device_fallbacks: ops of the device "jax" that ran on the CPU.
     """
@@ -234,7 +243,7 @@ def _counters() -> dict[str, int]:
 def _percentiles(samples: Sequence[tuple[float, float]]) -> str:
     ordered = sorted(seconds for _, seconds in samples)
     percents = (1, 5, 10, 20, 50, 80, 90, 95, 99)
-    return "Percentiles: " + "; ".join(f"{place}%={_time(ordered[len(ordered) * place // 100])}" for place in percents)
+    return "Percentiles: " + "; ".join(f"{percent}%={_time(ordered[len(ordered) * percent // 100])}" for percent in percents)
 
 
 def _time(seconds: float) -> str:

@@ -26,7 +26,8 @@ FIRST_LINE, LINE_INTERVAL = 10.0, 30.0
 _MAX_PAUSE = 5.0
 # Seconds after which a compilation also ends if phases were less than half of the time, as in a loop whose calls compile now and then.
 _SPARSE_AFTER = 5.0
-# Seconds of a compilation before a phase gets a thread. XLA takes longer for a graph than earlier phases, but not a hundred times.
+# A phase gets a thread only if the compilation has taken this many seconds before the phase. XLA takes less than a hundred times as long as
+# the earlier phases of a graph, so that a shorter compilation ends before its first line would be due.
 _THREAD_AFTER = 0.1
 # Nodes of a graph whose capture may take seconds.
 _LARGE_CAPTURE = 500
@@ -61,7 +62,7 @@ class Progress:
         forks.call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Resets the state, because in a forked child the phases in progress are those of the parent."""
+        """Resets the state, because in a forked child the phases in progress are phases of the parent."""
         self._changed = threading.Condition(forks.lock())
         self._phases: dict[object, _Phase] = {}
         self._graphs: dict[str, int] = {}  # the graphs of this compilation, numbered in order
@@ -102,7 +103,7 @@ class Progress:
                 self._changed.notify_all()
 
     def _continue_or_begin(self, now: float) -> None:
-        """Continues the compilation so far or begins a new one, for a phase that begins while there is no other."""
+        """Continues the current compilation or begins a new one, for a phase that begins while no other phase is in progress."""
         passed = now - self._started_at
         if now - self._ended_at > _MAX_PAUSE or (passed > _SPARSE_AFTER and self._busy_seconds < passed / 2):
             self._started_at, self._next_line_at, self._busy_seconds = now, now + FIRST_LINE, 0.0

@@ -15,8 +15,8 @@ class _ThreadReports(threading.local):
 
     Attributes:
         file: The dump file to which reports are appended; None without a dump.
-        evaluations: The names of the rewrites of the program that is being traced, with the number of equations before each; None if no
-            program is traced, or if rewrites are not reported.
+        evaluations: For the program that is being traced: the name of each rewrite so far, with the number of equations before the rewrite.
+            None if no program is being traced, or if rewrites are not reported.
     """
 
     file: Path | None = None
@@ -48,8 +48,8 @@ def report(name: str, level: str, before: int, after: Sequence[int]) -> None:
     Args:
         name: The name of the rewrite.
         level: The kind of graph that it rewrites: "dynamo", "joint", "aten" or "jaxpr".
-        before: The number of nodes or equations before it.
-        after: This number for each graph that it returned.
+        before: The number of nodes or equations before the rewrite.
+        after: This number for each graph that the rewrite returned.
     """
     event = events.GraphRewritten(name, level, before, tuple(after))
     if _thread.file is not None:
@@ -61,7 +61,10 @@ def report(name: str, level: str, before: int, after: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[Callable[[int], None]]:
-    """Inside the context, a program is traced. Yields a function that reports its rewrites, given its final number of equations."""
+    """Collects the rewrites of a program that is traced inside the context.
+
+    Yields a function that reports these rewrites. Its argument is the number of equations of the final program.
+    """
     before, evaluations = _thread.evaluations, list[tuple[str, int]]()
     _thread.evaluations = evaluations if are_reported() else None
 
@@ -76,6 +79,6 @@ def tracing() -> Iterator[Callable[[int], None]]:
 
 
 def note_evaluation(name: str, equations: int) -> None:
-    """Adds the evaluation of a traced program by a pass. `equations` is the number of the program's equations."""
+    """Adds the evaluation of a traced program by a pass, which rewrites the program. `equations`: the number of the program's equations."""
     if _thread.evaluations is not None:
         _thread.evaluations.append((name, equations))

@@ -7,7 +7,10 @@ recorded_graph.py  an executable graph: an XLA program, and the in-place updates
 recorder.py      runs the function once on fake tensors and records every ATen op below autograd; recordings.py: the result of this run
 traced_numbers.py  Python numbers, such as learning rates and counters, as inputs of the program; tracked_arrays.py: NumPy arrays as inputs
 draws.py         random draws that a step repeats, as activation checkpointing does
-recording_settings.py  settings that only the recording thread sees
+recording_settings.py  settings that only the recording thread sees; unrecordable.py: checks that refuse a recording
+parallel_modules.py  DistributedDataParallel (data_parallel.py) and FSDP2 (fully_sharded.py) in a step
+local_shards.py  DTensors in fused optimizer steps
+inplace_collectives.py  in-place collectives of `torch.distributed` as functional ones
 """
 
 from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX

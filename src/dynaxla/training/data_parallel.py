@@ -1,4 +1,4 @@
-"""DistributedDataParallel inside a step: its gradients are averaged by a collective that is recorded like any other op.
+"""DistributedDataParallel inside a step: the gradients are averaged by a collective that is recorded like any other op.
 
 torch's own reducer is C++ code that copies gradients to and from its buckets, which cannot be recorded. Inside a step the module is
 called without its reducer, and at the end of each backward pass all gradients go through one functional all-reduce per dtype, in the order
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def modules_among(objects: Iterable[Any]) -> list[DistributedDataParallel]:
-    """Returns the DistributedDataParallel modules among the objects, each once."""
+    """Returns the DistributedDataParallel modules among the objects, without duplicates."""
     found = {id(item): item for item in objects if isinstance(item, torch.nn.parallel.DistributedDataParallel)}
     return list(found.values())
 
@@ -100,12 +100,12 @@ def _average_gradients(parameters: list[torch.nn.Parameter], group: Any) -> None
 
 
 def _broadcast_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
-    """Broadcasts the buffers of rank 0 to all processes, as the module does before a forward pass."""
+    """Broadcasts the buffers of rank 0 to all processes, as DistributedDataParallel does before a forward pass."""
     functional = torch.ops._c10d_functional
     with torch.no_grad():
         for buffer in buffers:
             buffer.copy_(functional.wait_tensor(functional.broadcast(buffer, 0, group.group_name)))
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_GradientAverager._add_ready.__code__, _GradientAverager._end_backward.__code__, _broadcast_buffers.__code__)

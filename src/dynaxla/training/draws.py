@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..runtime import devices
 from ..torch_ops import aten
 
-# Ops whose results depend on no tensor's values. The in-place ops do not read their `self`.
+# Random ops whose results depend on no tensor's values. The in-place ops do not read their `self`.
 _IN_PLACE = ("bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")
 _VALUE_INDEPENDENT = frozenset(
     [*_IN_PLACE, "bernoulli.p", "normal.float_float", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
@@ -26,7 +26,7 @@ _VALUE_INDEPENDENT = frozenset(
 
 
 class Draws:
-    """The first draws of one recording, by the keys that `place` returns."""
+    """The draws of one recording, without repetitions: for each key that `key_of` returns, the first draw with that key."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Any, ...], tuple[Node, Any]] = {}
@@ -69,28 +69,28 @@ def depends_on_values(op: Any) -> bool:
     return name not in _VALUE_INDEPENDENT and f"{name}.{op._schema.overload_name}" not in _VALUE_INDEPENDENT
 
 
-def is_same(one: Any, other: Any, aliases: dict[Node, Node]) -> bool:
-    """True if two arguments are the same: equal constants, or nodes that the same ops compute from the same nodes.
+def is_same(first: Any, second: Any, aliases: dict[Node, Node]) -> bool:
+    """True if two arguments have the same value: equal constants, or nodes that the same ops compute from the same nodes.
 
     Args:
-        one: a node, a constant, or a sequence of nodes and constants.
-        other: the same.
+        first: a node, a constant, or a sequence of nodes and constants.
+        second: likewise.
         aliases: maps the node of each repeated draw to the node of the first draw.
     """
-    if isinstance(one, Node) and isinstance(other, Node):
-        one, other = _origin(one, aliases), _origin(other, aliases)
-        if one is other:
+    if isinstance(first, Node) and isinstance(second, Node):
+        first, second = _origin(first, aliases), _origin(second, aliases)
+        if first is second:
             return True
-        if one.op != "call_function" or one.target is not other.target or one.kwargs.keys() != other.kwargs.keys():
+        if first.op != "call_function" or first.target is not second.target or first.kwargs.keys() != second.kwargs.keys():
             return False
-        return is_same((*one.args, *one.kwargs.values()), (*other.args, *other.kwargs.values()), aliases)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(is_same(mine, theirs, aliases) for mine, theirs in zip(one, other, strict=True))
-    return type(one) is type(other) and bool(one == other)
+        return is_same((*first.args, *first.kwargs.values()), (*second.args, *second.kwargs.values()), aliases)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(is_same(*items, aliases) for items in zip(first, second, strict=True))
+    return type(first) is type(second) and bool(first == second)
 
 
 def _origin(node: Node, aliases: dict[Node, Node]) -> Node:
-    """Returns the node whose value `node` passes on: the node before all aliases, detaches and repeated draws."""
+    """Returns the node that computes the value of `node`: skips aliases, detaches and repeated draws."""
     while node in aliases or node.target in (aten.alias.default, aten.detach.default):
         node = aliases[node] if node in aliases else node.args[0]
     return node

@@ -1,9 +1,9 @@
-"""Collectives of a step that runs in eager mode, called exactly as a compiled step calls them.
+"""The collectives of a step in eager mode: the same calls as in a program of the step.
 
-Where several processes train together, one of them may run a step in eager mode, because it prints or has a batch of another size, while
-another replays its program. Their collectives have to match in type, order and contents. So in eager mode, too, modules of
-torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with those of the other
-processes (runtime/collective_agreement.py).
+If several processes train together, one process may run a step in eager mode, because the step prints or has a batch of another size, while
+another process replays a program. The collectives of these processes have to match in type, order and contents. So in eager mode, too, the
+modules of torch.distributed use the functional collectives of a program (parallel_modules.py), and each collective is compared with the
+collectives of the other processes (runtime/collective_agreement.py).
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ class _CollectivesMode(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_CollectivesMode.__torch_dispatch__.__code__,)

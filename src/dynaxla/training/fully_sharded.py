@@ -1,9 +1,9 @@
 """FSDP2 (`fully_shard`) inside a step: parameters are gathered, and their gradients reduced, by collectives that can be recorded.
 
 torch's own hooks resize and fill the memory of unsharded parameters, which cannot be recorded. Inside a step these hooks are replaced. When
-a module of a parameter group is called, the group's parameters are gathered, by one collective for each dtype. If the group is freed after
-its forward pass, autograd saves no unsharded parameters: the backward pass gathers them again. The gradients of a group are reduced by one
-collective, as soon as all of them have been computed.
+a module of a parameter group is called, the group's parameters are gathered, by one collective for each dtype. If the group is resharded
+after its forward pass, autograd saves no unsharded parameters, and the backward pass gathers the parameters again. The gradients of a group
+are reduced by one collective, as soon as all of them have been computed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _StepCall:
         self.root: _ShardedState | None = None
         # True if the running backward pass will call `finish` at its end.
         self._is_finish_scheduled = False
+        # By storage id of an unsharded parameter: its group, and its position in the group.
         self._unsharded_storages: dict[int, tuple[_ParameterGroup, int]] = {}
         self._hooks = contextlib.ExitStack()
 
@@ -74,7 +75,7 @@ class _StepCall:
             return False
         self.end()  # in case an earlier forward pass has raised
         self.root, self._is_finish_scheduled = state, False
-        if private.saved_tensor_hooks() is None:  # else the user's hooks apply to parameters, too
+        if private.saved_tensor_hooks() is None:  # hooks of the user would have to apply to parameters, too
             self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
         return True
 
@@ -110,9 +111,9 @@ class _StepCall:
     def pack(self, tensor: torch.Tensor) -> Any:
         """Returns the object that autograd saves for a tensor: a `_SavedView` for a view of an unsharded parameter, else the tensor."""
         local, spec = fsdp.unwrap(tensor)
-        if local.layout != torch.strided or (place := self._unsharded_storages.get(private.storage_id(local))) is None:
+        if local.layout != torch.strided or (position := self._unsharded_storages.get(private.storage_id(local))) is None:
             return tensor
-        return _SavedView(*place, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
+        return _SavedView(*position, (local.shape, local.stride(), local.storage_offset()), local.dtype, spec)
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for an object that `pack` returned; the parameters are gathered if they have been freed."""
@@ -172,7 +173,7 @@ class _ShardedState:
             self._pending_modules.update(fsdp.modules_of(self.state))
         if self._call.begin(self):
             args, kwargs = fsdp.to_device(self.state, args, kwargs)
-        # The groups are read at every call, because guards watch the state that a step has read: here settings and unreduced gradients.
+        # The state's groups are read at every call, so that their settings and unreduced gradients are among the state that is guarded.
         for group, _ in zip(self.groups, fsdp.groups_of(self.state), strict=True):
             group.unshard()
         return fsdp.cast_inputs(self.state, args, kwargs)
@@ -286,7 +287,7 @@ class _ParameterGroup:
 
 
 class _Unsharded(torch.autograd.Function):
-    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients, for the sharded parameters."""
+    """The identity on a group's unsharded parameters. Its backward pass reduces their gradients to gradients of the sharded parameters."""
 
     @staticmethod
     def forward(ctx: Any, group: _ParameterGroup, needed: Sequence[bool], unsharded: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
@@ -313,7 +314,7 @@ def _register_hook(tensor: torch.Tensor, function: Callable[[torch.Tensor], torc
     tensor.register_hook(function)
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_with_grad_fn.__code__, _register_hook.__code__, private.call_after_backward.__code__)
 # A differentiable input of `_Unsharded`, so that autograd calls its backward pass. It gets no gradient.
 _ANCHOR = torch.zeros(0, requires_grad=True)
@@ -329,7 +330,8 @@ def _all_gather(group: fsdp.Group) -> list[torch.Tensor]:
     count = processes.size()
     by_dtype: dict[torch.dtype, list[int]] = {}
     order = range(len(group.fsdp_params))
-    # Reversed in a backward pass: XLA would merge two equal concatenations into one, and keep its memory between the two passes.
+    # The order is reversed in a backward pass. Otherwise XLA would merge the equal concatenations of the two passes into one, and keep its
+    # result in memory between the passes.
     for index in reversed(order) if private.backward_id() != -1 else order:
         by_dtype.setdefault(fsdp.compute_dtype(group.fsdp_params[index]), []).append(index)
     found: dict[int, torch.Tensor] = {}

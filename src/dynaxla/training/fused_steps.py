@@ -1,4 +1,4 @@
-"""Fused optimizer steps as nodes of a recorded graph: one node each, whether their settings are numbers or tensors."""
+"""Fused optimizer steps in a recorded graph. Each step is one node, whether its settings are Python numbers or tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Tensors = Sequence[torch.Tensor]
 
 
 class FusedStep:
-    """A callable with the arguments and the writes of one of torch's fused optimizer steps. Numbers may be float64 tensors of rank 0.
+    """A callable with the arguments and the writes of one of torch's fused optimizer steps.
+
+    A number among the arguments, such as the learning rate, may also be a float64 tensor of rank 0.
 
     Attributes:
         op: torch's op, which writes in place.
-        written_lists: the number of argument lists that the op writes: parameters, gradients, and states.
-        supports_half: True if torch's op is also correct for half types.
+        written_lists: the number of argument lists that the op's schema declares as written: parameters, gradients, and each state.
+        supports_half: True if torch's op gives correct results for half types, too.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class FusedStep:
         if not numbers:
             self.op(*lists, grad_scale=grad_scale, found_inf=found_inf, **settings)
             return
-        settings |= self._settings | dict.fromkeys(numbers, 1.0)  # ignored
+        settings |= self._settings | dict.fromkeys(numbers, 1.0)  # the functional op takes these numbers from its list of tensors
         new = self._functional(*lists, list(numbers.values()), grad_scale, found_inf, names=list(numbers), **settings)
         params, grads, *states = lists[: self.written_lists]
         pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
@@ -54,7 +56,7 @@ class FusedStep:
 _STEPS = [
     FusedStep(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
     FusedStep(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
-    # On the CPU, torch 2.13 has errors of 0.1 and more from 48 elements of bfloat16 or float16 on; with 8 elements it is right.
+    # torch 2.13's CPU kernel has errors of 0.1 and more for 48 or more elements of bfloat16 or float16; for 8 elements it is correct.
     FusedStep(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, supports_half=False),
 ]
 

@@ -1,6 +1,6 @@
-"""In-place collectives (`dist.all_reduce(x)`), expressed by functional ones, which can be recorded.
+"""In-place collectives (`dist.all_reduce(x)`), expressed by functional collectives, which can be recorded.
 
-They return a finished `Work`: the graph's order ensures that the next op that reads the tensors runs after the collective.
+Each function here returns a finished `Work` object: it has called `wait_tensor`, and copied the result into the caller's tensor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Fused optimizer steps on DTensors. They are elementwise, so each process updates its local shards.
+"""Fused optimizer steps on DTensors. A fused step is elementwise, so each process updates its local shards.
 
-DTensor's own dispatch accepts no list that mixes DTensors and plain tensors, and it compares the learning rate, which must stay an input.
+DTensor's own dispatch is not used: it accepts no list that mixes DTensors and plain tensors, and it compares the learning rate, which must
+stay an input of the program.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ def with_local_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
     lists = [value for value in args if isinstance(value, (list, tuple))]
     for items in zip(*(value for value in lists if len(value) == len(lists[0])), strict=True):
         placements = {_placement(tensor) for tensor in items if not _is_count(tensor)}
-        if len(placements) != 1 or any(placement is not None and not _is_elementwise(placement) for placement in placements):
+        if len(placements) != 1 or any(placement is not None and _is_partial(placement) for placement in placements):
             return None
     local_args = [[_local(item) for item in value] if isinstance(value, (list, tuple)) else value for value in args]
     return local_args, kwargs
 
 
 def _placement(tensor: torch.Tensor) -> Any:
+    """Returns the mesh and the placements of a DTensor; None for a plain tensor."""
     return (tensor.device_mesh, tensor.placements) if _is_distributed(tensor) else None
 
 
-def _is_elementwise(placement: Any) -> bool:
-    return not any(item.is_partial() for item in placement[1])
+def _is_partial(placement: Any) -> bool:
+    return any(item.is_partial() for item in placement[1])
 
 
 def _is_count(tensor: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ def in_process_group() -> bool:
 
 @dataclass(frozen=True)
 class ParallelModules:
-    """Modules that a step can reach.
+    """The modules of torch.distributed that a step can reach.
 
     Attributes:
         averaged: the DistributedDataParallel modules.
@@ -35,18 +35,21 @@ class ParallelModules:
 
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
-        """Returns such modules among the objects that a step can reach; no modules without a process group."""
+        """Returns the modules of torch.distributed among the objects that a step can reach; without a process group, no modules."""
         if not in_process_group():
             return cls()
         objects = list(objects)
         return cls(data_parallel.modules_among(objects), fully_sharded.modules_among(objects))
 
     def prepare(self) -> None:
-        """Puts the parameters of sharded modules into their sharded state, in which they are between two steps."""
+        """Puts the parameters of sharded modules into their sharded state. This is their state between two steps."""
         fully_sharded.prepare(self.sharded)
 
     def why_not(self) -> str:
-        """Returns the reason why a program cannot call the collectives of these modules, which then use torch's own; "" if it can."""
+        """Returns the reason why a program cannot call the collectives of these modules; "" if it can.
+
+        With a reason, the modules use torch's own collectives, and the step runs in eager mode.
+        """
         if reason := next(filter(None, map(data_parallel.why_not, self.averaged)), ""):
             return f"a DistributedDataParallel with {reason}"
         reason = fully_sharded.why_not(self.sharded)
@@ -66,5 +69,5 @@ class ParallelModules:
             yield
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (*data_parallel.IGNORED_CODE, *fully_sharded.IGNORED_CODE)

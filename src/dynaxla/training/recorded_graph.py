@@ -1,4 +1,4 @@
-"""A recorded graph as an executable: an XLA program, and the in-place updates that torch does after it."""
+"""A recorded graph as an executable: an XLA program, and in-place updates that torch does after the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..backend import compile_graph
 from ..config import Options
-from ..guards.object_graph import meta, storage_of
+from ..guards.object_graph import metadata_of, storage_of
 from ..runtime import late_checks
 from .traced_numbers import is_number
 from .updates import take_updates
@@ -20,8 +20,8 @@ class RecordedGraph:
     """A graph of ATen ops that may write to its inputs.
 
     Args:
-        graph: has no output node; it is changed.
-        placeholders: the graph's inputs, tensors and traced numbers (see `traced_numbers.mark_number`).
+        graph: the graph, without an output node. The constructor changes the graph.
+        placeholders: the graph's inputs: tensors and traced numbers (see `traced_numbers.mark_number`).
         outputs: the nodes whose values a run returns.
         constants: the tensors that the graph refers to by name.
     """
@@ -52,7 +52,7 @@ class RecordedGraph:
         self._compiled: Callable[..., Sequence[torch.Tensor]] | None = None
 
     def compile(self, options: Options, values: Sequence[Any]) -> None:
-        """Compiles the program. `values` are tensors and floats for the placeholders, like those of later calls."""
+        """Compiles the program. `values` are tensors and floats for the placeholders, as for `run`."""
         examples = self._tensors(values)
         self.store_input_layouts(values)
         with torch.no_grad():
@@ -62,10 +62,13 @@ class RecordedGraph:
         """Stores metadata and aliasing of the program's inputs, for `reuse_executable`."""
         examples = self._tensors(values)
         storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
-        self._input_layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
+        self._input_layouts = [(metadata_of(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
 
     def reuse_executable(self, other: RecordedGraph) -> bool:
-        """Uses the other graph's executable if the XLA programs are equal; the updates may differ. Returns: True if they are equal."""
+        """Uses the other graph's executable if the XLA programs are equal; the updates may differ.
+
+        Returns: True if the programs are equal.
+        """
         constants, other_constants = dict(self._module.named_buffers()), dict(other._module.named_buffers())
         same = (
             self._module.code == other._module.code

@@ -58,7 +58,7 @@ class Recorder:
         number_placeholders: placeholders of traced numbers, which are float64 tensors of rank 0.
         constants: tensors that the function makes from Python numbers, by their names in the graph.
         table: the traced numbers.
-        mode: the fake tensor mode.
+        mode: the fake tensor mode of the recording.
         arrays: tensors in the memory of NumPy arrays that may be inputs, by path.
         arrays_read: the paths of arrays whose values have been read.
         refused: the error of the first op, or of the first read of a value, that could not be recorded; None if all were.
@@ -69,7 +69,7 @@ class Recorder:
         self.tensor_placeholders: dict[str, Node] = {}
         self.number_placeholders: dict[Node, TracedNumber] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.table = TracedNumbers(seed)
+        self.traced_numbers = TracedNumbers(seed)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.arrays, self.arrays_read = arrays, arrays_read
         self._tensors = {**tensors, **arrays}
@@ -82,7 +82,7 @@ class Recorder:
         self._kept_alive: list[Any] = []
         self._number_fakes: dict[Any, FakeTensor] = {}
         self._draws = Draws()
-        # The user's line, by the sequence number of autograd's node.
+        # The user's lines, by the sequence numbers of autograd's nodes.
         self._lines: dict[int, str] = {}
         self._repeated_draws: dict[Node, Node] = {}
         self._dispatch = _RecordingMode(self)
@@ -101,8 +101,8 @@ class Recorder:
                 result = function(*args, **kwargs)
             if self.refused is not None:  # the function has caught the error
                 raise self.refused
-            if self.table.inspected:
-                raise TracedNumberInspected(self.table.inspected)
+            if self.traced_numbers.inspected:
+                raise TracedNumberInspected(self.traced_numbers.inspected)
             self._check_foreign_constants()
             self._check_shapes()
             return result
@@ -136,7 +136,7 @@ class Recorder:
         return None if number is None else number.dynaxla_formula
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the real tensor of a fake tensor; None if the fake tensor was computed."""
+        """Returns the real tensor for which a fake tensor stands; None if an op of the function computed the fake tensor."""
         return self._originals.get(id(tensor))
 
     def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -148,8 +148,8 @@ class Recorder:
                 functional_result = inplace_collectives.run_as_functional(op, args)
             if functional_result is not NotImplemented:
                 return functional_result
-        waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
-        if op.namespace in NAMESPACES and not (waits or op._schema.name in COLLECTIVES):
+        is_wait = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for a collective that the step itself has called
+        if op.namespace in NAMESPACES and not (is_wait or op._schema.name in COLLECTIVES):
             hint = "compile only the model, with torch.compile(model, backend='dynaxla'): the other calls then run as usual"
             raise CaptureError(f"the step calls {op}, a collective or another op that runs in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
@@ -197,7 +197,14 @@ class Recorder:
         return line
 
     def _record_draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Records an op that draws random numbers. `result` has fake tensors. A repeated draw becomes a copy of the first draw's result."""
+        """Records an op that draws random numbers. A repeated draw is recorded as a copy of the first draw's result.
+
+        Args:
+            op: the op.
+            args: its positional arguments, with fake tensors.
+            kwargs: its keyword arguments, likewise.
+            result: its result, with fake tensors.
+        """
         tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
         draw_key = self._draws.key_of(op, args, kwargs, tensors[0].device)
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (args, kwargs))
@@ -206,7 +213,7 @@ class Recorder:
             node = self.graph.call_function(op, *inputs)
             self._draws.add(draw_key, node, result)
             return self._bind_result(node, result)
-        node, given = first
+        node, first_result = first
         if depends_on_values(op) and not is_same(
             (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._repeated_draws
         ):
@@ -214,10 +221,10 @@ class Recorder:
             raise CaptureError(
                 f"the step restores the state of torch's generator, and calls {op} with other arguments", op=str(op), hint=hint
             )
-        # The first result is copied right after its node, because the step may have written to it since.
+        # The copy of the first result is right behind the node of the first draw, because the step may have written to the result since.
         copies = []
-        for index, fake in enumerate(tree_flatten(given)[0]):
-            value = node if isinstance(given, torch.Tensor) else self._nodes[id(fake)]
+        for index, fake in enumerate(tree_flatten(first_result)[0]):
+            value = node if isinstance(first_result, torch.Tensor) else self._nodes[id(fake)]
             with self.graph.inserting_after(value):
                 copy = self.graph.call_function(aten.clone.default, (value,))
             self._repeated_draws[copy] = value
@@ -228,19 +235,19 @@ class Recorder:
 
     def _traced_numbers_in(self, values: Any) -> list[TracedNumber]:
         """Returns the traced numbers that floats in nested containers stand for."""
-        return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
+        return [number for item in tree_flatten(values)[0] if (number := self.traced_numbers.find(item)) is not None]
 
     def _record_fused_step(self, step: FusedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Records a fused optimizer step, whose settings may be traced numbers."""
         settings = dict(kwargs)
         for key, value in kwargs.items():
-            number = self.table.find(value)
+            number = self.traced_numbers.find(value)
             if number is not None and key != "lr":
                 if number.dynaxla_formula[0] is _value_of_tensor:
                     hint = "give the optimizer Python numbers: only the learning rate may be a tensor"
                     message = "an optimizer's setting is a tensor, and the step needs its value in Python"
                     raise CaptureError(message, op=str(step.op), hint=hint)
-                if not number:  # torch's step does nothing with this setting then
+                if not number:  # torch's step ignores a setting, such as weight_decay, that is 0
                     settings[key] = 0.0
                     continue
             settings[key] = self._as_tensor(value)
@@ -248,7 +255,7 @@ class Recorder:
         self.graph.call_function(step, *inputs)
 
     def _bind_result(self, node: Node, result: Any) -> Any:
-        """Binds an op's results to its node, and returns them. An argument among the results is returned as the caller's tensor."""
+        """Binds an op's results to its node, and returns the results. A result that is an argument is returned as the caller's tensor."""
         if isinstance(result, torch.Tensor):
             if id(result) in self._nodes:  # the op wrote to this argument
                 return self._originals.get(id(result), result)
@@ -279,10 +286,10 @@ class Recorder:
             if path is None and (source := self._view_of(tensor)) is not None:
                 base = self._fake(source)
                 offset = source.storage_offset() + elements_behind(source, tensor)
-                settings = list(tensor.shape), list(tensor.stride()), offset
+                geometry = list(tensor.shape), list(tensor.stride()), offset
             with torch.no_grad():
                 if source is not None and storage_of(source) != storage_of(tensor):
-                    fake = aten.as_strided.default(base, *settings)
+                    fake = aten.as_strided.default(base, *geometry)
                 else:
                     fake = self.mode.from_tensor(tensor)
             self._kept_alive.append(tensor)
@@ -293,7 +300,7 @@ class Recorder:
                 self.tensor_placeholders[path].meta["path"] = path
                 self._nodes[id(fake)] = self.tensor_placeholders[path]
             elif source is not None:
-                node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *settings))
+                node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *geometry))
                 self._bind(fake, node)
                 node.meta["val"] = fake
             else:
@@ -304,20 +311,23 @@ class Recorder:
         return fake
 
     def _view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns a known tensor whose memory contains this one's, such as the parameter of `parameter.data`; None if there is none."""
+        """Returns the tensor or array with a path whose memory contains a tensor's memory, such as the parameter for `parameter.data`.
+
+        Returns None if there is none.
+        """
         if tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
             return None
         storage = storage_id(tensor)
-        for known in self._tensors.values():
-            if known.layout == torch.strided and known.dtype == tensor.dtype and storage_id(known) == storage:
-                return known
-        for known in self.arrays.values():
-            if known.dtype == tensor.dtype and lies_within(tensor, known):
-                return known
+        for base in self._tensors.values():
+            if base.layout == torch.strided and base.dtype == tensor.dtype and storage_id(base) == storage:
+                return base
+        for base in self.arrays.values():
+            if base.dtype == tensor.dtype and lies_within(tensor, base):
+                return base
         return None
 
     def _placeholder(self, name: str, fake: FakeTensor) -> Node:
-        """Adds a placeholder in front of all other nodes."""
+        """Adds a placeholder before all other nodes."""
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first):
             node = self.graph.placeholder(name)
@@ -333,14 +343,14 @@ class Recorder:
             self._is_making_constant = False
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
-        """Adds a constant for a tensor that the function has made from numbers."""
+        """Adds a constant to the graph, for a tensor that the function has made from numbers."""
         if not self._is_making_constant:  # `torch.Tensor(array)` copies an array without calling its methods
             self.arrays_read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
         name = f"constant_{len(self.constants)}"
         with _disable_current_modes():
             self.constants[name] = tensor.detach().clone()
         fake = self.mode.from_tensor(self.constants[name])
-        # Every run gets a copy: the step may write to it, or return it.
+        # Every run gets a copy of the constant, because the step may write to the tensor, or return it.
         node = self.graph.call_function(aten.clone.default, (self.graph.get_attr(name),))
         node.meta["val"] = fake
         self._bind(fake, node)
@@ -383,18 +393,18 @@ class Recorder:
                 raise CaptureError(f"the step changes the shape of a tensor from {before} to {after}", hint="make a new tensor in the step")
 
     def _traced_number_of(self, tensor: torch.Tensor) -> float:
-        """Returns the value of a traced number for a tensor's only element, which C++ reads for an op that takes a number."""
+        """Returns a float that stands for a tensor's only element: C++ reads the element for an op that takes a number."""
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("the step needs the value of a tensor", hint="return the tensor from the step, and read it outside")
-        number = TracedNumber(self.table, (_value_of_tensor, formula_of(id(fake))), math.nan)
+        number = TracedNumber(self.traced_numbers, (_value_of_tensor, formula_of(id(fake))), math.nan)
         self._number_fakes[number.dynaxla_formula] = fake
-        return self.table.stand_in(number)
+        return self.traced_numbers.stand_in(number)
 
     def _record_with_traced_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Records an op with a traced number among its arguments.
 
-        Raises: TracedNumberInspected if there is no rule for the op.
+        Raises: TracedNumberInspected if `traced_numbers.op_with_traced_numbers` does not support the op.
         """
         numbers = self._traced_numbers_in((args, kwargs))
         function = traced_numbers.op_with_traced_numbers(op)
@@ -408,13 +418,13 @@ class Recorder:
         return result if op._schema.returns else None
 
     def _as_tensor(self, value: Any) -> Any:
-        number = self.table.find(value)
+        number = self.traced_numbers.find(value)
         if number is None:
             return value
-        return self.number(number)
+        return self.number_tensor(number)
 
-    def number(self, number: TracedNumber) -> FakeTensor:
-        """Returns a traced number as a tensor of rank 0: float64, except for the value of a tensor, which keeps its dtype."""
+    def number_tensor(self, number: TracedNumber) -> FakeTensor:
+        """Returns a traced number as a fake tensor of rank 0: float64, or the tensor itself if the number is the value of a tensor."""
         if number.dynaxla_formula not in self._number_fakes:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
@@ -427,7 +437,7 @@ class Recorder:
 
 
 def _value_of_tensor(_: int) -> float:
-    """Stands for the value of a tensor, which is not known before the program runs."""
+    """The function in the formula of a traced number that is the value of a tensor: the value is unknown until the program runs."""
     return math.nan
 
 
@@ -438,14 +448,14 @@ def _getitem(values: Any, index: int) -> Any:
 def _distinct(results: Any) -> Any:
     """Returns an op's results as distinct tensors.
 
-    Some fake implementations return one tensor twice, but two tensors when the results come from the fake tensor cache. Without this, two
+    Some fake implementations return one tensor twice; the fake tensor cache then returns two tensors. Without this function, two
     recordings of a step would differ.
     """
     if not isinstance(results, (tuple, list)):
         return results
     items = [
-        item.clone() if isinstance(item, FakeTensor) and any(item is other for other in results[:at]) else item
-        for at, item in enumerate(results)
+        item.clone() if isinstance(item, FakeTensor) and any(item is earlier for earlier in results[:index]) else item
+        for index, item in enumerate(results)
     ]
     return type(results)(items) if type(results) in (tuple, list) else results
 
@@ -473,7 +483,7 @@ class _RecordingMode(TorchDispatchMode):
                 return NotImplemented  # the class runs the op on its inner tensors, and those calls arrive here
             args, kwargs = local
         try:
-            with private.without_torch_function():  # reads of tensors' values from here on are not the step's own
+            with private.without_torch_function():  # any reads of tensors' values inside are not the step's own reads
                 return self._recorder.call(op, args, kwargs or {})
         except _RECORDING_ERRORS as error:
             self._recorder.refused = self._recorder.refused or error
@@ -481,7 +491,7 @@ class _RecordingMode(TorchDispatchMode):
 
 
 class _RecordingFunctionMode(TorchFunctionMode):
-    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made of traced numbers."""
+    """Refuses functions that would copy a tensor's values to Python, and records tensors that are made from traced numbers."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -495,7 +505,7 @@ class _RecordingFunctionMode(TorchFunctionMode):
                 if isinstance(args[0], int) and not traced_numbers.is_exact(args[0]):
                     args[0].dynaxla_inspect()
                 dtype = torch.get_default_dtype() if isinstance(args[0], float) else torch.int64
-                return self._recorder.number(args[0]).to(**{"dtype": dtype, **settings})
+                return self._recorder.number_tensor(args[0]).to(**{"dtype": dtype, **settings})
             if numbers:
                 numbers[0].dynaxla_inspect()
             if isinstance(args[0], tracked_arrays.TrackedArray if function is torch.tensor else np.ndarray) and len(args) == 1:
@@ -532,7 +542,7 @@ _IGNORED_CODE = (
 
 
 def ignored_code() -> tuple[types.CodeType, ...]:
-    """Returns code that is not the step's own: an observation ignores all code that runs inside it."""
+    """Returns code that is not the step's own. An observation of the step ignores this code, and all code that this code calls."""
     return (*_IGNORED_CODE, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
 
 

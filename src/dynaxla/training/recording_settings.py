@@ -1,7 +1,8 @@
 """Settings of optimizers, and of torch, that only the recording thread sees.
 
 During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are requested. These settings are not
-written into the optimizer, because another thread may read its learning rates to log them: only the recording thread sees other groups.
+written to the optimizer's parameter groups, because another thread may read a learning rate to log it. Instead, the optimizer shows copies
+of the groups to the recording thread.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def replaced_param_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence
 
 
 class InKernelFakeMode:
-    """Replaces the fake mode of a tracing context. It claims to be inside an op's kernel: compiled functions then run as plain Python.
+    """The fake mode of a tracing context in which compiled functions run as plain Python, because the mode claims to be inside a kernel.
 
-    DTensor runs ops in the current fake mode to find their results' metadata. Entering this object gives DTensor a new fake mode, without
+    DTensor enters the current fake mode to find the metadata of ops' results. Entering this object gives DTensor a new fake mode, without
     the other dispatch modes.
     """
 
@@ -98,7 +99,7 @@ class _ThreadFlag:
     """A flag that is True in the threads that record.
 
     Attributes:
-        default: the flag's value in other threads.
+        default: the flag's value in the other threads.
         threads: the number of entered `compiling` contexts, by thread id.
     """
 

@@ -1,8 +1,8 @@
 """The recording of one run of a step on fake tensors: a graph, a result, and the changes to Python state.
 
-Results and changes are stored as *templates*. In a template, an `Output`, `KnownObject` or `ComputedNumber` stands for an item that differs
-between calls: an output of the program, an object with a path, a number computed from other numbers. `build` replaces these after the
-program has run.
+Results and changes are stored as *templates*. In a template, an `Output`, `ObjectAtPath` or `ComputedNumber` stands for an item that may
+differ between calls: an output of the program, an object with a path, a number computed from other numbers. After the program has run,
+`build` returns the template with the items of the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import CaptureError
 from ..guards.dispatch import has_own_dispatch
 from ..guards.fingerprints import NO_FINGERPRINT, PLAIN, fingerprint
 from ..guards.slots import ABSENT, Place
-from ..guards.snapshot import ARGUMENT, KnownObject, Snapshot
+from ..guards.snapshot import ARGUMENT, ObjectAtPath, Snapshot
 from ..lowering.asynchronous import is_collective
 from ..runtime.number_tracer import evaluate
 from ..runtime.private import storage_id
@@ -35,19 +35,23 @@ from .updates import written_nodes
 
 @dataclass(frozen=True)
 class Output:
-    """An output of the program."""
+    """Stands for an output of the program.
+
+    Attributes:
+        index: the output's position among the program's outputs.
+    """
 
     index: int
 
 
 @dataclass(frozen=True)
 class ComputedNumber:
-    """A number that Python computes from other numbers."""
+    """Stands for a number that Python computes from other numbers."""
 
     number: TracedNumber
 
 
-def _shown(key: Any) -> str:
+def _key_text(key: Any) -> str:
     """Returns a place's key as text: dtype and shape of a tensor, the `repr` of other keys."""
     return f"{key.dtype}{list(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
 
@@ -59,8 +63,8 @@ class Recording:
         recorder: the recorder, which has the graph.
         outputs: fake tensors that are the program's outputs.
         result: templates of the leaves of the return value.
-        spec: the pytree of the return value.
-        changes: the template of the new value of each changed place.
+        spec: the `TreeSpec` of the return value.
+        changes: the template of each changed place's new value, by place.
         requires_grad: the new `requires_grad` of each leaf tensor for which the function changes it, by path.
     """
 
@@ -75,25 +79,26 @@ class Recording:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
-        self._state = snapshot
+        self._snapshot = snapshot
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "the step's result") for leaf in leaves]
         self.changes = {
-            (path, self._key(key, path)): self._template(value, f"{path}[{_shown(key)}]") for (path, key), value in changes.items()
+            (path, self._key(key, path)): self._template(value, f"{path}[{_key_text(key)}]") for (path, key), value in changes.items()
         }
-        self.requires_grad = {self._known_path(tensor): tensor.requires_grad for tensor in changed_leaves}
+        self.requires_grad = {self._path_of_leaf(tensor): tensor.requires_grad for tensor in changed_leaves}
 
-    def _known_path(self, tensor: torch.Tensor) -> str:
+    def _path_of_leaf(self, tensor: torch.Tensor) -> str:
         """Returns the path of a tensor whose `requires_grad` changes. Raises: CaptureError for a tensor without a path."""
-        path = self._state.path_of(tensor)
+        path = self._snapshot.path_of(tensor)
         if path is None:
             raise CaptureError("the step changes requires_grad of a tensor that later calls cannot find", hint="pass it as an argument")
-        if path in self._state.surroundings.gradients | self._state.arguments.gradients:  # a call may release it before the program runs
+        # A call may release a gradient before the program runs.
+        if path in self._snapshot.surroundings.gradients | self._snapshot.arguments.gradients:
             raise CaptureError(f"the step changes requires_grad of {path}", hint="detach the gradient, and use the result")
         return path
 
-    def _key(self, key: Any, where: str) -> Any:
-        """Returns a place's key: a `KnownObject` for an object with a path, the key itself for a plain value.
+    def _key(self, key: Any, container_path: str) -> Any:
+        """Returns the template of a place's key: an `ObjectAtPath` for an object with a path, the key itself for a plain value.
 
         For example, the keys of an optimizer's state are parameters, and the next call may have another model as argument.
 
@@ -104,14 +109,16 @@ class Recording:
         if isinstance(key, torch.Tensor):
             original = self.recorder.original(key)
             key = key if original is None else original
-        path = self._state.path_of(key)
+        path = self._snapshot.path_of(key)
         if path is None:
             hint = "use a string or a number as the key"
-            raise CaptureError(f"the step stores a value under a key that later calls cannot find: {where}[{_shown(key)}]", hint=hint)
-        return KnownObject(path)
+            raise CaptureError(
+                f"the step stores a value under a key that later calls cannot find: {container_path}[{_key_text(key)}]", hint=hint
+            )
+        return ObjectAtPath(path)
 
     def _template(self, value: Any, where: str) -> Any:
-        """Returns the template of a value.
+        """Returns the template of a value. `where`: the place of the value, for messages.
 
         Raises: CaptureError for a new object of a class that a program cannot create at each call.
         """
@@ -122,9 +129,9 @@ class Recording:
         if isinstance(value, torch.Tensor):
             original = self.recorder.original(value)
             value = value if original is None else original
-        path = self._state.path_of(value)
+        path = self._snapshot.path_of(value)
         if path is not None:
-            return KnownObject(path)
+            return ObjectAtPath(path)
         if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
             return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
@@ -147,7 +154,7 @@ class Recording:
         )
 
     def _wrapper(self, value: Any, where: str) -> ContainerTemplate:
-        """Returns the template of a tensor of a wrapper class, which each call builds from the program's outputs for the inner tensors."""
+        """Returns the template of a wrapper tensor, such as a DTensor. Each call builds the wrapper from the program's outputs."""
         cls = type(value)
         names, context = value.__tensor_flatten__()
         size, stride = value.size(), value.stride()
@@ -156,20 +163,28 @@ class Recording:
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in inner.items() if isinstance(part, torch.Tensor)]
         return ContainerTemplate(lambda pairs: cls.__tensor_unflatten__(constants | dict(pairs), context, size, stride), parts)
 
-    def initial_values(self, state: Snapshot) -> dict[Place, Any]:
-        """Returns the new values of places that can be computed before the step, because they depend only on unchanged surroundings."""
-        # Each model that is an argument has a first call of its own.
-        tensors = {path: value for path, value in state.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
+    def initial_values(self, snapshot: Snapshot) -> dict[Place, Any]:
+        """Returns, by place, the new values that can be computed before the step, because they depend only on unchanged surroundings.
+
+        An example is the zeros with which Adam begins.
+        """
+        # Tensors of models among the arguments are excluded: a later call may have another model, whose first call computes its own values.
+        tensors = {path: value for path, value in snapshot.surroundings.tensors.items() if not path.startswith(ARGUMENT)}
         computed = self._evaluate([self.recorder.node(output) for output in self.outputs], tensors)
         initial: dict[Place, Any] = {}
         for place, template in self.changes.items():
             values = {output: computed.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                initial[place] = build(template, values.__getitem__, state)
+                initial[place] = build(template, values.__getitem__, snapshot)
         return initial
 
     def _evaluate(self, outputs: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[Node, torch.Tensor]:
-        """Computes the nodes of `outputs` that depend only on these tensors, given by path, with the values from before the step."""
+        """Returns the values of those nodes in `outputs` that depend only on some tensors' values from before the step.
+
+        Args:
+            outputs: the nodes.
+            tensors: the tensors by path.
+        """
         needed = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in needed:
@@ -196,15 +211,18 @@ class Recording:
         results = {node: values[node] for node in outputs if node in values}
         return {node: value.clone() if storage_id(value) in used else value for node, value in results.items()}
 
-    def values_after(self, state: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
-        """Returns the values of the changed places after a step from this state. New tensors without a value in `initial` are empty."""
+    def values_after(self, snapshot: Snapshot, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """Returns the values of the changed places after a step in this state, by place.
+
+        New tensors have the right shapes, but no values, unless `initial` has their values.
+        """
 
         @functools.cache
         def empty(output: Output) -> torch.Tensor:
             fake = self.outputs[output.index]
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
-        return {place: initial[place] if place in initial else build(template, empty, state) for place, template in self.changes.items()}
+        return {place: initial[place] if place in initial else build(template, empty, snapshot) for place, template in self.changes.items()}
 
     def has_same_program(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """True if the other recording has the same program, apart from the nodes that compute the values in `initial`.
@@ -217,70 +235,87 @@ class Recording:
                 initial_outputs[self.recorder.node(self.outputs[output.index])] = output
         skipped = set(initial_outputs)
         users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
-        for node in users:  # nodes that only compute values in `initial`
+        for node in users:  # skips nodes whose results are used only for the values in `initial`
             if node not in skipped and node.users and all(user in skipped for user in node.users) and not written_nodes(node):
                 skipped.add(node)
         own_nodes = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
         other_nodes = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
         if len(own_nodes) != len(other_nodes) or other.changes.keys() - self.changes.keys() or self.requires_grad != other.requires_grad:
             return False
-        # A first call puts what only it changes into its places before the program runs; the program would read a new number there.
+        # Places that only the first call changes get their new values before the program runs. So if such a value is a number, the program
+        # would read the new number in place of the old one.
         changed_once = {place: self.changes[place] for place in self.changes.keys() - other.changes.keys()}
-        if any(place in self.recorder.table.places or numbers_of(template) for place, template in changed_once.items()):
+        if any(place in self.recorder.traced_numbers.places or numbers_of(template) for place, template in changed_once.items()):
             return False
         pairs: dict[Node, Node] = {}
         other_paths = {node: path for path, node in other.recorder.tensor_placeholders.items()}
         paths = {node: path for path, node in self.recorder.tensor_placeholders.items()}
 
-        def same(one: Any, two: Any) -> bool:
-            if isinstance(one, Node) and isinstance(two, Node):
-                if one in pairs:
-                    return pairs[one] is two
-                if one in initial_outputs:
-                    pairs[one] = two
-                    return two in other_paths
-                if one.op == two.op == "placeholder":
-                    pairs[one] = two
-                    return paths.get(one) == other_paths.get(two) and self.recorder.formula_of(one) == other.recorder.formula_of(two)
+        def same(a: Any, b: Any) -> bool:
+            """True for an argument of this recording's node and an argument of the other's that are equal. NaN equals NaN."""
+            if isinstance(a, Node) and isinstance(b, Node):
+                if a in pairs:
+                    return pairs[a] is b
+                if a in initial_outputs:
+                    pairs[a] = b
+                    return b in other_paths
+                if a.op == b.op == "placeholder":
+                    pairs[a] = b
+                    return paths.get(a) == other_paths.get(b) and self.recorder.formula_of(a) == other.recorder.formula_of(b)
                 return False
-            if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-                return len(one) == len(two) and all(map(same, one, two))
-            return type(one) is type(two) and (one == two or (one != one and two != two))
+            if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+                return len(a) == len(b) and all(map(same, a, b))
+            return type(a) is type(b) and (a == b or (a != a and b != b))
 
-        for one, two in zip(own_nodes, other_nodes, strict=True):
-            if one.op != two.op or (one.op == "call_function" and one.target is not two.target):
+        for own_node, other_node in zip(own_nodes, other_nodes, strict=True):
+            if own_node.op != other_node.op or (own_node.op == "call_function" and own_node.target is not other_node.target):
                 return False
-            if one.op == "get_attr":
-                left, right = self.recorder.constants[one.target], other.recorder.constants[two.target]
-                if left.dtype != right.dtype or not torch.equal(left, right):
+            if own_node.op == "get_attr":
+                constant, other_constant = self.recorder.constants[own_node.target], other.recorder.constants[other_node.target]
+                if constant.dtype != other_constant.dtype or not torch.equal(constant, other_constant):
                     return False
-            elif not same(one.args, two.args) or not same(tuple(sorted(one.kwargs.items())), tuple(sorted(two.kwargs.items()))):
+            elif not same(own_node.args, other_node.args) or not same(
+                tuple(sorted(own_node.kwargs.items())), tuple(sorted(other_node.kwargs.items()))
+            ):
                 return False
-            pairs[one] = two
+            pairs[own_node] = other_node
         for place, template in self.changes.items():
             other_template = other.changes.get(place)
             is_compared = outputs_of(template) or (place in other.changes and not outputs_of(other_template))
             if place not in initial and is_compared and not self._gives_equal_results(template, other, other_template, pairs):
                 return False
         return len(self.result) == len(other.result) and all(
-            self._gives_equal_results(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
+            self._gives_equal_results(template, other, other_template, pairs)
+            for template, other_template in zip(self.result, other.result, strict=True)
         )
 
     def first_difference(self, other: Recording) -> tuple[str, str]:
-        """Returns the first op that differs in the other recording, with the two numbers or names, and the user's line; "" if unknown."""
-        for one, two in zip(self.recorder.graph.nodes, other.recorder.graph.nodes, strict=False):
-            if one.op != "call_function" or two.op != "call_function":
+        """Returns a text with the first op that differs in the other recording and the two differing arguments, and the user's line.
+
+        Returns "" and "" if no such op is found.
+        """
+        for own_node, other_node in zip(self.recorder.graph.nodes, other.recorder.graph.nodes, strict=False):
+            if own_node.op != "call_function" or other_node.op != "call_function":
                 continue
-            values = [tree_leaves((node.target, node.args, node.kwargs)) for node in (one, two)]
-            for left, right in zip(*values, strict=False):
-                if not isinstance(left, Node) and not isinstance(right, Node) and left != right and left == left:
-                    line = re.fullmatch(r'\s*File "(.*)", line (\d+), in (.*)', one.meta.get("stack_trace", ""))
+            values = [tree_leaves((node.target, node.args, node.kwargs)) for node in (own_node, other_node)]
+            for value, other_value in zip(*values, strict=False):
+                if not isinstance(value, Node) and not isinstance(other_value, Node) and value != other_value and value == value:
+                    line = re.fullmatch(r'\s*File "(.*)", line (\d+), in (.*)', own_node.meta.get("stack_trace", ""))
                     where = "{}:{}, in {}".format(*line.groups()) if line else ""
-                    return f"{one.target} gets {left} in one run, {right} in the next", where
+                    return f"{own_node.target} gets {value} in one run, {other_value} in the next", where
         return "", ""
 
     def _gives_equal_results(self, template: Any, other: Recording, other_template: Any, pairs: Mapping[Node, Node]) -> bool:
-        """True if two templates give equal results. Python values in them have to be equal, because a program repeats them."""
+        """True if two templates give equal results.
+
+        Python values in the templates have to be equal, because a replayed program repeats these values.
+
+        Args:
+            template: a template of this recording.
+            other: the other recording.
+            other_template: a template of the other recording.
+            pairs: the node of the other recording for each node of this one.
+        """
         if type(template) is not type(other_template):
             return False
         if isinstance(template, Output):
@@ -288,17 +323,17 @@ class Recording:
         if isinstance(template, ComputedNumber):
             return template.number.dynaxla_formula == other_template.number.dynaxla_formula
         if isinstance(template, ContainerTemplate):
-            one, two = ([item for pair in built.items for item in pair] for built in (template, other_template))
-            return len(one) == len(two) and all(
-                self._gives_equal_results(item, other, other_item, pairs) for item, other_item in zip(one, two, strict=True)
+            items, other_items = ([item for pair in container.items for item in pair] for container in (template, other_template))
+            return len(items) == len(other_items) and all(
+                self._gives_equal_results(item, other, other_item, pairs) for item, other_item in zip(items, other_items, strict=True)
             )
         return fingerprint(template) == fingerprint(other_template) and (
-            not isinstance(template, KnownObject) or template == other_template
+            not isinstance(template, ObjectAtPath) or template == other_template
         )
 
 
 def _is_shareable(value: Any) -> bool:
-    """True for a class, a module, or a function without state. Every replay may store the same object."""
+    """True for a class, a module, or a function without state, which every replay may store without a copy."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__
     return isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
@@ -314,7 +349,12 @@ def _is_pure(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class ContainerTemplate:
-    """A container that each call builds from (key, item) templates."""
+    """The template of a container, or of a wrapper tensor.
+
+    Attributes:
+        make: makes the container from its (key, item) pairs.
+        items: pairs of templates: a key, None for a list or set, and an item.
+    """
 
     make: Callable[[list[tuple[Any, Any]]], Any]
     items: Sequence[tuple[Any, Any]]
@@ -328,7 +368,7 @@ def _copy_with_items(empty: Any, items: dict[Any, Any]) -> Any:
 
 
 def _leaves(template: Any) -> Iterator[Any]:
-    """Yields the templates in nested containers."""
+    """Yields the templates in a template that are not containers."""
     if isinstance(template, ContainerTemplate):
         for pair in template.items:
             for item in pair:
@@ -347,9 +387,9 @@ def numbers_of(template: Any) -> list[TracedNumber]:
     return [leaf.number for leaf in _leaves(template) if isinstance(leaf, ComputedNumber)]
 
 
-def known_paths_of(template: Any) -> list[str]:
-    """Returns the paths of the `KnownObject`s in a template."""
-    return [leaf.path for leaf in _leaves(template) if isinstance(leaf, KnownObject)]
+def object_paths_of(template: Any) -> list[str]:
+    """Returns the paths of the `ObjectAtPath`s in a template."""
+    return [leaf.path for leaf in _leaves(template) if isinstance(leaf, ObjectAtPath)]
 
 
 def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Snapshot) -> Any:
@@ -357,12 +397,12 @@ def build(template: Any, output: Callable[[Output], torch.Tensor], snapshot: Sna
 
     Args:
         template: the template.
-        output: returns the tensor of an output of the program.
+        output: returns the program's tensor for an `Output`.
         snapshot: the state before the call.
     """
     if isinstance(template, Output):
         return output(template)
-    if isinstance(template, KnownObject):
+    if isinstance(template, ObjectAtPath):
         return snapshot.object_at(template.path)
     if isinstance(template, ComputedNumber):
         return evaluate(template.number.dynaxla_formula, snapshot.number_at)

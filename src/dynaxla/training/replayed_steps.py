@@ -36,10 +36,10 @@ from .parallel_modules import ParallelModules
 from .recorded_graph import RecordedGraph
 from .recorder import Recorder, ignored_code
 from .recording_settings import compiling, replaced_param_groups, without_torch_compile
-from .recordings import Recording, build, known_paths_of, numbers_of, outputs_of
+from .recordings import Recording, build, numbers_of, object_paths_of, outputs_of
 from .traced_numbers import TracedNumber, TracedNumberInspected
 from .tracked_arrays import TrackedArrays, ValuesRead
-from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
+from .unrecordable import refuse_comparing_classes, refuse_iterators, refuse_overlapping, refuse_shared_memory
 from .value_reads import IGNORED_CODE as value_reads_code
 from .value_reads import ValueReadDetector
 
@@ -48,7 +48,7 @@ _MAX_RECORDINGS = 6
 _seeds = itertools.count(1)
 _REFUSED = "refused"
 T = TypeVar("T")
-# See `NumberTrace.conditions`.
+# The outcomes of comparisons of traced numbers, by formula. See `NumberTrace.conditions`.
 Conditions = Mapping[Formula, bool]
 
 
@@ -63,12 +63,12 @@ class StepPrograms:
         self._function = function
         self._options = options
         self._guards = FunctionGuards(function, options.executables)
-        # The programs for each key, each with the conditions on numbers under which it may be replayed; `_REFUSED` for a
-        # recording that was refused under such conditions.
+        # For each key: programs, each with the conditions on numbers under which it may be replayed; `_REFUSED` in place of a program if
+        # the recording was refused under such conditions.
         self._programs: LeastRecentlyUsed[list[tuple[Conditions, _RecordedProgram | str]]] = LeastRecentlyUsed(options.executables)
         # The conditions of the last recording.
         self._conditions: Conditions = {}
-        # Keys of states in which a call has run in eager mode, and has done nothing that a program would not do.
+        # Keys of states in which a call has run in eager mode and has only done what a program would do.
         self._recordable: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # The recording of the last capture, if its program serves only a first call.
         self._first_call: Recording | None = None
@@ -82,7 +82,12 @@ class StepPrograms:
         return self._guards.take(args, kwargs)
 
     def difference(self, before: Any, snapshot: Snapshot) -> str:
-        """Returns the path of the first difference between an earlier snapshot, given by its key, and this one; "" if it is not known."""
+        """Returns the path of the first difference between a snapshot and an earlier one; "" if the path is not known.
+
+        Args:
+            before: the key of the earlier snapshot.
+            snapshot: the later snapshot.
+        """
         return self._guards.difference(before, snapshot.key)
 
     @property
@@ -104,17 +109,17 @@ class StepPrograms:
 
         Returns:
             The function's result; a message with the first effect that a program would not repeat, "" if there is none; True if new
-            code ran, or a new question was asked: then each state needs another call in eager mode.
+            code or a new getter was called: then each state needs another call in eager mode.
         """
         ignored = (*value_reads_code, *collectives_code, *parallel_modules.IGNORED_CODE, *private.op_lookup_codes())
         with (
             without_torch_compile(),
             self._eager_collectives(args, kwargs),
-            guards.collected_getters() as questions,
+            guards.collected_getters() as getters,
             ValueReadDetector() as reads,
         ):
             result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.self_guarding.values()))
-        is_new = self._widen_guards(observation, questions)
+        is_new = self._widen_guards(observation, getters)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
         reason = reads.first or (
@@ -131,7 +136,7 @@ class StepPrograms:
 
     @contextlib.contextmanager
     def _eager_collectives(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Inside the context, the function calls the same collectives in eager mode as the step's program does in other processes."""
+        """Inside the context, the function in eager mode calls the same collectives as the step's program in other processes."""
         if parallel_modules.in_process_group():
             with program_collectives(self._parallel_modules(args, kwargs)):
                 yield
@@ -144,15 +149,15 @@ class StepPrograms:
         return (True, program.run(snapshot)) if isinstance(program, _RecordedProgram) else (False, None)
 
     def has_room(self, snapshot: Snapshot) -> bool:
-        """True if another program may be added: conditions on numbers do not make more programs than the option `executables` allows."""
+        """True if another program for this key may be added: the option `executables` limits the number of programs for each key."""
         return len(self._programs.get(snapshot.key) or ()) < self._options.executables
 
     def has_programs(self, snapshot: Snapshot) -> bool:
-        """True if there are programs for states that differ from this one in conditions on numbers only."""
+        """True if there are programs for this key, possibly under other conditions on numbers."""
         return bool(self._programs.get(snapshot.key))
 
     def is_refused(self, snapshot: Snapshot) -> bool:
-        """True if an earlier recording of the step was refused because of conditions on numbers that hold in this state, too."""
+        """True if an earlier recording was refused under conditions on numbers that hold in this state, too."""
         return self._find(snapshot) == _REFUSED
 
     def _find(self, snapshot: Snapshot) -> _RecordedProgram | str | None:
@@ -173,7 +178,7 @@ class StepPrograms:
         """Records and compiles the step for the current state.
 
         Returns:
-            The program, and the values that `run_first` must put into places before the program runs.
+            The program, and the values, by place, that `run_first` must put into places before the program runs.
 
         Raises:
             CaptureError: the step cannot be recorded. After this or any exception of the function, all state is as before.
@@ -199,7 +204,7 @@ class StepPrograms:
                     raise
                 except DynaxlaError:
                     raise
-                except Exception:  # it may be that of a function written in C, which takes no traced number
+                except Exception:  # perhaps of a function written in C that accepts no traced number
                     numbers = self._changing_numbers(snapshot)
                     if not numbers:
                         raise
@@ -235,7 +240,7 @@ class StepPrograms:
         try:
             if self._first_call is None:
                 snapshot.put(initial)
-            else:  # the first call has a program of its own; later calls start in the state after it
+            else:  # the first call has a program of its own; later calls start in the state after the first call
                 snapshot.put(self._first_call.values_after(snapshot, initial))
                 return self.dry_run(args, kwargs, inspect)
             later = self._guards.take(args, kwargs)
@@ -246,21 +251,21 @@ class StepPrograms:
     # The following functions run once per state.
 
     def _compile_for(self, snapshot: Snapshot, args: Any, kwargs: Any) -> tuple[_RecordedProgram, dict[Place, Any]]:
-        """Returns the program for this state, and the values that must be put into places before the program runs."""
+        """Returns the program for this state, and the values, by place, that must be put into places before the program runs."""
         self._first_call = None
         first = self._record(snapshot, args, kwargs)
         initial = first.initial_values(snapshot)
         try:
             snapshot.put(first.values_after(snapshot, initial))  # new tensors have the right shapes, but no values
-            later = self._guards.take_anew(args, kwargs)
+            later = self._guards.take_temporary(args, kwargs)
             second = self._record(later, args, kwargs)
             self._check_reusable(later, second)
             if first.has_same_program(second, initial):
                 program = _RecordedProgram(second)
                 program.compile(self._options, later)
-                self._add_program(later, second.recorder.table.conditions, program)
+                self._add_program(later, second.recorder.traced_numbers.conditions, program)
                 if not first.changes.keys() - second.changes.keys():
-                    self._add_program(snapshot, first.recorder.table.conditions, program)
+                    self._add_program(snapshot, first.recorder.traced_numbers.conditions, program)
                     return program, {}
                 return program, {
                     place: value for place, value in first.values_after(snapshot, initial).items() if place not in second.changes
@@ -283,23 +288,26 @@ class StepPrograms:
             )
         program, self._first_call = _RecordedProgram(repeated), repeated
         program.compile(self._options, snapshot)
-        self._add_program(snapshot, repeated.recorder.table.conditions, program)
+        self._add_program(snapshot, repeated.recorder.traced_numbers.conditions, program)
         if later_program.reuse_executable(program):
-            self._add_program(later, second.recorder.table.conditions, later_program)
+            self._add_program(later, second.recorder.traced_numbers.conditions, later_program)
         return program, {}
 
     def _numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
         return self._guards.numbers(snapshot.surroundings) | self._guards.numbers(snapshot.arguments)
 
     def _changing_numbers(self, snapshot: Snapshot) -> dict[Place, Number]:
-        """Returns the traced numbers besides learning rates."""
+        """Returns the numbers that would be traced, except for learning rates."""
         rates = {(path, "lr") for path in param_groups(snapshot.optimizers)}
         return {place: number for place, number in self._numbers(snapshot).items() if place not in rates}
 
     def _check_reusable(self, snapshot: Snapshot, recording: Recording) -> None:
-        """Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice.
+        """Checks that a later call can reuse the program of this recording.
 
-        A step that asks for conditions on numbers may come back to this state after some calls, as one that accumulates gradients does.
+        A step that compares numbers is not checked, because it may return to this state after some calls: a step that accumulates gradients
+        counts its calls up to a number.
+
+        Raises: CaptureError if the step changes Python state at every call, so that no program could be used twice.
         """
         try:
             snapshot.put(recording.values_after(snapshot, {}))
@@ -308,23 +316,23 @@ class StepPrograms:
             snapshot.restore()
         if is_number:
             raise _NewCode
-        if differing and not recording.recorder.table.conditions:
+        if differing and not recording.recorder.traced_numbers.conditions:
             hint = "change this value outside the step, or keep the number in a tensor"
             raise CaptureError(f"the step changes {differing} in Python at every call, and a program cannot do that", hint=hint)
 
     def _record(self, snapshot: Snapshot, args: Any, kwargs: Any) -> Recording:
         """Records the function on fake tensors; all state that it changes is restored."""
-        # The recording may run code that earlier ones did not run, and change state that the snapshot does not include.
+        # The recording may run code that no earlier call has run, and so change state that the snapshot does not include.
         everything = self._guards.take_everything(args, kwargs)
-        refuse_sources(everything)
+        refuse_iterators(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()
         tracked = TrackedArrays(self._guards.arrays(snapshot.surroundings) | self._guards.arrays(snapshot.arguments), snapshot)
         recorder = Recorder(snapshot.tensors, next(_seeds), tracked.tensors, tracked.read)
-        self._conditions = recorder.table.conditions
+        self._conditions = recorder.traced_numbers.conditions
         metadata = MetadataSnapshot(everything.tensors, everything.objects)
-        numbers = {place: recorder.table.at(place, value) for place, value in self._numbers(snapshot).items()}
-        # For this thread only: parameter groups have traced numbers, step counts stay in tensors, and ops are ATen's ordinary ones.
+        numbers = {place: recorder.traced_numbers.at(place, value) for place, value in self._numbers(snapshot).items()}
+        # During the recording, in this thread only, parameter groups have traced numbers, and step counts stay in tensors.
         groups = _ParamGroups(snapshot.optimizers, numbers)
         numbers = {place: number for place, number in numbers.items() if place[0] not in groups.paths}
         try:
@@ -338,15 +346,15 @@ class StepPrograms:
             tracked.check(recorder.written_arrays())
             refuse_shared_memory(recorder, snapshot)
             changes = {place: value for place, value in snapshot.changes().items() if not tracked.is_tracked_view(place, value)}
-            # A number that was traced has changed if it is another object, even one that is equal to its value before the call.
-            changes |= {place: snapshot.holder(place[0]).get(place[1]) for place in numbers}
+            # The step has changed a traced number if its place has another object, even if the new number is equal to the old one.
+            changes |= {place: snapshot.container(place[0]).get(place[1]) for place in numbers}
             changes = {place: value for place, value in changes.items() if place not in numbers or value is not numbers[place]}
             changes |= groups.changes()
             metadata.check()
-            changes = {place: value for place, value in changes.items() if place[1] != _FUSED_SUPPORT_KEY}
+            changes = {place: value for place, value in changes.items() if place[1] != _FUSED_CHECK_KEY}
             return Recording(recorder, result, changes, snapshot, metadata.requires_grad_changes())
         finally:
-            recorder.table.finish()
+            recorder.traced_numbers.finish()
             tracked.restore_values(include_unread=not self._guards.have_seen_a_call)
             tracked.leave()
             snapshot.restore()
@@ -360,7 +368,7 @@ class StepPrograms:
             Refused: the function was stopped before an effect that a program would not repeat.
             _NewCode: the function has run code that no earlier call has run.
         """
-        with guards.collected_getters() as questions:
+        with guards.collected_getters() as getters:
             result, observation = observe(
                 self._function, args, kwargs, refuse=True, ignore=(*ignored_code(), *guards.self_guarding.values())
             )
@@ -369,16 +377,16 @@ class StepPrograms:
                 f"the step does something that a program cannot repeat: {next(iter(observation.effects), 'it changes settings of torch')}"
             )
         refuse_comparing_classes(observation.codes)
-        if self._widen_guards(observation, questions):
+        if self._widen_guards(observation, getters):
             raise _NewCode
         return result
 
-    def _widen_guards(self, observation: Observation, questions: Set[Getter]) -> bool:
-        """Adds executed code and questions to the guards. Returns True if any is new.
+    def _widen_guards(self, observation: Observation, getters: Set[Getter]) -> bool:
+        """Adds executed code and getters to the guards. Returns True if any is new.
 
-        Then all programs are dropped, because their guards may have missed state.
+        New code or getters drop all programs, because their guards may have missed state.
         """
-        is_new = self._guards.widen(observation.codes, questions)
+        is_new = self._guards.widen(observation.codes, getters)
         if is_new:
             self._programs = LeastRecentlyUsed(self._options.executables)
             self._recordable = LeastRecentlyUsed(self._options.executables)
@@ -386,7 +394,7 @@ class StepPrograms:
 
 
 class _NewCode(Exception):
-    """Raised when a recording has run code that no earlier call had run, or has changed a number that was a constant so far."""
+    """Raised if a recording has run code that no earlier call has run, or has changed a number that was a constant so far."""
 
 
 class _ParamGroups:
@@ -428,15 +436,17 @@ class _ParamGroups:
         return changes
 
 
-# The key with which an optimizer stores that its parameters support fused steps. Its changes are ignored: the user has not requested them.
-_FUSED_SUPPORT_KEY = "_need_device_dtype_check_for_fused"
+# The attribute in which an optimizer stores that it has to check whether its parameters support fused steps. Changes of this attribute are
+# ignored, because the recording causes them, not the user's code.
+_FUSED_CHECK_KEY = "_need_device_dtype_check_for_fused"
 
 
 def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
     """Returns the settings of a parameter group that differ during the recording. `state` is the optimizer's state.
 
-    Adam's capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0 it gives
-    NaN. Its fused step does not. Fused steps can run in torch's own memory (see updates.py).
+    The recording prefers fused steps, which can run in torch's own memory (updates.py). Adam's step without fusion would have to be
+    `capturable`, and a capturable step divides by the learning rate: with a rate of 0, as at the start of a warmup, and second moments of 0
+    it gives NaN. The fused step does not.
     """
     settings = {"capturable": True} if "capturable" in group else {}
     if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
@@ -444,9 +454,8 @@ def _recording_settings(group: Mapping[str, Any], state: Mapping[Any, Any]) -> d
             settings["fused"] = True
         elif "nesterov" in group:
             learning = [parameter for parameter in group["params"] if parameter.requires_grad or parameter.grad is not None]
-            if (
-                len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1
-            ):  # fused SGD needs a momentum of each parameter, or of none
+            # Fused SGD needs momentum buffers of all parameters, or of no parameter.
+            if len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1:
                 settings |= {"fused": True, "foreach": False}
     return settings
 
@@ -465,15 +474,15 @@ class _RecordedProgram:
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
-        # A program with collectives fails when another process ends.
+        # A program with collectives may fail because another process ends. Then the released gradients are put back.
         self._has_collectives = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
         self._numbers = [*recorder.number_placeholders.values(), *(number for item in templates for number in numbers_of(item))]
-        self._limits = [recorder.table.limits.get(number.dynaxla_formula, math.inf) for number in self._numbers]
+        self._limits = [recorder.traced_numbers.limits.get(number.dynaxla_formula, math.inf) for number in self._numbers]
         self._used_paths = {
             *(item for position in self._graph.used_positions if isinstance(item := self._inputs[position], str)),
-            *(path for template in templates for path in known_paths_of(template)),
+            *(path for template in templates for path in object_paths_of(template)),
         }
 
     def compile(self, options: Options, snapshot: Snapshot) -> None:
@@ -485,11 +494,11 @@ class _RecordedProgram:
         self._graph.store_input_layouts(self._values(snapshot))
 
     def reuse_executable(self, other: _RecordedProgram) -> bool:
-        """Uses the other program's executable if the XLA programs are equal. Returns True if they are equal."""
+        """Uses the other program's executable if the XLA programs are equal. Returns True if the XLA programs are equal."""
         return self._graph.reuse_executable(other._graph)
 
     def compute_numbers(self, snapshot: Snapshot) -> None:
-        """Computes all numbers of a call, before it has any effect.
+        """Computes all numbers of a call, before the call has any effect.
 
         Raises: ArithmeticError, as the step's Python code does, or for a number beyond its limit (`TracedNumbers.limits`).
         """
@@ -522,7 +531,7 @@ class _RecordedProgram:
             snapshot.put(before)
             raise
         metrics.add("steps")
-        # All values are built before any place changes: a new number may depend on a place that changes, too.
+        # All values are built before any place changes, because a new number may depend on a place that changes, too.
         changes = {place: build(template, lambda output: outputs[output.index], snapshot) for place, template in self._changes.items()}
         leaves = [build(template, lambda output: outputs[output.index], snapshot) for template in self._result]
         snapshot.put(changes)

@@ -35,13 +35,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("dynaxla")
 
-# The maximum number of calls in a row with new state or arguments. After as many, the step backs off: it runs unobserved for some calls.
-# Calls with tensors of new shapes do not count. After a backoff, the second number applies.
+# The maximum number of successive calls with new state or new arguments; the second number applies after a backoff. After as many calls the
+# step backs off: it runs unobserved for some calls. Calls with tensors of new shapes are not counted.
 _MAX_NEW_STATES = 8
 _MAX_NEW_STATES_AFTER_BACKOFF = 2
-# The maximum number of calls in a row that do something that a program would not. The first call does not count.
+# The maximum number of successive calls that do something that a program would not do. The first call is not counted.
 _MAX_FAILURES = 2
-# The number of calls of the first backoff; each later one is twice as long. An observed call takes as long as twenty others.
+# The number of calls of the first backoff. Each further backoff is twice as long, because an observed call takes as long as about twenty
+# unobserved calls.
 _FIRST_BACKOFF = 256
 
 
@@ -113,13 +114,13 @@ class CompiledStep(Generic[P, R]):
         self._options = options
         self._fullgraph = fullgraph
         self._programs = StepPrograms(function, options)
-        # The number of calls that still run unobserved in this backoff, and the number of calls of the next backoff.
+        # The number of calls that will still run unobserved in this backoff, and the number of calls of the next backoff.
         self._eager_calls_left, self._next_backoff = 0, _FIRST_BACKOFF
-        # Numbers of calls since a program has last run: calls that did something that no program does, and calls in a new state.
+        # Since the last run of a program: the number of calls that did something that no program does, and of calls in a new state.
         self._failures = self._new_states = 0
         # The key of the last call's state, if no program was valid in it.
         self._last_new_key: Any = None
-        # The shapes of the tensors among the arguments, for each call that ran no program.
+        # For each call that ran no program: the shapes of the tensors among its arguments.
         self._seen_shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
@@ -137,15 +138,21 @@ class CompiledStep(Generic[P, R]):
                 return self._call(args, kwargs, self._fullgraph)
 
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls the step. A step without a program is recorded at this call, as with `fullgraph`; if that fails, it runs in eager mode.
+        """Calls the step. A step without a program is recorded at this call, as with `fullgraph`.
 
-        For reports about programs, such as sharding/traffic.py.
+        If the recording fails, the call runs in eager mode. Reports about programs, such as sharding/traffic.py, use this method.
         """
         with _running_steps, self._lock:
             return self._call(args, kwargs, record_now=True)
 
     def _call(self, args: Any, kwargs: Any, record_now: bool) -> Any:
-        """Runs a call. With `record_now`, a call without a program is recorded even if no call in this state has run in eager mode."""
+        """Runs a call.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            record_now: True to record a call without a program even if no earlier call in this state has run in eager mode.
+        """
         if not record_now and not self._programs.has_run:
             return (
                 self._function(*args, **kwargs)
@@ -185,7 +192,7 @@ class CompiledStep(Generic[P, R]):
         is_first_program = not self._programs.has_programs(snapshot)
         try:
             program, initial = self._programs.capture(args, kwargs)
-        except (Exception, Refused) as error:  # the step's own error, or one that fake tensors have caused
+        except (Exception, Refused) as error:  # an error of the step itself, or an error that fake tensors have caused
             if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
                 raise
             return self._handle_refusal(error, args, kwargs)
@@ -238,7 +245,7 @@ class CompiledStep(Generic[P, R]):
             events.emit(events.StepFellBack(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def fresh_copy(self, options: Options | None = None) -> CompiledStep[P, R]:
-        """Returns a new compiled step of the same function, with these options or the present ones. It has not been called."""
+        """Returns a new compiled step of the same function, which has not been called. Without `options` it has the same options."""
         return CompiledStep(self._function, options or self._options, self._fullgraph)
 
     @property

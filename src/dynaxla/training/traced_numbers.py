@@ -1,8 +1,9 @@
 """Python numbers that a recorded program takes as inputs, such as learning rates and counters.
 
-During a recording, such a number is a `TracedNumber`. Python arithmetic on it gives another traced number. A comparison is answered for the
-true value, and becomes a condition for replaying the program. A function of torch that is written in C++ gets a random float in its place.
-An ATen op with such a float among its arguments gets an input of the program instead. All else that reads the value ends the recording.
+During a recording, a `TracedNumber` stands for such a number. Python arithmetic on traced numbers gives further traced numbers. The result
+of a comparison is that for the current value, and becomes a condition for replaying the program. A function of torch that is written in C++
+gets a random float, the *stand-in*, in place of a traced number. If a stand-in is among the arguments of an ATen op, the recorded op gets
+an input of the program. Any other read of the value ends the recording.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .value_reads import in_optimizer
 
 
 class TracedNumberInspected(Exception):
-    """Raised when Python reads the value of a traced number other than by arithmetic and comparisons, as `int(lr)` does.
+    """Raised when Python reads the value of a traced number other than by arithmetic and comparisons. For example, `int(lr)` does so.
 
     Attributes:
         places: the places of the numbers that were read.
@@ -36,21 +37,21 @@ class TracedNumberInspected(Exception):
         self.places = places
 
 
-# A loop whose end depends on a number would make a condition in each iteration.
+# The maximum number of conditions of a recording. A loop whose end depends on a number would make a condition in each iteration.
 _MAX_CONDITIONS = 100
 
 
 class TracedNumber(NumberTracer):
     """A number that Python code computes with while a step is recorded. The inputs of its formula are places in the step's state.
 
-    In other threads, and after the recording, it does what the plain number does.
+    In other threads, and after the recording, a traced number behaves like the plain number.
     """
 
     __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls a function of torch with floats that stand for the traced numbers."""
+        """Calls a function of torch with stand-ins for the traced numbers among its arguments."""
         if not all(number.dynaxla_trace.is_recording() for number in traced_numbers_in((args, kwargs))):
             args, kwargs = tree_map(value_of, (args, kwargs or {}))
             return function(*args, **kwargs)
@@ -58,15 +59,15 @@ class TracedNumber(NumberTracer):
 
 
 def inspect(numbers: Sequence[TracedNumber]) -> NoReturn:
-    """Ends the recording, because the values of these numbers are needed. Raises: TracedNumberInspected."""
+    """Ends the recording, because the code needs the values of these numbers. Raises: TracedNumberInspected."""
     numbers[0].dynaxla_trace.inspect(*(number.dynaxla_formula for number in numbers))
     raise AssertionError
 
 
 def takes_stand_ins(function: Any) -> bool:
-    """True for a function of torch that is written in C++, and for an operator of tensors.
+    """True for a function of torch that may get stand-ins: a function that is written in C++, or an operator of tensors.
 
-    Another function written in Python could compare the float that stands for a number.
+    Any other function in Python could compare a stand-in with another number.
     """
     return not isinstance(function, types.FunctionType) or function in _OPERATORS
 
@@ -75,10 +76,10 @@ _OPERATORS = {value for name, value in vars(torch.Tensor).items() if name.starts
 
 
 def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a function of torch with floats that stand for the traced numbers among its arguments.
+    """Calls a function of torch with stand-ins for the traced numbers among its arguments.
 
-    An integer is allowed if all tensors have floating-point dtypes: there it means the same as a float. Other uses, such as a size, end the
-    recording.
+    An integer is supported if all tensors have floating-point dtypes, because it then has the effect of a float. Other uses of an integer,
+    such as a size, end the recording.
     """
     leaves, spec = tree_flatten((tuple(args), kwargs))
     integers = [leaf for leaf in leaves if type(leaf) is TracedNumber and isinstance(leaf, int)]
@@ -87,23 +88,23 @@ def call_with_stand_ins(function: Any, args: Any, kwargs: Any) -> Any:
         is_index = function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
         if is_index or not tensors or not all(tensor.is_floating_point() for tensor in tensors) or not all(map(is_exact, integers)):
             inspect(integers)
-    if function is torch.Tensor.__setitem__ and not tensors[0].is_floating_point():  # it may convert to an integer
+    if function is torch.Tensor.__setitem__ and not tensors[0].is_floating_point():  # would convert the stand-in to an integer
         inspect(traced_numbers_in(leaves))
     args, kwargs = tree_unflatten([leaf.dynaxla_trace.stand_in(leaf) if type(leaf) is TracedNumber else leaf for leaf in leaves], spec)
     try:
         return function(*args, **kwargs)
     except (CaptureError, TracedNumberInspected):
         raise
-    except Exception:  # the true values may be accepted, for example where integers are needed
+    except Exception:  # the function may accept the true values, for example integers
         inspect(traced_numbers_in(leaves))
 
 
 def is_exact(number: TracedNumber) -> bool:
-    """True if float64, the dtype of a number as an input of a program, has its value. This becomes a condition."""
+    """True if float64, the dtype of a program's inputs for numbers, represents a number exactly. The comparison becomes a condition."""
     return bool(abs(number) <= 2**53)
 
 
-# Ops that convert a number to their result's dtype, and raise an error if it lies outside the dtype's range.
+# Ops that convert a number to their result's dtype, and raise an error if the number lies outside the dtype's range.
 _CONVERTING_OPS = frozenset(("fill", "full", "full_like", "masked_fill", "scalar_tensor", "pow", "addcmul", "addcdiv", "lerp"))
 
 
@@ -112,10 +113,11 @@ def check_conversions(op: torch._ops.OpOverload, numbers: Sequence[TracedNumber]
 
     Args:
         op: an op of ATen.
-        numbers: the traced numbers among its arguments.
-        tensors: its results, and the other tensors among its arguments.
+        numbers: the traced numbers among the op's arguments.
+        tensors: the op's results, and the tensors among its arguments.
 
-    Raises: TracedNumberInspected if `_TRACED_OPS` computes another result than ATen, or if a number lies outside the range of a dtype.
+    Raises: TracedNumberInspected for a dtype for which the function in `_TRACED_OPS` would not give ATen's result, or if a number lies
+    outside the range of a dtype.
     """
     name = op._schema.name.partition("::")[2].removeprefix("_foreach_").removesuffix("_")
     if name in _CONVERTING_OPS or "alpha" in (argument.name for argument in op._schema.arguments):
@@ -132,7 +134,7 @@ class TracedNumbers(NumberTrace):
     Attributes:
         places: the places of all numbers.
         inspected: the places of numbers whose values Python has read.
-        limits: the largest magnitudes with which the program may run, by the numbers' formulas.
+        limits: for a number, by its formula: the largest magnitude with which the program may run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -150,7 +152,7 @@ class TracedNumbers(NumberTrace):
         return self._thread == threading.get_ident()
 
     def finish(self) -> None:
-        """Ends the recording: another thread may have kept a traced number."""
+        """Ends the recording. A traced number that other code has kept then behaves like the plain number."""
         self._thread = None
 
     def at(self, place: Place, value: Any) -> Any:
@@ -183,14 +185,14 @@ class TracedNumbers(NumberTrace):
             self.inspect(formula)
 
     def stand_in(self, number: TracedNumber) -> float:
-        """Returns the float that stands for a traced number in C++ code: a random value that no other float has."""
+        """Returns the stand-in of a traced number: a random float, which practically no other number equals."""
         if number.dynaxla_formula not in self._stand_ins:
             value = self._stand_ins[number.dynaxla_formula] = self._random.uniform(0.1, 0.9)
             self._by_stand_in[value] = number
         return self._stand_ins[number.dynaxla_formula]
 
     def find(self, value: Any) -> TracedNumber | None:
-        """Returns the traced number that a float stands for; None for another value."""
+        """Returns the traced number of a stand-in; None for any other value."""
         return self._by_stand_in.get(value) if type(value) is float else None
 
 
@@ -217,7 +219,7 @@ def _multiply(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 
 def _in_dtype_of(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Returns a scalar that does not change x's dtype in arithmetic, and is at least as precise as the op's accumulation dtype."""
+    """Returns a number as a scalar tensor that does not change x's dtype in arithmetic, and is as precise as the op's computation dtype."""
     if x.dtype in _HALF_TYPES and x.dim():
         return number.to(torch.float32)
     return number.to(x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
@@ -227,9 +229,9 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def _rounded_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Returns the function for which a half-type tensor of rank 0 is float32, as a number is; the result has the half type.
+    """Wraps a function of (x, other): if x is a half-type tensor of rank 0, the function gets x in float32, and the result is rounded back.
 
-    Between tensors of rank 0, a float32 number would make the result float32.
+    Without the wrapper, a float32 scalar and a half-type tensor of rank 0 would give a float32 result.
     """
 
     def run(x: torch.Tensor, other: Any, *alpha: Any, **kwargs: Any) -> torch.Tensor:
@@ -245,8 +247,10 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    """Returns alpha * other. Either may be a float64 tensor of rank 0 that stands for a traced number. The result does not change the
-    dtype of `x` in arithmetic."""
+    """Returns alpha * other as an operand that does not change the dtype of `x` in arithmetic.
+
+    Both `alpha` and `other` may be a float64 tensor of rank 0 that is a traced number.
+    """
     if isinstance(alpha, torch.Tensor):
         return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _in_dtype_of(alpha, x) * other
     if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:
@@ -262,7 +266,7 @@ def _comparison_with_number(function: Callable[..., torch.Tensor]) -> Callable[.
     return lambda x, other: function(x, _in_dtype_of(other, x))
 
 
-def _placement(settings: dict[str, Any]) -> dict[str, Any]:
+def _device_setting(settings: dict[str, Any]) -> dict[str, Any]:
     return {"device": settings["device"]} if settings.get("device") is not None else {}
 
 
@@ -277,8 +281,8 @@ def number_to_power(number: torch.Tensor, exponent: torch.Tensor) -> torch.Tenso
     return _in_dtype_of(number, exponent) ** exponent
 
 
-# A function with the op's arguments, by the op's name or by the name of an overload. Traced numbers among the arguments are float64 tensors
-# of rank 0.
+# By the name of an op or of an overload: a function that computes the op. The function has the op's arguments, with float64 tensors of rank
+# 0 in place of traced numbers.
 _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "add": _rounded_once(lambda x, other, alpha=1: x + _operand(x, other, alpha)),
     "sub": _rounded_once(lambda x, other, alpha=1: x - _operand(x, other, alpha)),
@@ -290,7 +294,9 @@ _TRACED_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "lerp": _lerp,
     **{name: _comparison_with_number(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.to(x.dtype)),
-    "scalar_tensor": lambda value, *, dtype=None, **settings: value.to(dtype=dtype or torch.get_default_dtype(), **_placement(settings)),
+    "scalar_tensor": lambda value, *, dtype=None, **settings: value.to(
+        dtype=dtype or torch.get_default_dtype(), **_device_setting(settings)
+    ),
     "pow": lambda x, exponent: x ** _in_dtype_of(exponent, x),
     "pow.Scalar": number_to_power,
     "_foreach_pow.ScalarAndTensor": number_to_power,
@@ -324,7 +330,7 @@ def op_with_traced_numbers(op: torch._ops.OpOverload) -> Callable[..., Any] | No
 
 
 def _new_function(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Returns a function of its own, so that `stands_for` is not set on the shared one."""
+    """Returns a new function that calls `function`, so that `stands_for` is not set on the function that several ops share."""
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 

@@ -1,6 +1,6 @@
-"""NumPy arrays during the recording of a step: each array that is an input of the program is replaced by a view that records its reads.
+"""NumPy arrays during the recording of a step. A view that records reads replaces each array that may be an input of the program.
 
-An array that Python reads cannot be an input. Its contents are compared at every call.
+An array that Python reads cannot be an input. The contents of such an array are compared at every call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TrackedArray(np.ndarray[Any, Any]):
     """
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, TrackedArray):  # a view of this view, whose reads would not be recorded
+        if isinstance(source, TrackedArray):  # creation of a view of a tracked array counts as a read: reads of that view are not recorded
             _record_read(source)
 
     def __getattribute__(self, name: str) -> Any:
@@ -95,7 +95,8 @@ def _recording_method(name: str) -> Any:
     return read
 
 
-for _name, _value in vars(np.ndarray).items():  # special methods, which Python calls without asking for an attribute
+# Python calls special methods without reading an attribute, so each of them records a read itself.
+for _name, _value in vars(np.ndarray).items():
     if _name.startswith("__") and callable(_value) and _name not in {*vars(TrackedArray), *vars(object), *_METADATA}:
         setattr(TrackedArray, _name, _recording_method(_name))
 for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
@@ -115,7 +116,7 @@ def untracked(array: TrackedArray) -> np.ndarray[Any, Any]:
 
 
 def mark_read(values: Any) -> None:
-    """Records reads of all tracked arrays in nested containers, for a function that does not call the arrays' methods."""
+    """Records reads of all tracked arrays in nested containers. The caller is about to call a function that reads them unrecorded."""
     _plain(values)
 
 
@@ -131,7 +132,7 @@ class TrackedArrays:
     """The tracked views that replace arrays while a step is recorded.
 
     Args:
-        paths: the paths of the arrays whose values must not be read.
+        paths: the paths of the arrays that may be inputs of the program, if the recording does not read their values.
         snapshot: the state before the recording.
 
     Attributes:
@@ -141,7 +142,7 @@ class TrackedArrays:
 
     def __init__(self, paths: Collection[str], snapshot: Snapshot) -> None:
         self.read: set[str] = set()
-        self._state = snapshot
+        self._snapshot = snapshot
         arrays = snapshot.arrays
         self.tensors = {path: tensor_of(arrays[path]) for path in inputs_of(arrays)}
         tracked_paths = [
@@ -156,18 +157,18 @@ class TrackedArrays:
         """Puts the tracked views into the places of the arrays."""
         if not self._tracked:
             return
-        for path, holder in self._state.holders.items():
-            for key, value in holder.items.items():
-                other = self._replaced(value)
-                if other is not value:
-                    holder.put(key, other)
-                    self._tracked_entries[path, key] = other
-        self._state.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
+        for path, container in self._snapshot.containers.items():
+            for key, value in container.items.items():
+                replacement = self._replaced(value)
+                if replacement is not value:
+                    container.put(key, replacement)
+                    self._tracked_entries[path, key] = replacement
+        self._snapshot.arguments.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
 
     def leave(self) -> None:
         """Forgets the tracked views. `Snapshot.restore` puts the arrays back into the containers."""
         for tracked in self._tracked.values():
-            self._state.arguments.paths.pop(id(tracked), None)
+            self._snapshot.arguments.paths.pop(id(tracked), None)
 
     def is_tracked_view(self, place: tuple[str, Any], value: Any) -> bool:
         """True if the value is the tracked view that `enter` put into this place."""
@@ -183,8 +184,8 @@ class TrackedArrays:
             ValuesRead: Python has read arrays, or could have read arrays through a reference that `enter` did not replace.
             CaptureError: Python reads an array that the graph writes to.
         """
-        repeated = self._state.repeated
-        not_replaced = {path_of(tracked) for array, tracked in self._tracked.items() if array in repeated} | (
+        aliased_ids = self._snapshot.aliased_ids
+        not_replaced = {path_of(tracked) for array, tracked in self._tracked.items() if array in aliased_ids} | (
             self._paths - self._replaced_paths
         )
         if paths := frozenset((self.read | not_replaced) & self._paths):
@@ -199,9 +200,10 @@ class TrackedArrays:
         Returns: the paths of the arrays whose values had changed.
         """
         unread = frozenset() if include_unread else self._paths - self.read
-        return self._state.restore_values(unread)
+        return self._snapshot.restore_values(unread)
 
     def _replaced(self, value: Any) -> Any:
+        """Returns the tracked view for an array, a tuple with tracked views for a tuple with arrays, and any other value unchanged."""
         if (tracked := self._tracked.get(id(value))) is not None:
             self._replaced_paths.add(path_of(tracked))
             return tracked
@@ -227,7 +229,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
-def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same_data(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if two tensors are equal bit for bit."""
     with _disable_current_modes(), private.without_torch_function():
-        return one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()
+        return first.numpy(force=True).tobytes() == second.numpy(force=True).tobytes()

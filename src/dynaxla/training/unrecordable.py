@@ -14,22 +14,22 @@ import torch
 from ..errors import CaptureError
 from ..guards.code_names import codes, names_of
 from ..guards.object_graph import ObjectGraph, storage_of
-from ..guards.shared_memory import shared
+from ..guards.shared_memory import pairs_sharing_memory
 from ..guards.snapshot import Snapshot
 from ..guards.trusted_code import is_trusted_namespace
 from .recorder import Recorder
 from .updates import written_nodes
 
-# Classes of objects that return another item each time, and cannot be restored.
-_SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+# Classes of iterators and of generators of random numbers. Each read of such an object changes its state, which cannot be restored.
+_ITERATORS = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
-def refuse_sources(everything: ObjectGraph) -> None:
+def refuse_iterators(everything: ObjectGraph) -> None:
     """Raises: CaptureError if the step can reach an iterator or a generator of random numbers, which a recording could advance."""
     for path, kind in everything.incomparable.items():
         owner = everything.objects.get(path.rpartition(".")[0])
         # A decorator made by contextlib holds a generator that never runs: each call creates a new one.
-        if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
+        if isinstance(everything.object_at(path), _ITERATORS) and not isinstance(owner, contextlib.ContextDecorator):
             hint = "pass its next items to the step as arguments"
             raise CaptureError(f"the step can reach {path}, a {kind}, and recording the step would advance it", hint=hint)
 
@@ -48,10 +48,10 @@ def refuse_overlapping(recorder: Recorder) -> None:
         if storage_of(fake) in changed:
             by_storage.setdefault(storage_of(fake), []).append((_extent(fake), path))
     for intervals in by_storage.values():
-        for (before, one), (after, other) in itertools.pairwise(sorted(intervals)):
-            if after[0] < before[1]:
+        for ((_, end), path), ((start, _), next_path) in itertools.pairwise(sorted(intervals)):
+            if start < end:
                 raise CaptureError(
-                    f"the step writes to memory in which {one} and {other} overlap", hint="give the step a clone of one of them"
+                    f"the step writes to memory in which {path} and {next_path} overlap", hint="give the step a clone of one of them"
                 )
 
 
@@ -62,18 +62,18 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def refuse_shared_memory(recorder: Recorder, snapshot: Snapshot) -> None:
-    """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that it computes with.
+    """Refuses a step that can reach an array, bytearray or memoryview in the memory of a tensor that the step computes with.
 
-    A program reads and writes its tensors after all Python code of the step has run. Contents that Python reads are compared earlier.
+    The guards compare the contents of arrays before a program runs. A program reads and writes its tensors later.
 
     Raises: CaptureError.
     """
-    holders = snapshot.surroundings.holders_of_values | snapshot.arguments.holders_of_values
-    tensors = {path: recorder.tensor_at(path) for path in recorder.tensor_placeholders if path not in holders}
-    if pairs := shared(holders, tensors):
-        path, other = pairs[0]
+    buffer_objects = snapshot.surroundings.buffer_objects | snapshot.arguments.buffer_objects
+    tensors = {path: recorder.tensor_at(path) for path in recorder.tensor_placeholders if path not in buffer_objects}
+    if pairs := pairs_sharing_memory(buffer_objects, tensors):
+        path, tensor_path = pairs[0]
         raise CaptureError(
-            f"the step can reach {path}, which shares memory with the tensor {other}", hint="give the step a copy of one of them"
+            f"the step can reach {path}, which shares memory with the tensor {tensor_path}", hint="give the step a copy of one of them"
         )
 
 
@@ -86,9 +86,9 @@ def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str
     Raises:
         CaptureError: code uses `type` or `__class__`, and names Tensor.
     """
-    for code, intervals in executed.items():
+    for code, namespaces in executed.items():
         names = names_of(code)
-        reads_class = "type" in names.read or any("__class__" in part.co_names for part in codes(code))
-        if reads_class and "Tensor" in names.all and not all(map(is_trusted_namespace, intervals)):
+        reads_class = "type" in names.globals or any("__class__" in part.co_names for part in codes(code))
+        if reads_class and "Tensor" in names.all and not all(map(is_trusted_namespace, namespaces)):
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"
             raise CaptureError("the step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")

@@ -1,7 +1,7 @@
 """In-place updates at the end of a step, which torch's own kernels run after the program has succeeded.
 
-XLA cannot write to torch's memory: new parameters and optimizer state would be results of the program, which are then copied over the old
-ones. These copies take twice the memory, and nearly twice the passes over it, of torch's fused steps. So if no later op of the step reads
+XLA cannot write to torch's memory. New parameters and optimizer state would be results of the program, which torch would copy to the old
+tensors. This takes twice the memory, and nearly twice the passes over memory, of torch's fused steps. So if no later op of the step reads
 the tensors that an update writes, the program ends with the gradients, and torch does the update.
 """
 
@@ -23,7 +23,7 @@ from .fused_steps import FusedStep
 from .traced_numbers import is_number
 
 _COUNT_UPDATES = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
-# Moving averages of parameters, which read the parameters that the optimizer writes.
+# Moving averages of parameters. They read the parameters that the optimizer writes, so they can only run after the optimizer's updates.
 _MOVING_AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
 _ZERO_FILLS = {aten.zero_.default, aten._foreach_zero_.default}
 # Ops that make new state for an update to fill, such as SGD's first momentum.
@@ -37,9 +37,9 @@ class InplaceUpdate:
     Attributes:
         node: the recorded node.
         op: torch's op.
-        args: its arguments; nodes in them are inputs of the graph, results of the graph, or results of earlier updates.
+        args: its positional arguments. Nodes in them are inputs of the graph, results of the graph, or results of earlier updates.
         kwargs: its keyword arguments, with nodes as in `args`.
-        strides: the strides that the op expects of its tensors.
+        strides: the strides that the op expects, by the node of a tensor.
         written: the nodes whose memory the op writes.
     """
 
@@ -79,7 +79,7 @@ class InplaceUpdate:
         return result
 
     def _run_unless(self, failed: torch.Tensor, args: Any, kwargs: Any, value_of: Callable[[Node], Any]) -> Any:
-        """Runs the op so that it writes nothing if `failed` is 1. torch's fused steps have `found_inf` for that."""
+        """Runs the op so that it writes nothing if `failed` is 1. torch's fused steps have the argument `found_inf` for this purpose."""
         if isinstance(self.node.target, FusedStep):
             found = kwargs.get("found_inf")
             return self.op(*args, **{**kwargs, "found_inf": failed if found is None else torch.maximum(found, failed)})
@@ -88,24 +88,24 @@ class InplaceUpdate:
                 value = value_of(node)
                 value.masked_fill_(failed.to(value.device) == 0, 0)
             return None
-        if self.node.target in _COUNT_UPDATES and (found := self._count_unless(failed, *args, **kwargs)) is not None:
+        if self.node.target in _COUNT_UPDATES and (found := self._add_unless(failed, *args, **kwargs)) is not None:
             return found[0]
         before = {node: value_of(node).clone() for node in self.written}
         result = self.op(*args, **kwargs)
         for node, old in before.items():
             value = value_of(node)
             value.copy_(torch.where(failed.to(value.device) == 0, value, old))
-        # New state stays zero if the step that fills it writes nothing.
+        # New state is zero, because it stays as it is if the step that would fill it writes nothing.
         return result.zero_() if self.node.target is aten.empty_like.default else result
 
-    def _count_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
+    def _add_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
         """Adds a number, or 0 if `failed` is 1, to all counts, with one kernel.
 
         Returns: the op's result in a tuple; None if the addition would not be exact, and then nothing has been added.
         """
         tensors = counts if isinstance(counts, (list, tuple)) else [counts]
         device, dtype = tensors[0].device, tensors[0].dtype
-        # For half types, torch adds a Python number in float32; a tensor of their own dtype would lose precision.
+        # torch adds a Python number to a half-type tensor in float32. A half-type tensor in place of the number would lose precision.
         if isinstance(other, torch.Tensor) or dtype.itemsize < 4 or any((item.device, item.dtype) != (device, dtype) for item in tensors):
             return None
         step = torch.full((), other * alpha, dtype=dtype, device=device)  # created on the device, without a synchronization
@@ -115,23 +115,24 @@ class InplaceUpdate:
 
 
 def written_nodes(node: Node) -> list[Node]:
-    """Returns the nodes whose memory a node writes to."""
+    """Returns the nodes of the tensors that a node writes to."""
     op = _op(node)
     if not isinstance(op, torch._ops.OpOverload):
         return []
     found = []
     for name, value in written_arguments(op, node.args, node.kwargs).items():
-        untouched = isinstance(node.target, FusedStep) and name == "grads" and node.kwargs.get("grad_scale") is None
-        if not untouched:
+        # A fused step writes gradients only to divide them by `grad_scale`.
+        is_unwritten = isinstance(node.target, FusedStep) and name == "grads" and node.kwargs.get("grad_scale") is None
+        if not is_unwritten:
             found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
     return found
 
 
 def take_updates(graph: Graph, outputs: Collection[Node]) -> list[InplaceUpdate]:
-    """Removes from a recorded graph the updates that can run after it, and returns them in their order.
+    """Removes from a recorded graph the updates that can run after the graph, and returns these updates in their order.
 
     Args:
-        graph: has no output node yet.
+        graph: the graph, which has no output node yet.
         outputs: the nodes that will be the graph's outputs.
     """
     if any(devices.is_in_xla(node.meta["val"].device) for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)):
@@ -162,7 +163,7 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[InplaceUpdate]
 
 
 def _merge_count_updates(updates: Iterable[InplaceUpdate]) -> list[InplaceUpdate]:
-    """Merges consecutive updates that add the same number to counts, as batch norms do, into one call."""
+    """Merges consecutive updates that add the same number to counts into one call. Batch norms, for example, count their batches."""
     found: list[InplaceUpdate] = []
     for update in updates:
         if found and _increment(update) is not None and _increment(update) == _increment(found[-1]):
@@ -189,18 +190,19 @@ def _update(node: Node) -> InplaceUpdate:
 
 
 def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    return all(size == 1 or one == two for size, one, two in zip(tensor.shape, tensor.stride(), strides, strict=True))
+    """True if a tensor has these strides. The strides of dimensions of size 1 are not compared."""
+    return all(size == 1 or own == wanted for size, own, wanted in zip(tensor.shape, tensor.stride(), strides, strict=True))
 
 
 def _op(node: Node) -> Any:
-    """Returns the ATen op of a node; for a node with another target, the op that the target replaces."""
+    """Returns the ATen op of a node. If the target is a `FusedStep` or a function of traced_numbers.py, returns the op that it replaces."""
     return node.target.op if isinstance(node.target, FusedStep) else getattr(node.target, "stands_for", node.target)
 
 
 def _is_one_pass(node: Node) -> bool:
     """True if torch runs a node in one pass over memory.
 
-    These nodes are fused steps, additions to step counts (which come before them), and moving averages and zeroed gradients (after them).
+    Such nodes are additions to step counts, fused steps, moving averages of parameters, and fills of gradients with zeros.
     """
     if not isinstance(node.target, FusedStep):
         if node.target in _MOVING_AVERAGES:
@@ -221,7 +223,8 @@ def _is_one_pass(node: Node) -> bool:
 def _supports_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
     """True if the device's kernel supports a fused step's arguments.
 
-    CPU kernels process one parameter after the other. Others need lists of one dtype, float32 step counts, and all tensors on their device.
+    CPU kernels process one parameter after the other. The kernels of other devices need parameters of one dtype, float32 step counts, and
+    all tensors on one device.
     """
     assert isinstance(node.target, FusedStep)
     device, dtype = params[0].device, params[0].dtype

@@ -29,17 +29,22 @@ VALUE_READS = _methods(
     *("data_ptr", "const_data_ptr", "mutable_data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "pin_memory"),
     *("__reduce_ex__", "__repr__", "__format__", "share_memory_", "apply_", "map_", "map2_", "__setstate__"),
 ) | {torch.is_nonzero, torch.Tensor.__cuda_array_interface__.__get__}
-# Functions that replace a tensor's identity (storage and metadata), which no op does.
+# Functions that replace a tensor's storage and metadata. No op does so, and a recording would not see it.
 DATA_ASSIGNMENTS = frozenset((torch.Tensor.data.__set__,))
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 _VALUE_DEPENDENT_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
-# Ops that read values although they have none of these tags: a mask among the indices decides the size of the result, as lengths do.
+# Ops that read values, but have none of these tags. The values of a mask among the indices, or of the lengths of sequences, decide the size
+# of the result.
 _INDEXING = frozenset((aten.index.Tensor, aten._unsafe_index.Tensor))
 _READS_LENGTHS = frozenset((aten._pack_padded_sequence.default, aten._pad_packed_sequence.default))
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Implements `torch.nn.functional.one_hot`, whose C++ code reads the largest class. Without `num_classes`, it is called."""
+    """Implements `torch.nn.functional.one_hot` without a value read. torch's C++ code reads the largest class.
+
+    torch's function is called if `num_classes` is not given, because then the largest class decides the shape; and if torch would raise an
+    error.
+    """
     if tensor.dtype != torch.int64 or num_classes <= 0:
         return torch.nn.functional.one_hot(tensor, num_classes)
     aten._assert_async.msg((tensor >= 0).all(), "Class values must be non-negative.")
@@ -47,12 +52,12 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (tensor.contiguous()[..., None] == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
-# Functions of torch that read values only to check them, and functions with the same results and errors that do not.
+# By function of torch that reads values only to check them: a function that reads no values, with the same results and errors.
 WITHOUT_VALUE_READS: Mapping[Any, Any] = {torch.nn.functional.one_hot: _one_hot}
 
 
 class ValueReadDetector:
-    """A context manager that detects, in this thread, value reads of a function in eager mode. It does not change the function's results.
+    """A context manager that detects the value reads of a function in eager mode, in this thread. The function's results do not change.
 
     torch's optimizers read their step counts. These reads are ignored: during a recording, step counts stay in tensors.
 
@@ -113,7 +118,7 @@ def reads_values(op: Any, args: Sequence[Any]) -> bool:
 
 
 def _is_in_torch_optim() -> bool:
-    """True if torch.optim's own code is running, not user code that it calls: a closure, a hook, or the user's own optimizer."""
+    """True if torch.optim's own code is running, not user code that torch.optim calls: a closure, a hook, or the user's own optimizer."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not user_frames.is_user_file(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(_OPTIMIZERS):
@@ -123,7 +128,7 @@ def _is_in_torch_optim() -> bool:
 
 
 def in_optimizer() -> bool:
-    """True if the step of an optimizer is running, which is torch's or the user's own: torch.optim wraps both."""
+    """True if the step of an optimizer is running. torch.optim wraps the steps of its own optimizers and of the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OPTIMIZERS):
@@ -132,5 +137,5 @@ def in_optimizer() -> bool:
     return False
 
 
-# Code that is not the step's own: an observation ignores all code that runs inside it.
+# Code of dynaxla that runs in a step. An observation of the step ignores this code, and all code that this code calls.
 IGNORED_CODE = (_OpReads.__torch_dispatch__.__code__, ValueReadDetector.add.__code__)

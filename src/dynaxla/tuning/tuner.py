@@ -21,7 +21,7 @@ from ..observe import metrics
 from ..runtime import machine, private, programs
 from ..runtime.store import Store
 
-# The seconds for all implementations of a problem together, after at least the minimum number of calls of each.
+# The seconds after which no further round begins. In a round each implementation of the problem is called once.
 _SECONDS = 0.3
 _MINIMUM_ROUNDS = 3
 _MAXIMUM_ROUNDS = 50
@@ -35,10 +35,10 @@ class Measurement:
     """The measurements for one problem.
 
     Attributes:
-        op: its name.
-        problem: readable text.
+        op: the op's name.
+        problem: the problem's shapes and arguments, as readable text.
         machine: the name of the machine.
-        seconds: of the median call of each implementation; None if XLA rejected the implementation.
+        seconds: the time of the median call, by implementation; None for an implementation that XLA rejected.
         expected: the implementation that would be chosen without measuring.
         chosen: the implementation to use.
     """
@@ -56,14 +56,14 @@ class Measurement:
 
     @staticmethod
     def decode(data: bytes) -> Measurement | None:
-        """Decodes a measurement. None for data of another format, e.g. of another release."""
+        """Decodes a measurement. Returns None for data of another format, e.g. of another release."""
         try:
             return Measurement(**json.loads(data))
         except (ValueError, TypeError):
             return None
 
 
-_known: dict[str, Measurement] = {}
+_measurements: dict[str, Measurement] = {}
 _lock = forks.lock()
 
 
@@ -72,10 +72,10 @@ class Tuner:
 
     Args:
         device: the device to measure on.
-        forced: by op, the implementation to use wherever it supports the problem.
+        forced: by op: an implementation that the user demands for each problem that it supports.
         options: XLA's options.
-        store: the measurements of earlier processes, or None.
-        keep_heap: as for the programs that will use the implementations.
+        store: the store with the measurements of earlier processes, or None.
+        keep_heap: see `programs.compile_lowered`; the value for the programs that will use the implementations.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Tuner:
         names = [implementation.name for implementation in available]
         facts = (implementations.op, repr(problem), names, self.machine, machine.versions(), sorted(self.options.items()))
         key = hashlib.blake2b(repr(facts).encode(), digest_size=32).hexdigest()
-        found = _known.get(key)
+        found = _measurements.get(key)
         if found is None and self.store is not None and (data := self.store.get(key)) is not None:
             found = Measurement.decode(data)
         if found is None or found.chosen not in names:
@@ -115,7 +115,7 @@ class Tuner:
             found = Measurement(implementations.op, str(problem), self.machine, seconds, expected, _fastest(seconds, expected))
             if self.store is not None:
                 self.store.put(key, found.encode())
-        _known[key] = found
+        _measurements[key] = found
         return found
 
     def _time(self, problem: Measurable, available: Sequence[Implementation[Any]]) -> dict[str, float | None]:
@@ -148,7 +148,7 @@ class Tuner:
         return {name: statistics.median(samples[name]) if name in samples else None for name in names}
 
     def _random(self, operand: Operand) -> Array:
-        """Returns normally distributed numbers in the operand's memory order."""
+        """Returns an array of normally distributed numbers for an operand, with its dims in the operand's memory order."""
         generator = np.random.default_rng(0)
         shape = operand.shape if operand.order is None else tuple(operand.shape[dim] for dim in operand.order)
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -172,18 +172,19 @@ class Tuner:
 
 
 def _fastest(seconds: Mapping[str, float | None], expected: str) -> str:
-    done = {name: value for name, value in seconds.items() if value is not None}
-    best = min(done, key=done.__getitem__)
-    return expected if expected in done and done[best] > _WORTHWHILE * done[expected] else best
+    """Returns the fastest implementation, or the expected one if the fastest saves too little time."""
+    measured = {name: value for name, value in seconds.items() if value is not None}
+    best = min(measured, key=measured.__getitem__)
+    return expected if expected in measured and measured[best] > _WORTHWHILE * measured[expected] else best
 
 
-def tried() -> list[Measurement]:
+def measurements() -> list[Measurement]:
     """Returns the measurements that this process has made or loaded."""
     with _lock:
-        return list(_known.values())
+        return list(_measurements.values())
 
 
-def kept(store: Store) -> list[Measurement]:
+def stored_measurements(store: Store) -> list[Measurement]:
     """Returns the measurements in a store."""
     found = (Measurement.decode(store.get(key) or b"") for key in store)
     return [measurement for measurement in found if measurement is not None]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
-from dynaxla.autoselect.agreement import compare, in_float64, moved
+from dynaxla.autoselect.agreement import compare, in_float64, perturbed_results
 from dynaxla.bench.suites import MODELS, images, import_package, make_inputs, make_model, tokens
 from dynaxla.bench.training import TrainingStep
 from support.models import small_models
@@ -129,11 +129,11 @@ def benchmarked(name: str) -> None:
         network: nn.Module = TrainingStep(copy.deepcopy(model), "sgd") if training else model
         with torch.no_grad():
             expected = network(*inputs)
-            variants = moved(network, inputs) if training else []
+            variants = perturbed_results(network, inputs) if training else []
             reference = in_float64(network, [inputs])
             there: nn.Module = TrainingStep(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
             mine = _there(there(*_there(inputs)), "cpu")
-        found = compare(mine, expected, reference[0] if reference else None, gradients=training, moved=variants)
+        found = compare(mine, expected, reference[0] if reference else None, gradients=training, perturbed=variants)
         assert found.agrees, (name, training, found)
 
 

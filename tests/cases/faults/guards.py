@@ -82,15 +82,15 @@ def _unheld(name: str, skip: Callable[[Any, str], bool]) -> None:
     """Places of a kind are not held."""
 
     def planted() -> AbstractContextManager[Any]:
-        right = Visitor._add_holder
+        right = Visitor._add_container
 
         def hold(self: Visitor, path: str, target: Any, counts: Any = None) -> dict[Any, Any]:
             items = right(self, path, target, counts)
             if skip(target, path):
-                del self._graph.holders[path]
+                del self._graph.containers[path]
             return items
 
-        return patch.object(Visitor, "_add_holder", hold)
+        return patch.object(Visitor, "_add_container", hold)
 
     FAULTS[name] = planted
 
@@ -184,14 +184,14 @@ def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def shapes_are_not_compared() -> AbstractContextManager[Any]:
-    right = object_graph.meta
-    return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
+    right = object_graph.metadata_of
+    return patch.object(object_graph, "metadata_of", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
 
 
 @FAULTS.add
 def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
-    right = object_graph.meta
-    return patch.object(object_graph, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
+    right = object_graph.metadata_of
+    return patch.object(object_graph, "metadata_of", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
 
 
 @FAULTS.add
@@ -201,7 +201,7 @@ def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
-    return patch.object(reference_checks.ReferenceChecks, "_are_places_unchanged", lambda self: True)
+    return patch.object(reference_checks.ReferenceChecks, "_are_entries_unchanged", lambda self: True)
 
 
 @FAULTS.add

@@ -26,8 +26,8 @@ NUMBER_FAULTS = FaultList()
 @contextlib.contextmanager
 def place_of_the_recording() -> Iterator[None]:
     """A place is found once, and not from each call's own arguments."""
-    find, known = Snapshot.holder, dict[str, Any]()
-    with mock.patch.object(Snapshot, "holder", lambda self, path: known.setdefault(path, find(self, path))):
+    find, known = Snapshot.container, dict[str, Any]()
+    with mock.patch.object(Snapshot, "container", lambda self, path: known.setdefault(path, find(self, path))):
         yield
 
 

@@ -92,7 +92,7 @@ def judge(case: Case, with_observation: bool) -> Verdict:
     before, touched = repr(case.function(*case.arguments)), None
     if with_observation:
         _, observation = observe(case.function, case.arguments, {})
-        touched = observation.touched
+        touched = observation.executed_code
         if not observation.is_pure:
             return Verdict("", False, True)
     around = walk({"step": case.function}, None, touched)

@@ -112,4 +112,4 @@ def measure_with(patch: pytest.MonkeyPatch, run: Callable[..., Any] | None) -> N
 
 def measured_implementations(patch: pytest.MonkeyPatch, found: list[Any]) -> None:
     """What `dynaxla tune` has measured."""
-    patch.setattr(tuning, "tried", lambda: found)
+    patch.setattr(tuning, "measurements", lambda: found)

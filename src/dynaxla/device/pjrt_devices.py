@@ -7,7 +7,7 @@ import torch
 
 
 def devices() -> list[jax.Device]:
-    """Returns the devices of this process."""
+    """Returns the JAX devices of this process. The device with index i is "jax:i"."""
     return jax.local_devices()
 
 
@@ -28,8 +28,8 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def named(device: torch.device | int | str | None) -> torch.device:
-    """Returns the device for a user's argument: an index, a name, or None for "jax:0".
+def parse_device(device: torch.device | int | str | None) -> torch.device:
+    """Converts a user's argument to a torch device with an index. The argument is a device, an index, a name, or None for "jax:0".
 
     Raises: RuntimeError if there is no such device; ValueError for another device type.
     """

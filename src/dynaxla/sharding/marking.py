@@ -50,7 +50,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_on_device(tensor)
     storage = tensor.untyped_storage()
-    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
+    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.any_traced_tensor([tensor]):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     view = StridedView.of(tensor)
     if tensor.numel() and not view.fills(storage.nbytes()):
@@ -61,7 +61,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     packed = [axes[dim] for dim in view.layout.permutation]
     sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
     if mesh.is_virtual:
-        storages.set_plan(storage, view.layout.packed_shape, sharding)
+        storages.set_virtual_sharding(storage, view.layout.packed_shape, sharding)
         return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:

@@ -66,7 +66,7 @@ class Mesh:
             self.devices = tuple(range(-count, 0))
             sharding_constraints.mesh(self.sizes, self.names, self.devices)
             return
-        self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.named(device).index for device in devices)
+        self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.parse_device(device).index for device in devices)
         available = len(pjrt_devices.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
             raise ArgumentError(

@@ -46,8 +46,8 @@ def _device_types() -> Iterator[Any]:
 
     - A signal. Python does not check for signals in a generator that is inside `yield from`, so the generator is always there. Only
       pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
-    - An exception of an autograd hook that is propagating when torch asks. The C call behind `yield from` then fails with a SystemError. The
-      generator stores the hook's exception for `_backward_in_this_thread`, and continues.
+    - An exception of an autograd hook that is propagating when torch asks. The C call behind `yield from` then fails with a SystemError.
+      The generator stores the hook's exception for `_backward_in_this_thread`, and continues.
     """
     endless = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
     while True:

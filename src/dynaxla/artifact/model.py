@@ -117,14 +117,15 @@ class ExportedModel:
             if exists and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
                 if overwrite:
                     raise _artifact_error(f"{target} is neither empty nor an exported model", "choose another directory")
-                found = "is not empty" if target.is_dir() else "is not a directory"
-                raise _artifact_error(f"{target} {found}", "choose another directory, or give overwrite=True to replace an exported model")
+                state = "is not empty" if target.is_dir() else "is not a directory"
+                raise _artifact_error(f"{target} {state}", "choose another directory, or give overwrite=True to replace an exported model")
             files = self._files()
             _write(target, {**files, MANIFEST: manifests.encode(self.manifest, files)}, exists, is_empty)
         except OSError as error:
             raise _artifact_error(f"{target} cannot be written: {error}", "choose another directory") from error
 
     def _files(self) -> dict[str, bytes]:
+        """Returns the contents of the program's and the weights' file, by name. Raises: ArtifactError for weights of another dtype."""
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -141,10 +142,10 @@ class ExportedModel:
         structure = self.manifest.arguments
         try:
             positional, named = structure["items"]
-            found = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
+            values = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
         except StructureMismatch as error:
             raise _artifact_error(f"{self.manifest.name}: {error}", f"it takes {self._signature()}") from None
-        return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, found, strict=True)]
+        return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, values, strict=True)]
 
     def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
         """Returns an argument as an array with the dtype that the program takes.
@@ -174,24 +175,26 @@ class ExportedModel:
         """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
         sizes: dict[str, tuple[int, str]] = {}  # by dimension: its size, and the first input dimension that has it
         for spec, value in zip(self.manifest.inputs, arguments, strict=True):
-            is_right = len(value.shape) == len(spec.shape)
-            is_right = is_right and all(size == found for size, found in zip(spec.shape, value.shape, strict=True) if isinstance(size, int))
-            if not is_right:
+            matches = len(value.shape) == len(spec.shape)
+            matches = matches and all(
+                expected == size for expected, size in zip(spec.shape, value.shape, strict=True) if isinstance(expected, int)
+            )
+            if not matches:
                 raise _artifact_error(f"{spec} was passed with shape {list(value.shape)}", f"it takes {self._signature()}")
-            for dim, (name, found) in enumerate(zip(spec.shape, value.shape, strict=True)):
-                if name not in self.manifest.dimensions or not isinstance(found, int):
+            for dim, (name, size) in enumerate(zip(spec.shape, value.shape, strict=True)):
+                if name not in self.manifest.dimensions or not isinstance(size, int):
                     continue
                 location = f"dimension {dim} of {spec.name}"
                 low, high = self.manifest.dimensions[str(name)]
-                first_size, first_location = sizes.setdefault(str(name), (found, location))
-                if first_size != found:
+                first_size, first_location = sizes.setdefault(str(name), (size, location))
+                if first_size != size:
                     raise _artifact_error(
-                        f"{name} is {first_size} in {first_location}, and {found} in {location}", f"it takes {self._signature()}"
+                        f"{name} is {first_size} in {first_location}, and {size} in {location}", f"it takes {self._signature()}"
                     )
-                if found < low or (high is not None and found > high):
+                if size < low or (high is not None and size > high):
                     limits = f"{low} or more" if high is None else f"{low} to {high}"
                     raise _artifact_error(
-                        f"{name} is {found} in {location}, and the program supports {limits}", "export it with other dynamic_shapes"
+                        f"{name} is {size} in {location}, and the program supports {limits}", "export it with other dynamic_shapes"
                     )
 
     def _signature(self) -> str:
@@ -306,15 +309,15 @@ def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:
 
 def _files_of(directory: Path) -> dict[str, bytes]:
     """Reads the files of a saved model, by name. Raises: ArtifactError."""
-    found = {}
+    files = {}
     for name in (MANIFEST, PROGRAM, WEIGHTS):
         try:
-            found[name] = (directory / name).read_bytes()
+            files[name] = (directory / name).read_bytes()
         except OSError as error:
             raise _artifact_error(
                 f"{directory} is not an exported model: {name}: {error.strerror}", "pass the directory that save wrote"
             ) from None
-    return found
+    return files
 
 
 def _split(data: bytes) -> dict[str, bytes]:
@@ -330,10 +333,10 @@ def _split(data: bytes) -> dict[str, bytes]:
             f"the exported model is {state}: it has {expected} bytes, and {len(data)} were passed",
             "pass exactly the bytes that serialize returned",
         )
-    found = {}
+    files = {}
     for name, size in zip((MANIFEST, PROGRAM, WEIGHTS), sizes, strict=True):
-        found[name], start = data[start : start + size], start + size
-    return found
+        files[name], start = data[start : start + size], start + size
+    return files
 
 
 # Dtypes by their names in the safetensors format.

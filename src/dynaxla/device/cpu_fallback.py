@@ -18,8 +18,8 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
     Args:
         op: the op.
-        args: the op's arguments, with tensors on the device.
-        kwargs: the op's keyword arguments, in the same way.
+        args: the op's positional arguments, with tensors on the device.
+        kwargs: the op's keyword arguments.
         reason: the reason why XLA does not compute the op.
 
     Raises: the errors of the kernel. Nothing has been written to the device then.
@@ -30,6 +30,7 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
     written: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that the op writes to, with their copies
 
     def to_cpu(value: Any, is_written: bool) -> Any:
+        """Returns an argument for the CPU kernel. `is_written`: True if the op writes to the argument."""
         nonlocal device
         if storages.is_jax_tensor(value):
             if device is not None and device != value.device:

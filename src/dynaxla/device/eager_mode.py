@@ -52,14 +52,14 @@ from .strided_memory import StridedView
 CAPACITY = 4096
 # Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the value is the reason (str).
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# Traced ops, in the same way, for operands that hold tracers. They become part of a function that JAX traces.
+# Traced ops for operands that hold tracers, with the same keys and values. They become part of a function that JAX traces.
 _traced_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# A cache value: the numbers of this op are compiled in, so each set of numbers needs a program of its own.
+# A value in these caches: the numbers of this op are compiled in, so the cache has a program for each set of numbers.
 CONSTANT_NUMBERS = object()
 _NUMBER_TYPES = (int, float, bool, complex)
 # Python numbers as arrays of rank 0.
 _numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
-# The largest number of programs of an op that take its numbers as inputs. Beyond it, new numbers are compiled in.
+# The largest number of programs of one key that take the op's numbers as inputs. Beyond it, new numbers are compiled in.
 _MAX_VARIANTS = 8
 # Ops that accept index tensors on the CPU, as in ATen.
 _CPU_INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
@@ -121,6 +121,7 @@ class _OpCall:
             raise mixed_devices_error(self.op, self.device, device)
 
     def _tensor(self, tensor: torch.Tensor) -> TensorOperand:
+        """Returns the operand for a tensor, whose storage gets a slot. The array of a CPU operand is added by `place_operands`."""
         is_on_cpu = is_allowed_on_cpu(self.op, tensor)
         self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:

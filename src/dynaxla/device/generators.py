@@ -35,7 +35,7 @@ def manual_seed(index: int, seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds all devices, including those that are used later."""
+    """Seeds all devices, including devices that are first used later."""
     with _lock:
         _seed[0] = seed
         for generator in _generators.values():

@@ -88,6 +88,10 @@ class DeferredContent(storages.StorageContent):
         return self.shape_dtype[0], self.sharding
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        """Runs the recording, and returns the storage's array, which becomes the content of the storage.
+
+        Raises: the errors of `LazyRecording.run`; ExecutionError if the recording has failed earlier and had created the storage.
+        """
         with _lock:
             if (recording := self.recording) is not None:
                 recording.run()
@@ -130,11 +134,11 @@ class LazyRecording:
 
     def value_id_of(self, array: jax.Array) -> tuple[int, tuple[Any, Any]]:
         """Returns the id of an array from before the recording, and its shape and dtype. A new array gets the next id."""
-        found = self._value_ids.get(id(array))
-        if found is None:
+        entry = self._value_ids.get(id(array))
+        if entry is None:
             self.arrays.append(array)
-            found = self._value_ids[id(array)] = -len(self.arrays), (array.shape, array.dtype)
-        return found
+            entry = self._value_ids[id(array)] = -len(self.arrays), (array.shape, array.dtype)
+        return entry
 
     def defer(self, value_id: int, shape_dtype: tuple[Any, Any], previous: Any = _CREATED) -> DeferredContent:
         """Creates the content of a storage that gets a value of this recording."""
@@ -155,20 +159,20 @@ class LazyRecording:
                 raise forks.fork_error()
             while not self.is_finished:
                 steps, arrays = list(self.steps), list(self.arrays)
-                deferred = [found for reference in self.deferred if (found := reference()) is not None and found.recording is self]
+                deferred = [content for reference in self.deferred if (content := reference()) is not None and content.recording is self]
                 try:
-                    wanted = [(found.value_id, found.sharding) for found in deferred]
+                    wanted = [(content.value_id, content.sharding) for content in deferred]
                     results = lazy_programs.run(steps, arrays, wanted, self.device)
                 except Exception as error:
                     for reference in self.deferred:  # includes contents that a finalizer has added meanwhile
-                        if (found := reference()) is not None and found.recording is self:
-                            found.fail(error)
+                        if (content := reference()) is not None and content.recording is self:
+                            content.fail(error)
                     self._end()
                     raise
                 if len(steps) == len(self.steps):  # otherwise a finalizer or a signal handler has added steps
-                    for found, array in zip(deferred, results, strict=True):
-                        found.outcome = array
-                        found.recording = found.previous = None
+                    for content, array in zip(deferred, results, strict=True):
+                        content.outcome = array
+                        content.recording = content.previous = None
                     self._end()
 
     def _end(self) -> None:
@@ -192,15 +196,15 @@ def record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str
     """Records an op; `eager_mode.run` calls this in lazy mode. Raises: NotLowered, and the errors of `run` that depend on metadata only."""
     while True:
         with _lock:
-            found = _record(functional_op, args, kwargs, targets)
-        if isinstance(found, ResizeNeeded):
-            for target, item in zip(targets, found.outputs, strict=True):
+            result = _record(functional_op, args, kwargs, targets)
+        if isinstance(result, ResizeNeeded):
+            for target, item in zip(targets, result.outputs, strict=True):
                 eager_mode.resize_output(target, item.shape, item.stride)
-        elif isinstance(found, _StorageInUse):
-            # This waits for the running program. It must not hold `_lock`, which torch's kernels may need that the program calls.
-            storages.array_of(found.storage)
+        elif isinstance(result, _StorageInUse):
+            # Waits for the running program, without `_lock`: the program may call torch's kernels, which may need the lock.
+            storages.array_of(result.storage)
         else:
-            return found
+            return result
 
 
 def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
@@ -235,8 +239,8 @@ class _StorageInUse:
 
 
 def _trace(specialization: OpSpecialization) -> TracedOp | ResizeNeeded:
-    found = trace_op(specialization)
-    return found if isinstance(found, ResizeNeeded) else TracedOp.of(specialization, found)
+    program = trace_op(specialization)
+    return program if isinstance(program, ResizeNeeded) else TracedOp.of(specialization, program)
 
 
 class _LazyCall:
@@ -469,8 +473,8 @@ class _SpecializationBuilder:
 
 def _user_location() -> str:
     """Returns the innermost line of the user's code on the stack, such as " at model.py:41, in forward"; "" if there is none."""
-    found = user_frames.innermost()
-    return "" if found is None else f" at {found[0]}:{found[1]}, in {found[2]}"
+    frame = user_frames.innermost()
+    return "" if frame is None else f" at {frame[0]}:{frame[1]}, in {frame[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:

@@ -63,6 +63,7 @@ class TracedOp:
 
     @staticmethod
     def of(specialization: OpSpecialization, program: OpProgram) -> TracedOp:
+        """Converts the result of `op_compiler.trace_op`."""
         new_outputs = tuple(_with_nbytes(item) if isinstance(item, NewTensor) else item for item in program.new_outputs)
         jaxpr = program.traced.jaxpr
         count = len(program.written_slots) + sum(isinstance(item, tuple) for item in new_outputs)
@@ -112,7 +113,7 @@ class _CompiledRecording(NamedTuple):
     checks: tuple[tuple[int, type[Exception], str], ...]
 
 
-# The id of a value, and its sharding; None where XLA chooses.
+# The id of a value to return, and the sharding that it must have; None if XLA may choose the sharding.
 WantedValue = tuple[int, NamedSharding | None]
 
 
@@ -138,7 +139,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
             mesh_sharding, arrays = _move_to_mesh(steps, arrays)
             shardings = tuple([meshes.sharding_of(array) for array in arrays]) if mesh_sharding is not None else ()
         shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
-        # Inside `recorded_runs`, the program of a mesh has the user's line of each op in its metadata: it is another program.
+        # Inside `recorded_runs`, a program on a mesh is another program than outside: its metadata has the user's line of each op.
         key = (
             device.id,
             settings,
@@ -252,6 +253,7 @@ def _compile(
     keys, lines = [step.key for step in steps], [step.line for step in steps]
 
     def program(*inputs: jax.Array) -> list[jax.Array]:
+        """Takes `program_inputs`. Returns the wanted values, and the index of the first failed check if there are checks."""
         values = {-1 - index: array for index, array in enumerate(inputs[:array_count])}
         numbers = {dtype: iter(array) for dtype, array in zip(dtype_order, inputs[array_count:], strict=False)}
         seeds = iter(inputs[-1] if any(draws) else ())

@@ -91,7 +91,7 @@ class NumberOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class NewTensor:
-    """The metadata of a new tensor that an op returns. The strides are those of torch's eager mode, in elements."""
+    """The metadata of a new tensor that an op returns. The strides, in elements, are the same as in torch's eager mode."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -268,7 +268,7 @@ def build_graph(
         mode: the fake tensor mode.
         op: the op.
         args: the arguments, with `TensorOperand` and `NumberOperand` objects.
-        kwargs: the keyword arguments, in the same way.
+        kwargs: the keyword arguments, with the same objects.
         numbers: the values of the numbers, by `NumberOperand.position`.
         platform: "cpu", "cuda" or "tpu".
 
@@ -328,7 +328,7 @@ def _decompose(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[
             return make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
 
     try:
-        # Inside a dispatch mode of the user, torch's dispatcher skips functionalization in this thread, but not in another one.
+        # This runs in a thread of its own: inside a dispatch mode, torch's dispatcher skips functionalization in the mode's thread.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
     except Exception as error:  # for a wrong call, torch's own kernel then raises the right error
@@ -346,7 +346,7 @@ class OpSpecialization:
     Attributes:
         functional_op: the op and its functional counterpart.
         args: the op's arguments, with a `TensorOperand` for each tensor and a `NumberOperand` for each number that the program takes.
-        kwargs: its keyword arguments, in the same way.
+        kwargs: its keyword arguments, with the same objects.
         targets: the tensors to write the results to; empty if the results are new tensors.
         slots: the metadata of the storages of all operands and targets.
         device: the device that runs the op, or a device of the mesh.
@@ -523,6 +523,7 @@ def _trace_graph(
     checks: list[tuple[type[Exception], str]] = []
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
+        """The program, with the inputs and results of `OpProgram`. A first call without numbers fills `number_trace.scalar_inputs`."""
         number_trace.begin(arrays[first_number:])
         slot_arrays = _slot_arrays(specialization, tensors, iter(arrays))
         key = jax.random.wrap_key_data(arrays[first_number - 1], impl="threefry2x32") if function.draws_random else None

@@ -283,7 +283,7 @@ class StorageBuffers(Buffers):
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
     def _input(self, position: int, tensor: torch.Tensor, viewed_storage: ViewedStorage | None) -> _Input:
-        """Describes an input. Its conjugate and negative bits are those of `tensor`.
+        """Describes an input. Its conjugate and negative bits come from `tensor`.
 
         For a tensor on the CPU both bits are False, since the copy to the device resolves them.
         """
@@ -361,11 +361,15 @@ class StorageBuffers(Buffers):
         return tuple(self.specs.items()), tuple(self._inputs), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        found = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
-        found += [item.aval for item in self._inputs]
-        return found + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.viewed_storage is not None]
+        avals = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
+        avals += [item.aval for item in self._inputs]
+        return avals + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.viewed_storage is not None]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
+        """Reads the inputs of the graph from the storages' arrays. See `protocol.Buffers`.
+
+        Inputs that the program does not take become zeros: empty tensors, and tensors whose values no returned node needs.
+        """
         key = None
         if self._draws_random:
             key = jax.random.wrap_key_data(arrays[0], impl="threefry2x32")
@@ -385,12 +389,13 @@ class StorageBuffers(Buffers):
     def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
         old = dict(zip(self.specs, inputs, strict=True))
         holds = lax.eq(code, np.int32(right))
-        found = list(outputs)
+        guarded = list(outputs)
         for index, (_, position) in enumerate(self._written):
-            found[index] = lax.select(holds, found[index], old[position])
-        return found
+            guarded[index] = lax.select(holds, guarded[index], old[position])
+        return guarded
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the new arrays of the written inputs' storages, then the arrays of new tensors. See `protocol.Buffers`."""
         new = dict(enumerate(self._arrays))
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
         updated_inputs = {
@@ -486,16 +491,17 @@ class StorageBinding:
         self._has_cpu_inputs = any(item.is_on_cpu for item in inputs)
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
+        """Returns a `_CallTensors` with the tensors of a call and the arrays of their storages. See `protocol.Binding`."""
         call = _CallTensors([args[position] for position in self._positions])
         read: Sequence[torch.Tensor] = call[: len(self._inputs)]
         if not (self._argument_check is not None and self._argument_check.matches(*read)):
             self._verify(read)
         if self._has_cpu_inputs:
-            found = [None if item.is_on_cpu else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
-            call.storages = cast("list[torch.UntypedStorage]", found)
+            input_storages = [None if item.is_on_cpu else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
+            call.storages = cast("list[torch.UntypedStorage]", input_storages)
             call.arrays = [
                 storages.array_from_cpu(tensor, self._device_or_mesh) if storage is None else cast("jax.Array", storages.array_of(storage))
-                for tensor, storage in zip(read, found, strict=True)
+                for tensor, storage in zip(read, input_storages, strict=True)
             ]
         else:
             call.storages = list(map(_untyped_storage, read))
@@ -566,10 +572,10 @@ class StorageBinding:
         for index, item in enumerate(self._inputs):
             if arrays[index].sharding is item.sharding:
                 continue
-            found = meshes.sharding_of(arrays[index])
-            if found is None and item.sharding == self._mesh_sharding is not None:
+            sharding = meshes.sharding_of(arrays[index])
+            if sharding is None and item.sharding == self._mesh_sharding is not None:
                 on_one_device.append(index)
-            elif found != item.sharding:
+            elif sharding != item.sharding:
                 raise LayoutMismatch
         if on_one_device and len(on_one_device) == len(arrays) and not self._names_mesh:
             raise LayoutMismatch
@@ -604,6 +610,10 @@ class StorageBinding:
         return self.outputs(new_tensors, tensors)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        """Returns the seed, the arrays and the offsets that the program takes. See `protocol.Binding`.
+
+        Storages that the program writes to hold an `InUseContent` from now on, until `export` or `abandon` is called.
+        """
         if self._reports_late:
             late_checks.raise_if_failed(self._device.device)
         call = cast("_CallTensors", tensors)

@@ -26,7 +26,7 @@ class _OrderedSpec(TensorSpec):
     """A TensorSpec with an explicit memory order, since symbolic strides cannot always be sorted.
 
     Attributes:
-        memory_order: The dimensions, from the one with the largest stride to the one with the smallest.
+        memory_order: The dimensions by decreasing stride.
     """
 
     memory_order: tuple[int, ...] = ()

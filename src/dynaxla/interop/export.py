@@ -52,7 +52,7 @@ def export(
 ) -> ExportedModel:
     """Exports a module, a function or an ExportedProgram as a program that runs without torch.
 
-    New values of the model's buffers, such as those of a batch norm in training mode, are named results of the program: see
+    If the model writes to buffers (a batch norm in training mode), the new values are named results of the program: see
     `ExportedModel.call`. Random numbers are derived from a key, which must be given to the call. The call refuses values that eager mode
     refuses, such as indices out of range.
 
@@ -110,6 +110,7 @@ class _FunctionModule(torch.nn.Module):
 
 
 def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Captures a model by torch.export. Takes the arguments of `export`, and raises its OptionError and CaptureError."""
     if isinstance(model, ExportedProgram):
         if args or kwargs or dynamic_shapes is not None:
             raise OptionError(
@@ -344,6 +345,7 @@ class _Exporter:
         return program
 
     def _lower(self, program: Any, avals: Sequence[Any], platforms: tuple[str, ...]) -> jax_export.Exported:
+        """Lowers a function from `_program` to StableHLO for these platforms. Raises the exceptions of `export`."""
         try:
             exported = jax_export.export(
                 jax.jit(program, keep_unused=True), platforms=platforms, disabled_checks=[jax_export.DisabledSafetyCheck.custom_call("ALL")]

@@ -166,6 +166,7 @@ class TorchCall(WideCall):
             return [*map(self._narrow_array, outputs[: len(self._results)]), *residuals]
 
         def pull_back(*operands: Array) -> list[Array]:
+            """Takes residuals and cotangents of results; returns the cotangents of wanted operands, by the backward graph."""
             residuals = iter(operands[: len(residual_indices)])
             cotangents = (
                 lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], result_dtypes, strict=True)
@@ -180,6 +181,7 @@ class TorchCall(WideCall):
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 
         def push_forward(*operands: Array) -> list[Array]:
+            """Takes residuals and tangents of wanted operands; returns the tangents of results, by the transpose of `pull_back`."""
             residuals, tangents = operands[: len(residual_indices)], operands[len(residual_indices) :]
             assert len(tangents) == sum(mask)
             zeros = [
@@ -263,7 +265,7 @@ class TorchCall(WideCall):
 
 
 def _copy_source(node: Node) -> Node:
-    """Returns the node of which a node is a copy, or the node itself if it is no copy."""
+    """Returns the node that a node copies, through any number of copies; a node that is no copy is returned itself."""
     while node.target in _COPY_OPS:
         node = node.args[0]
     return node

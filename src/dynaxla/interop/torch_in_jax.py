@@ -352,6 +352,7 @@ class JaxModule(_CapturedFunction):
         )
 
     def _check_modes(self) -> None:
+        """Raises CaptureError if the training mode of the module or a submodule has changed since the conversion."""
         for (name, before), (_, now) in zip(self._modes, _modes(self._forward_module.inner), strict=True):
             if before != now:
                 was, is_now = ("train" if mode else "eval" for mode in (before, now))

@@ -164,6 +164,7 @@ class _BatchedCall(WideCall):
         return self._cached(("derivative", wanted), lambda: self._batched_derivative(wanted))
 
     def _batched_derivative(self, wanted: tuple[bool, ...]) -> Derivative:
+        """Returns the derivative of the original call, mapped over the batch."""
         inner = self._call.derivative(wanted)
         forward = inner.forward.batched(self._is_batched, 0)
         linear = inner.linear
@@ -213,6 +214,9 @@ def _jax_derivative(run: Run, wanted: tuple[bool, ...]) -> Derivative:
         return list(jax.vjp(inexact_results_at(residuals), *[residuals[position] for position in positions])[1](list(cotangents)))
 
     return Derivative(WideCall(forward), WideCall(push_forward, pull_back), differentiable_results)
+
+
+# The rules of the primitive for JAX's transformations, with the signatures that JAX requires.
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: WideCall, num_fixed: int, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:

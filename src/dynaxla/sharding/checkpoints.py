@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": each shard is written and read by itself.
+"""`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": it writes and reads one shard after the other.
 
 DCP's planners get the shards of an object by a protocol of three methods, which DTensor implements too (`_ShardedTensor`). DCP also calls
 methods of `Stateful` objects at the beginning and the end of a load (`_ValueView`). `Checkpointable` is a view of a state dict with such

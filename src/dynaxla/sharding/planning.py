@@ -189,6 +189,7 @@ class _RecordedStep:
 
     @staticmethod
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _RecordedStep:
+        """Records a step. Takes the arguments of `plan`, and raises its exceptions."""
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
         quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quick, **options.xla})
@@ -273,6 +274,7 @@ class _PlacementSearch:
         self._best: tuple[Placement, Executable] | None = None
 
     def run(self) -> Plan:
+        """Searches as `plan` describes. Raises: ArgumentError if no trial fits into memory."""
         starting_points = self._choices.starting_points()
         for what, placement in sorted(starting_points.items(), key=lambda item: self._input_bytes(item[1])):
             self._try(what, placement)
@@ -316,6 +318,7 @@ class _PlacementSearch:
             self._best = placement, executable
 
     def _compile(self, what: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
+        """Compiles the step for a placement. Returns the trial, with the program's memory and cost, and the program."""
         program = self._recorded.program
         inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
         executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)

@@ -41,9 +41,9 @@ MAX_OPS = 4_000
 # The largest number of cached traced ops.
 CAPACITY = 16_384
 
-_lock = forks.lock()
+_lock = forks.lock()  # held while an op is recorded and while a recording runs
 _recordings: dict[int, LazyRecording] = {}  # by device index
-# `DeferredContent.previous` of a storage that the recording created.
+# The value of `DeferredContent.previous` for a storage that the recording created.
 _CREATED = object()
 
 

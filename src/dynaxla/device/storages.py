@@ -216,7 +216,7 @@ def escaped_tracer_error(error: Exception) -> UnsupportedTensor:
     )
 
 
-_lock = forks.lock()
+_lock = forks.lock()  # held while contents are compared and replaced
 
 
 def compare_and_swap(

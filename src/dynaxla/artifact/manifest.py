@@ -81,7 +81,7 @@ class Manifest:
         checks: the checks at run time.
         draws_random: True if the program draws random numbers.
         calling_convention: the version of JAX's calling convention.
-        is_polymorphic: True if sizes or the platform are known only when the program is called (`uses_global_constants` of jax.export).
+        is_polymorphic: True if the program learns sizes or its platform only when it is called (`uses_global_constants` of jax.export).
         made_with: versions of the packages that exported the model, for information only.
     """
 
@@ -108,8 +108,8 @@ class Manifest:
     def program_outputs(self) -> tuple[ArraySpec, ...]:
         """Returns the arrays that the program returns, in order."""
         by_name = {spec.name: spec for spec in self.weights}
-        failure = (ArraySpec("failed_check", (), "int32"),) if self.checks else ()
-        return self.outputs + tuple(by_name[name] for name in self.updates) + failure
+        failed_check = (ArraySpec("failed_check", (), "int32"),) if self.checks else ()
+        return self.outputs + tuple(by_name[name] for name in self.updates) + failed_check
 
 
 def encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:

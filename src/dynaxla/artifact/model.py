@@ -91,7 +91,7 @@ class ExportedModel:
         results = unflatten(manifest.results, outputs)
         updates = {name: next(outputs) for name in manifest.updates}
         if manifest.checks:
-            self._raise_failed(next(outputs))
+            self._raise_failed_check(next(outputs))
         return (results, updates) if manifest.updates else results
 
     def serialize(self) -> bytes:
@@ -117,14 +117,15 @@ class ExportedModel:
             if exists and not is_empty and not (overwrite and (target / MANIFEST).is_file()):
                 if overwrite:
                     raise _artifact_error(f"{target} is neither empty nor an exported model", "choose another directory")
-                found = "is not empty" if target.is_dir() else "is not a directory"
-                raise _artifact_error(f"{target} {found}", "choose another directory, or give overwrite=True to replace an exported model")
+                state = "is not empty" if target.is_dir() else "is not a directory"
+                raise _artifact_error(f"{target} {state}", "choose another directory, or give overwrite=True to replace an exported model")
             files = self._files()
             _write(target, {**files, MANIFEST: manifests.encode(self.manifest, files)}, exists, is_empty)
         except OSError as error:
             raise _artifact_error(f"{target} cannot be written: {error}", "choose another directory") from error
 
     def _files(self) -> dict[str, bytes]:
+        """Returns the contents of the program's and the weights' file, by name. Raises: ArtifactError for weights of another dtype."""
         try:
             weights = safetensors.numpy.save(self.weights)
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -137,16 +138,25 @@ class ExportedModel:
         return {PROGRAM: self._program, WEIGHTS: weights}
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Returns the arrays in a call's arguments, in the program's order and with its dtypes."""
+        """Returns the arrays in a call's arguments, in the order and with the dtypes of the program's inputs."""
         structure = self.manifest.arguments
         try:
             positional, named = structure["items"]
-            found = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
+            values = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
         except StructureMismatch as error:
             raise _artifact_error(f"{self.manifest.name}: {error}", f"it takes {self._signature()}") from None
-        return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, found, strict=True)]
+        return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, values, strict=True)]
 
     def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
+        """Returns an argument as an array with the dtype that the program takes.
+
+        Args:
+            spec: the input of the program.
+            path: the path of the argument, for errors.
+            value: a NumPy or JAX array, or a Python number.
+
+        Raises: ArtifactError for another dtype, unless the argument is a number of the same kind, or a 32-bit array for a 64-bit input.
+        """
         dtype = DTYPES[spec.dtype]
         with jax.enable_x64(True):
             if isinstance(value, (bool, int, float, complex)):
@@ -163,30 +173,35 @@ class ExportedModel:
 
     def _check_sizes(self, arguments: Sequence[Any]) -> None:
         """Raises ArtifactError for wrong shapes. JAX itself checks dimensions that are expressions, such as 2*length."""
-        sizes: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, tuple[int, str]] = {}  # by dimension: its size, and the first input dimension that has it
         for spec, value in zip(self.manifest.inputs, arguments, strict=True):
-            fits = len(value.shape) == len(spec.shape)
-            fits = fits and all(size == found for size, found in zip(spec.shape, value.shape, strict=True) if isinstance(size, int))
-            if not fits:
+            matches = len(value.shape) == len(spec.shape)
+            matches = matches and all(
+                expected == size for expected, size in zip(spec.shape, value.shape, strict=True) if isinstance(expected, int)
+            )
+            if not matches:
                 raise _artifact_error(f"{spec} was passed with shape {list(value.shape)}", f"it takes {self._signature()}")
-            for dim, (name, found) in enumerate(zip(spec.shape, value.shape, strict=True)):
-                if name not in self.manifest.dimensions or not isinstance(found, int):
+            for dim, (name, size) in enumerate(zip(spec.shape, value.shape, strict=True)):
+                if name not in self.manifest.dimensions or not isinstance(size, int):
                     continue
-                place = f"dimension {dim} of {spec.name}"
+                location = f"dimension {dim} of {spec.name}"
                 low, high = self.manifest.dimensions[str(name)]
-                known, where = sizes.setdefault(str(name), (found, place))
-                if known != found:
-                    raise _artifact_error(f"{name} is {known} in {where}, and {found} in {place}", f"it takes {self._signature()}")
-                if found < low or (high is not None and found > high):
+                first_size, first_location = sizes.setdefault(str(name), (size, location))
+                if first_size != size:
+                    raise _artifact_error(
+                        f"{name} is {first_size} in {first_location}, and {size} in {location}", f"it takes {self._signature()}"
+                    )
+                if size < low or (high is not None and size > high):
                     limits = f"{low} or more" if high is None else f"{low} to {high}"
                     raise _artifact_error(
-                        f"{name} is {found} in {place}, and the program supports {limits}", "export it with other dynamic_shapes"
+                        f"{name} is {size} in {location}, and the program supports {limits}", "export it with other dynamic_shapes"
                     )
 
     def _signature(self) -> str:
         return ", ".join(map(str, self.manifest.inputs)) or "no arrays"
 
     def _takes_key(self, key: Any) -> bool:
+        """True if the program takes a random key. Raises ArtifactError if `key` is missing, or if it was given without need."""
         if self.manifest.draws_random and key is None:
             raise _artifact_error(
                 f"{self.manifest.name} draws random numbers, and needs a key",
@@ -214,8 +229,9 @@ class ExportedModel:
             for spec, stored in zip(specs, self._device_weights, strict=True)
         ]
 
-    def _raise_failed(self, failed: Any) -> None:
-        if isinstance(failed, jax.core.Tracer) or (index := int(failed)) < 0:
+    def _raise_failed_check(self, failed_check: Any) -> None:
+        """Raises the exception of the check with this index, which the program returned; -1 if no check failed."""
+        if isinstance(failed_check, jax.core.Tracer) or (index := int(failed_check)) < 0:
             return
         check = self.manifest.checks[index]
         error = getattr(builtins, check.error, None)
@@ -223,8 +239,18 @@ class ExportedModel:
 
 
 def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: bool) -> None:
-    """Writes complete files to a directory, which is new, empty, or replaced. Raises: OSError."""
-    # A rename within one directory cannot fail because a disk is full, or because the files are on two disks.
+    """Writes files to a directory. If a file cannot be written, the directory is unchanged.
+
+    Args:
+        target: the directory.
+        files: the contents of the files, by name.
+        exists: True if the directory exists. It is replaced, unless it is empty.
+        is_empty: True if the directory exists and is empty.
+
+    Raises: OSError.
+    """
+    # Complete files are renamed in the end. A rename within one directory cannot fail because a disk is full, or because the files are on
+    # two disks.
     unfinished = (target if is_empty else target.parent) / f".{target.name}.{uuid.uuid4().hex}"
     try:
         unfinished.mkdir(parents=True)
@@ -247,7 +273,10 @@ def _write(target: Path, files: Mapping[str, bytes], exists: bool, is_empty: boo
 
 
 def _move_into(target: Path, unfinished: Path, names: Iterable[str]) -> None:
-    """Moves files, in order, from a directory in `target` to `target`. If another process also writes there, moves none."""
+    """Moves files, in order, from `unfinished` (a directory in `target`) to `target`. If one of them cannot be moved, removes all.
+
+    Raises: FileExistsError if another process writes to `target`, too.
+    """
     if len(list(target.iterdir())) > 1:
         raise FileExistsError(f"another process writes to {target}")
     moved = []
@@ -271,30 +300,32 @@ def load(source: str | os.PathLike[str] | bytes) -> ExportedModel:
     files = _split(source) if isinstance(source, bytes) else _files_of(Path(source))
     try:
         manifest = manifests.decode(files.pop(MANIFEST), files)
-        weights = {name: _array(facts) for name, facts in safetensors.deserialize(files[WEIGHTS])}
+        weights = {name: _array(entry) for name, entry in safetensors.deserialize(files[WEIGHTS])}
     except (DamagedModelError, safetensors.SafetensorError) as error:
-        place = "" if isinstance(source, bytes) else f"{source}: "
-        raise _artifact_error(f"{place}{error}", _EXPORT_AGAIN) from None
+        prefix = "" if isinstance(source, bytes) else f"{source}: "
+        raise _artifact_error(f"{prefix}{error}", _EXPORT_AGAIN) from None
     return ExportedModel(manifest, files[PROGRAM], weights)
 
 
 def _files_of(directory: Path) -> dict[str, bytes]:
-    found = {}
+    """Reads the files of a saved model, by name. Raises: ArtifactError."""
+    files = {}
     for name in (MANIFEST, PROGRAM, WEIGHTS):
         try:
-            found[name] = (directory / name).read_bytes()
+            files[name] = (directory / name).read_bytes()
         except OSError as error:
             raise _artifact_error(
                 f"{directory} is not an exported model: {name}: {error.strerror}", "pass the directory that save wrote"
             ) from None
-    return found
+    return files
 
 
 def _split(data: bytes) -> dict[str, bytes]:
+    """Splits the bytes of `ExportedModel.serialize` into files, by name. Raises: ArtifactError."""
     start = len(_MAGIC) + 24
     if not data.startswith(_MAGIC) or len(data) < start:
         raise _artifact_error("these bytes are not an exported model", "pass the bytes that serialize returned")
-    sizes = [int.from_bytes(data[place : place + 8], "little") for place in range(len(_MAGIC), start, 8)]
+    sizes = [int.from_bytes(data[offset : offset + 8], "little") for offset in range(len(_MAGIC), start, 8)]
     expected = start + sum(sizes)
     if len(data) != expected:
         state = "incomplete" if len(data) < expected else "followed by other bytes"
@@ -302,10 +333,10 @@ def _split(data: bytes) -> dict[str, bytes]:
             f"the exported model is {state}: it has {expected} bytes, and {len(data)} were passed",
             "pass exactly the bytes that serialize returned",
         )
-    found = {}
+    files = {}
     for name, size in zip((MANIFEST, PROGRAM, WEIGHTS), sizes, strict=True):
-        found[name], start = data[start : start + size], start + size
-    return found
+        files[name], start = data[start : start + size], start + size
+    return files
 
 
 # Dtypes by their names in the safetensors format.
@@ -319,13 +350,15 @@ _SAFETENSORS_DTYPES = {
 _SAVED_DTYPES = frozenset(DTYPES[name] for name in _SAFETENSORS_DTYPES.values())
 
 
-def _array(facts: Mapping[str, Any]) -> np.ndarray:
-    if facts["dtype"] not in _SAFETENSORS_DTYPES:
-        raise DamagedModelError(f"the weights have a dtype {facts['dtype']}, which this version of dynaxla does not support")
-    return np.frombuffer(facts["data"], DTYPES[_SAFETENSORS_DTYPES[facts["dtype"]]]).reshape(facts["shape"])
+def _array(entry: Mapping[str, Any]) -> np.ndarray:
+    """Returns an array that `safetensors.deserialize` has read. Raises: DamagedModelError for a dtype that dynaxla does not know."""
+    if entry["dtype"] not in _SAFETENSORS_DTYPES:
+        raise DamagedModelError(f"the weights have a dtype {entry['dtype']}, which this version of dynaxla does not support")
+    return np.frombuffer(entry["data"], DTYPES[_SAFETENSORS_DTYPES[entry["dtype"]]]).reshape(entry["shape"])
 
 
 def _check_weight(spec: ArraySpec, value: Any) -> None:
+    """Raises ArtifactError if a weight is None, or has another shape or dtype than the program takes."""
     if value is None:
         raise _artifact_error(f"the weight {spec} is missing", _EXPORT_AGAIN)
     if tuple(value.shape) != spec.shape or value.dtype != DTYPES[spec.dtype]:

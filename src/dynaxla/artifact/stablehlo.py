@@ -42,7 +42,7 @@ _COMMUNICATION_OPS = frozenset(["stablehlo.send", "stablehlo.recv", "stablehlo.i
 
 
 def is_allowed(target: str) -> bool:
-    """True if an exported program may call this function: later versions of JAX keep it, and it runs no host code."""
+    """True if an exported program may call this function: later versions of JAX keep it, and it does not call Python code."""
     return target in _STABLE_CUSTOM_CALLS
 
 

@@ -1,7 +1,11 @@
 """JSON descriptions of nested tuples, lists and dicts of arrays.
 
-A description is one of {"kind": "tuple" or "list", "items": [...]}, {"kind": "dict", "keys": [...], "items": [...]}, {"kind": "array"}
-and {"kind": "constant", "value": ...}, in which the value is a number, a string, a bool or None.
+A description is one of these dicts:
+
+{"kind": "tuple" or "list", "items": [...]}       the items are descriptions
+{"kind": "dict", "keys": [...], "items": [...]}   the items are descriptions
+{"kind": "array"}
+{"kind": "constant", "value": ...}                the value is an int, float, bool, string or None
 """
 
 from __future__ import annotations

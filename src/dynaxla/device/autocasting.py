@@ -1,6 +1,6 @@
 """`torch.autocast("jax")`, with the policies of autocast on the CPU.
 
-An op's policy decides if it runs in the lower-precision dtype, in float32, or in the widest dtype among its operands.
+The policy of an op decides if the op runs in the lower-precision dtype, in float32, or in the widest dtype among its operands.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from . import pjrt_devices, storages, strided_memory
 from .op_compiler import compile_program
 from .strided_memory import StridedView
 
-# Compiled programs that read, write or bitcast a storage's array, for which there is no ATen op.
+# Compiled programs that read, write or bitcast a storage's array: no ATen op does this. The key has the metadata and the placement.
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 
 
@@ -56,8 +56,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(tensor, device="cpu")
     metrics.add("host_copies")
     layout = view.layout
-    has_no_bits = not view.conj and not view.neg
-    if has_no_bits and view.fills(nbytes) and array.dtype == dtypes.to_jax(view.dtype):
+    if not (view.conj or view.neg) and view.fills(nbytes) and array.dtype == dtypes.to_jax(view.dtype):
         host = storages.to_cpu_tensor(array, view.dtype).reshape(layout.packed_shape)
         inverse = sorted(range(len(layout.permutation)), key=layout.permutation.__getitem__)
         return host.permute(inverse)
@@ -91,9 +90,9 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
 
 
 def share(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Copies a tensor by giving its array, which is immutable, to the target's storage too.
+    """Copies a tensor without copying data: the target's storage gets the source's array, which is immutable.
 
-    Returns False and changes nothing where sharing the array does not make the target a copy of the source.
+    Returns False and changes nothing if this would not make the target a copy of the source, for example because their strides differ.
     """
     source_storage, target_storage = source.untyped_storage(), target.untyped_storage()
     view, target_view = StridedView.of(source), StridedView.of(target)
@@ -186,7 +185,10 @@ def _updated_array(old: jax.Array | None, nbytes: int, view: StridedView, value:
 
 
 def packed_array(tensor: torch.Tensor) -> jax.Array:
-    """Brings the array of a tensor's storage into the tensor's packed shape and dtype, and returns it. The tensor must fill its storage."""
+    """Returns the array of a tensor's storage in the tensor's packed shape and dtype. The storage keeps the array in this form.
+
+    The tensor must fill its storage.
+    """
     storage, view = tensor.untyped_storage(), StridedView.of(tensor)
     while True:
         array = storages.array_of(storage)
@@ -199,9 +201,10 @@ def packed_array(tensor: torch.Tensor) -> jax.Array:
             return packed
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.DeviceOrMesh) -> jax.Array:
+def zeros(shape: Sequence[int], dtype: torch.dtype, device_or_sharding: meshes.DeviceOrMesh) -> jax.Array:
+    """Returns an array of zeros on a device or with a sharding, even while JAX traces a function."""
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=where)
+        return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=device_or_sharding)
 
 
 def _placement_key(array: jax.Array, device: jax.Device) -> object:

@@ -18,18 +18,19 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
     Args:
         op: the op.
-        args: the op's arguments, with tensors on the device.
-        kwargs: the op's keyword arguments, in the same way.
+        args: the op's positional arguments, with tensors on the device.
+        kwargs: the op's keyword arguments.
         reason: the reason why XLA does not compute the op.
 
     Raises: the errors of the kernel. Nothing has been written to the device then.
     """
     device: torch.device | None = None
-    cpu_copies: dict[int, torch.Tensor] = {}
-    originals: dict[int, torch.Tensor] = {}
-    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    cpu_copies: dict[int, torch.Tensor] = {}  # by the id of the tensor on the device
+    originals: dict[int, torch.Tensor] = {}  # the tensors on the device, by the id of the copy
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that the op writes to, with their copies
 
     def to_cpu(value: Any, is_written: bool) -> Any:
+        """Returns an argument for the CPU kernel. `is_written`: True if the op writes to the argument."""
         nonlocal device
         if storages.is_jax_tensor(value):
             if device is not None and device != value.device:
@@ -69,7 +70,14 @@ def run_on_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
 
 def _to_device(value: Any, op: OpOverload, originals: Mapping[int, torch.Tensor], device: torch.device) -> Any:
-    """Copies the tensors in an op's result to the device. The CPU copy of an argument becomes the argument (`originals`, by id)."""
+    """Copies the tensors in an op's result to the device. In place of the CPU copy of an argument, it returns the argument itself.
+
+    Args:
+        value: the result of the op, or an item of it.
+        op: the op.
+        originals: the arguments on the device, by the id of their CPU copies.
+        device: the device.
+    """
     if isinstance(value, torch.Tensor):
         if id(value) in originals:
             return originals[id(value)]

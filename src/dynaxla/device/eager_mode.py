@@ -48,17 +48,18 @@ from .op_compiler import (
 )
 from .strided_memory import StridedView
 
-# Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the value is the reason (str).
+# The largest number of keys in each of the two caches of programs.
 CAPACITY = 4096
+# Compiled ops, by the metadata of their operands. For an op that XLA does not compute, the value is the reason (str).
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# Traced ops, in the same way. They become part of a function that JAX traces.
+# Traced ops for operands that hold tracers, with the same keys and values. They become part of a function that JAX traces.
 _traced_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
-# A cache value: the numbers of this op are compiled in, so each set of numbers needs a program of its own.
+# A value in these caches: the numbers of this op are compiled in, so the cache has a program for each set of numbers.
 CONSTANT_NUMBERS = object()
 _NUMBER_TYPES = (int, float, bool, complex)
 # Python numbers as arrays of rank 0.
 _numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
-# The largest number of programs of an op that take its numbers as inputs. Beyond it, new numbers are compiled in.
+# The largest number of programs of one key that take the op's numbers as inputs. Beyond it, new numbers are compiled in.
 _MAX_VARIANTS = 8
 # Ops that accept index tensors on the CPU, as in ATen.
 _CPU_INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
@@ -72,9 +73,9 @@ class _OpCall:
     Attributes:
         op: the op.
         device: the torch device of the operands; None before the first operand on the device.
-        storages: the storages, by slot.
+        storages: the storages, by slot, without CPU operands.
         arrays: the array of each slot; None for a storage that nobody has written to.
-        slots: the metadata of each slot.
+        slot_metadata: the metadata of each slot.
         generator: the user's random generator, if an argument is one.
         numbers: the Python numbers that the program may take as inputs.
         dtypes: the dtypes of all tensors.
@@ -85,7 +86,7 @@ class _OpCall:
         self.device: torch.device | None = None
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.arrays: list[jax.Array | None] = []
-        self.slots: list[StorageMetadata] = []
+        self.slot_metadata: list[StorageMetadata] = []
         self._slot_of_storage: dict[int, int] = {}
         self._cpu_operands: list[tuple[int, torch.Tensor]] = []
         self._other_device: torch.device | None = None
@@ -120,6 +121,7 @@ class _OpCall:
             raise mixed_devices_error(self.op, self.device, device)
 
     def _tensor(self, tensor: torch.Tensor) -> TensorOperand:
+        """Returns the operand for a tensor, whose storage gets a slot. The array of a CPU operand is added by `place_operands`."""
         is_on_cpu = is_allowed_on_cpu(self.op, tensor)
         self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:
@@ -142,10 +144,12 @@ class _OpCall:
 
     def _add(self, array: jax.Array | None, metadata: StorageMetadata) -> None:
         self.arrays.append(array)
-        self.slots.append(metadata)
+        self.slot_metadata.append(metadata)
 
     def place_operands(self, is_traced: bool, op_sharding: NamedSharding | None) -> tuple[jax.Device, NamedSharding | None]:
-        """Copies operands on the CPU to the device or the mesh. Returns the device, and the mesh if an operand is on one.
+        """Copies operands on the CPU to the device or the mesh.
+
+        Returns the device, and the mesh's replicated sharding if an operand is on a mesh, else None.
 
         Args:
             is_traced: True if an operand holds a JAX tracer.
@@ -157,27 +161,27 @@ class _OpCall:
         if self._other_device is not None:
             raise mixed_devices_error(self.op, self._other_device, self.device)
         device = pjrt_devices.jax_device(self.device.index)
-        where = self._replicate_on_mesh(op_sharding) if meshes.may_have_sharded_arrays() and not is_traced else None
+        mesh_sharding = self._replicate_on_mesh(op_sharding) if meshes.may_have_sharded_arrays() and not is_traced else None
         for slot, tensor in self._cpu_operands:
-            self.arrays[slot] = storages.array_from_cpu(tensor, where or device)
-            self.slots[slot] = self.slots[slot]._replace(sharding=where)
-        return device, where
+            self.arrays[slot] = storages.array_from_cpu(tensor, mesh_sharding or device)
+            self.slot_metadata[slot] = self.slot_metadata[slot]._replace(sharding=mesh_sharding)
+        return device, mesh_sharding
 
     def _replicate_on_mesh(self, op_sharding: NamedSharding | None) -> NamedSharding | None:
-        """Replicates operands on one device over the mesh of the other operands. Returns this mesh, or None if there is none."""
+        """Replicates operands on one device over the mesh of the other operands. Returns the mesh's replicated sharding, or None."""
         shardings = [meshes.sharding_of(array) for array in self.arrays]
-        where = meshes.common([*shardings, op_sharding])
-        for slot, storage in self.storages.items() if where is not None else ():
+        mesh_sharding = meshes.common([*shardings, op_sharding])
+        for slot, storage in self.storages.items() if mesh_sharding is not None else ():
             array = self.arrays[slot]
-            if array is not None and where is not None:
+            if array is not None and mesh_sharding is not None:
                 if shardings[slot] is None:
-                    array = self.arrays[slot] = storages.replicate(storage, array, where)
-                self.slots[slot] = self.slots[slot]._replace(sharding=meshes.sharding_of(array))
-        return where
+                    array = self.arrays[slot] = storages.replicate(storage, array, mesh_sharding)
+                self.slot_metadata[slot] = self.slot_metadata[slot]._replace(sharding=meshes.sharding_of(array))
+        return mesh_sharding
 
 
 def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor) -> bool:
-    """True if an operand is on the CPU where ATen accepts that: it has rank 0, or is an index.
+    """True if an operand is on the CPU, and ATen accepts that: it has rank 0, or the op takes index tensors on the CPU.
 
     Raises: RuntimeError for a dtype that JAX does not have; NotLowered for another layout than strided.
     """
@@ -188,15 +192,16 @@ def is_allowed_on_cpu(op: OpOverload, tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and (not tensor.dim() or op._schema.name in _CPU_INDEX_OPS)
 
 
-def mixed_devices_error(op: OpOverload, one: torch.device, other: torch.device) -> RuntimeError:
-    names = " and ".join(sorted({str(one), str(other)}))
+def mixed_devices_error(op: OpOverload, first: torch.device, second: torch.device) -> RuntimeError:
+    """Returns the error for an op whose operands are on two devices."""
+    names = " and ".join(sorted({str(first), str(second)}))
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {names}! (in {op}; move one of them with .to)"
     )
 
 
 def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Runs an op on the device. This is the fallback kernel that torch's dispatcher calls.
+    """Runs an op on the device: the general kernel, which torch's dispatcher calls for ops without a kernel of their own.
 
     Raises: RuntimeError for operands on several devices; ForkError; the error of a failed check of the op. Nothing has been written then.
     """
@@ -224,11 +229,11 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _written_arguments(op: OpOverload, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    return [kwargs[name] if name in kwargs else args[_positions(op)[name]] for name in names]
+    return [kwargs[name] if name in kwargs else args[_argument_positions(op)[name]] for name in names]
 
 
 @functools.cache
-def _positions(op: OpOverload) -> dict[str, int]:
+def _argument_positions(op: OpOverload) -> dict[str, int]:
     return {item.name: index for index, item in enumerate(op._schema.arguments)}
 
 
@@ -237,17 +242,17 @@ _recorder: Callable[..., Any] | None = None
 
 
 def set_recorder(function: Callable[..., Any] | None) -> None:
-    """Sets the function that `run` calls in place of computing an op. None makes `run` compute ops itself."""
+    """Sets the function that `run` calls with its own arguments instead of computing the op. None turns this off."""
     global _recorder
     _recorder = function
 
 
 def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Computes an op. Its results are written to the targets; without targets they are new tensors.
+    """Computes an op. The results are written to the targets; without targets they are new tensors.
 
     Raises: NotLowered; the errors of `kernel`.
     """
-    is_traced = storages.hold_tracers(tree_leaves((args, kwargs, list(targets)))) if storages.tracer_checks_enabled() else False
+    is_traced = storages.any_traced_tensor(tree_leaves((args, kwargs, list(targets)))) if storages.tracer_checks_enabled() else False
     if _recorder is not None and not is_traced:
         return _recorder(functional_op, args, kwargs, targets)
     call = _OpCall(functional_op.op)
@@ -259,18 +264,20 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
         operands, named_operands = to_operand(args), {name: to_operand(value) for name, value in kwargs.items()}
     target_operands = tuple([to_operand(target) for target in targets])
     call.device = call.device or pjrt_devices.with_index(torch.device(storages.NAME))
-    device, where = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))
+    device, mesh_sharding = call.place_operands(is_traced, sharding_of_call(functional_op.op, args))
     settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-    slots = tuple(call.slots)
+    slots = tuple(call.slot_metadata)
     key = (
-        functional_op.op, meshes.device_key(where or device), _hashable(operands),
+        functional_op.op, meshes.device_key(mesh_sharding or device), _hashable(operands),
         tuple([(name, _hashable(value)) for name, value in named_operands.items()]),
         target_operands, slots, torch.get_default_dtype(), settings,
     )  # fmt: skip
     is_doubtful = bool(call.numbers) and kernel_refusals.may_refuse_numbers(functional_op.name, call.numbers, call.dtypes)
     program, number_inputs = find_or_compile(
         _traced_programs if is_traced else _programs, trace_op if is_traced else compile_op, key, call.numbers, is_doubtful,
-        lambda: OpSpecialization(functional_op, operands, named_operands, target_operands, slots, device, tuple(call.numbers), where),
+        lambda: OpSpecialization(
+            functional_op, operands, named_operands, target_operands, slots, device, tuple(call.numbers), mesh_sharding
+        ),
     )  # fmt: skip
     if isinstance(program, str):
         raise NotLowered(program)
@@ -282,8 +289,8 @@ def run(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, A
     if is_traced and program.draws_random:
         raise random_numbers_under_jit(str(functional_op.op))
     if program.draws_random:
-        arrays.append(generators.seed_array(call.generator, call.device.index, where or device))
-    arrays += [_number(value, dtype, where or device) for value, dtype in number_inputs]
+        arrays.append(generators.seed_array(call.generator, call.device.index, mesh_sharding or device))
+    arrays += [_number_array(value, dtype, mesh_sharding or device) for value, dtype in number_inputs]
     try:
         results = _inline(program.traced, arrays) if is_traced else list(program.call(arrays))
     except jax.errors.JaxRuntimeError as error:
@@ -418,7 +425,10 @@ def _compile_and_store(
 
 
 class _KeyedLocks:
-    """Locks by key. If several threads need the same new program, one compiles it and the others wait. If it fails, the next one tries."""
+    """A lock for each key. If several threads need the same new program, one thread compiles it while the others wait.
+
+    If the compilation fails, the next of the waiting threads tries.
+    """
 
     def __init__(self) -> None:
         self._lock = forks.lock()
@@ -427,8 +437,8 @@ class _KeyedLocks:
 
     @contextlib.contextmanager
     def exclusive(self, key: Any) -> Iterator[None]:
-        """Holds the lock of a key during the block, unless this thread holds a lock already."""
-        if getattr(self._thread, "is_compiling", False):  # two threads that need each other's program would wait for ever
+        """Holds the lock of a key inside the block, unless this thread already holds the lock of another key."""
+        if getattr(self._thread, "is_compiling", False):  # two threads that need each other's program would wait forever
             yield
             return
         with self._lock:
@@ -451,15 +461,15 @@ class _KeyedLocks:
 _compile_locks = _KeyedLocks()
 
 
-def _number(value: Any, dtype: np.dtype, where: meshes.DeviceOrMesh) -> jax.Array:
-    """Returns a Python number as an array of rank 0."""
+def _number_array(value: Any, dtype: np.dtype, device_or_mesh: meshes.DeviceOrMesh) -> jax.Array:
+    """Returns a Python number as an array of rank 0 on a device or mesh."""
     kind = type(value)
     # The sign distinguishes 0.0 from -0.0.
-    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.device_key(where)
+    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.device_key(device_or_mesh)
     array = _numbers.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(number(value, dtype), where)
+            array = jax.device_put(number(value, dtype), device_or_mesh)
         _numbers.put(key, array)
     return array
 

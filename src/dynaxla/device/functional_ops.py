@@ -19,8 +19,8 @@ _STORAGE_ARGUMENTS = ("dtype", "layout", "device", "pin_memory", "memory_format"
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
 _FUNCTIONAL_OVERLOADS = {aten.bernoulli_.float: aten.bernoulli.p}
 
-# Ops whose Python numbers affect only the values of the result: neither its shape nor whether torch's kernels accept the operands. Their
-# programs take the numbers as inputs.
+# Ops whose Python numbers affect only the values of the result. They do not affect its shape, or the operands that torch's kernels accept.
+# The programs of these ops take the numbers as inputs.
 _NUMBERS_AS_INPUTS = frozenset([
     "add", "sub", "rsub", "mul", "multiply", "subtract", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
     "addcmul", "addcdiv", "lerp", "clamp", "clamp_min", "clamp_max", "clip", "fill", "full_like", "masked_fill", "where",
@@ -36,8 +36,8 @@ class FunctionalOp:
     """An op and its functional counterpart.
 
     Attributes:
-        op: the overload.
-        functional: the op that returns the values as new tensors; `op` itself if it writes nothing; None if there is no such op.
+        op: the overload that was called.
+        functional: the op that returns the values as new tensors; `op` itself if `op` writes nothing; None if there is no such op.
         written: the names of the arguments that `op` writes to, in the order of the functional op's results.
         out_arguments: the names of the `out` arguments of `op`, which the functional op does not take.
         passes_dtype: True if the functional op must be given a dtype, namely the dtype of the tensor that `op` writes to.
@@ -94,8 +94,8 @@ def functional_op_of(op: OpOverload) -> FunctionalOp:
 def overload_for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverload:
     """Returns the overload that takes Python numbers in place of some tensors.
 
-    Returns the op itself if there is no such overload, or if the op accepts numbers for tensors. ATen's kernels get such a number as a
-    rank-0 tensor that counts as a number in type promotion. Python kernels get the number, which few overloads with tensors accept.
+    Returns the op itself if there is no such overload, or if the op accepts numbers for tensors. ATen's kernels get a rank-0 tensor in
+    place of the number, which counts as a number in type promotion. Python kernels get the number, which few overloads for tensors accept.
 
     Args:
         op: the overload that was called.

@@ -16,7 +16,7 @@ from ..runtime import meshes
 
 _lock = forks.lock()
 _generators: dict[int, torch.Generator] = {}
-_thread = threading.local()  # attribute refuses: True while drawing raises
+_thread = threading.local()  # its attribute draws_forbidden is True inside `forbid_draws`
 # The seed of generators that do not exist yet.
 _seed = [torch.initial_seed()]
 
@@ -30,11 +30,12 @@ def generator_of(index: int) -> torch.Generator:
 
 
 def manual_seed(index: int, seed: int) -> None:
+    """Seeds the generator of one device."""
     generator_of(index).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds all devices, including those that are used later."""
+    """Seeds all devices, including devices that are first used later."""
     with _lock:
         _seed[0] = seed
         for generator in _generators.values():
@@ -44,12 +45,12 @@ def manual_seed_all(seed: int) -> None:
 @contextlib.contextmanager
 def forbid_draws() -> Iterator[None]:
     """Makes ops that draw random numbers raise UnsupportedOp inside the block, in this thread."""
-    before = getattr(_thread, "refuses", False)
-    _thread.refuses = True
+    before = getattr(_thread, "draws_forbidden", False)
+    _thread.draws_forbidden = True
     try:
         yield
     finally:
-        _thread.refuses = before
+        _thread.draws_forbidden = before
 
 
 def draw_seed(generator: torch.Generator | None, index: int) -> np.ndarray:
@@ -61,12 +62,12 @@ def draw_seed(generator: torch.Generator | None, index: int) -> np.ndarray:
 
     Raises: UnsupportedOp inside `forbid_draws`.
     """
-    if getattr(_thread, "refuses", False):
+    if getattr(_thread, "draws_forbidden", False):
         raise random_numbers_under_jit("a torch function under JAX")
     bits = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=generator or generator_of(index))
     return bits.numpy().view(np.uint32)
 
 
-def seed_array(generator: torch.Generator | None, index: int, where: meshes.DeviceOrMesh) -> jax.Array:
+def seed_array(generator: torch.Generator | None, index: int, device_or_mesh: meshes.DeviceOrMesh) -> jax.Array:
     """Draws a seed as `draw_seed` does, and copies it to a device or a mesh."""
-    return jax.device_put(draw_seed(generator, index), where)
+    return jax.device_put(draw_seed(generator, index), device_or_mesh)

@@ -1,6 +1,6 @@
 """Gives gradients on a mesh the shardings of their parameters.
 
-XLA chooses the shardings of a program's results, and does not know which of them are gradients.
+XLA chooses the shardings of a program's results. It does not know that some of the results are gradients.
 """
 
 from __future__ import annotations

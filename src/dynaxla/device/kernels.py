@@ -82,9 +82,9 @@ def empty_like(
         shape, sharding = storages.shape_and_sharding(tensor.untyped_storage())
         if sharding is not None and shape == StridedView.of(result).layout.packed_shape:
             storages.set_content(result.untyped_storage(), copies.zeros(shape, result.dtype, sharding))
-        shape, sharding = storages.plan_of(tensor.untyped_storage())
+        shape, sharding = storages.virtual_sharding_of(tensor.untyped_storage())
         if shape is not None and sharding is not None:
-            storages.set_plan(result.untyped_storage(), shape, sharding)
+            storages.set_virtual_sharding(result.untyped_storage(), shape, sharding)
     return result
 
 
@@ -129,12 +129,12 @@ def item(tensor: torch.Tensor) -> Any:
     return copies.to_cpu(tensor).item()
 
 
-def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.device != other.device:
+def equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if tensor.device != other.device:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {one.device} and {other.device}!"
+            f"Expected all tensors to be on the same device, but found at least two devices, {tensor.device} and {other.device}!"
         )
-    return one.shape == other.shape and bool(one.eq(other).all())
+    return tensor.shape == other.shape and bool(tensor.eq(other).all())
 
 
 def set_storage(
@@ -154,6 +154,7 @@ def set_storage(
 
 
 def set_whole_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    """Implements tensor.set_(source): the tensor becomes a vector of all elements of the storage."""
     return set_storage(tensor, source, 0, (source.nbytes() // tensor.element_size(),), (1,))
 
 
@@ -161,7 +162,8 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return set_storage(tensor, source.untyped_storage(), int(source.storage_offset()), tuple(source.shape), tuple(source.stride()))
 
 
-def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
+def set_empty_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Implements tensor.set_() without arguments: the tensor becomes an empty vector on a new storage."""
     return set_storage(tensor, storages.make_storage(0, tensor.device), 0, (0,), (1,))
 
 
@@ -205,7 +207,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Implements native_batch_norm, which updates the running statistics although its schema does not declare these writes."""
+    """Implements native_batch_norm. It writes to the running statistics, although its schema does not say so."""
     if not training and running_mean is not None:
         op = aten._native_batch_norm_legit_no_training.default
         return eager_mode.run_or_fall_back(op, (x, weight, bias, running_mean, running_var, momentum, eps))
@@ -259,7 +261,11 @@ def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: 
 
 
 def fused_step(op: Any) -> Any:
-    """Returns a kernel that runs an optimizer's fused step as one program. Numbers other than 0 are inputs of the program."""
+    """Returns a kernel that runs an optimizer's fused step as one program.
+
+    The learning rate is an input of the program, and so are other floats unless they are 0: the program of a step without, for example,
+    weight decay has no code for it.
+    """
     step = fused_steps.fused_step(op)
     assert step is not None
 
@@ -298,17 +304,17 @@ def choose_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
-    """Chooses the ops that compute scaled_dot_product_attention: the fused op (OVERRIDEABLE), or torch's products and softmax (MATH).
+    """Chooses the ops that compute scaled_dot_product_attention: the fused op (OVERRIDEABLE), or torch's matmuls and softmax (MATH).
 
-    Products and softmax broadcast batches and heads, raise the errors of wrong calls, and take float64, for which the fused op's
-    log-sum-exp is too imprecise. `torch.nn.attention.sdpa_kernel(MATH)` turns off the flags of all kernels with names of their own, and
-    leaves the math flag on.
+    Matmuls and softmax broadcast batches and heads, raise torch's errors for wrong calls, and take float64, for which the fused op's
+    log-sum-exp is too imprecise. They are also chosen inside `torch.nn.attention.sdpa_kernel(MATH)`, which turns off the flags of all named
+    kernels (flash, memory-efficient, cuDNN), and leaves the math flag on.
 
     Returns: The value of a member of torch.nn.attention.SDPBackend.
     """
     flags = torch.backends.cuda
     has_kernels = flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.cudnn_sdp_enabled()
-    fits = (
+    is_supported = (
         query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -317,14 +323,14 @@ def choose_attention(
         and (query.shape[1] == key.shape[1] or (enable_gqa and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0))
     )
     if attn_mask is not None:
-        sizes = (*query.shape[:3], key.shape[2])[4 - attn_mask.dim() :] if fits and attn_mask.dim() <= 4 else ()
-        fits = (
+        sizes = (*query.shape[:3], key.shape[2])[4 - attn_mask.dim() :] if is_supported and attn_mask.dim() <= 4 else ()
+        is_supported = (
             not is_causal
             and attn_mask.dtype in (torch.bool, query.dtype)
             and len(sizes) == attn_mask.dim() >= 2
             and all(mask_size in (1, size) for mask_size, size in zip(attn_mask.shape, sizes, strict=True))
         )
-    return _FUSED if fits and (has_kernels or not flags.math_sdp_enabled()) else _MATH
+    return _FUSED if is_supported and (has_kernels or not flags.math_sdp_enabled()) else _MATH
 
 
 def attention(
@@ -338,7 +344,10 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Implements scaled_dot_product_attention, above autograd, since torch asks only kernels in C++ which op they choose."""
+    """Implements scaled_dot_product_attention, above autograd, which differentiates the ops that this function calls.
+
+    ATen's own implementation chooses these ops by a stub in C++, for which Python cannot register `choose_attention`.
+    """
     settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if choose_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings) == _MATH:
         return aten.scaled_dot_product_attention.default.decompose(query, key, value, attn_mask, dropout_p, is_causal, **settings)
@@ -374,7 +383,7 @@ _KERNELS: dict[Any, Any] = {
     aten.set_.source_Storage_storage_offset: set_storage,
     aten.set_.source_Storage: set_whole_storage,
     aten.set_.source_Tensor: set_tensor,
-    aten.set_.default: set_nothing,
+    aten.set_.default: set_empty_storage,
     aten.resize_.default: resize,
     aten.as_strided_copy.default: as_strided_copy,
     aten.as_strided_scatter.default: as_strided_scatter,
@@ -403,7 +412,7 @@ _GENERAL_KERNEL_OPS = (
     aten.cholesky_solve.default, aten._grouped_mm.default,
     aten._scaled_dot_product_fused_attention_overrideable.default, aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )  # fmt: skip
-# The dispatch key of ATen's kernels of structured ops for all devices. These kernels need the addresses of the operands.
+# The dispatch key of the kernels that ATen has for structured ops on every device. These kernels need the addresses of the operands.
 _STRUCTURED_KERNELS = "CompositeExplicitAutogradNonFunctional"
 
 _libraries: list[torch.library.Library] = []
@@ -420,7 +429,7 @@ def register() -> None:
         aten_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
         dynaxla_library.impl(op, _general_kernel(op), private.PRIVATEUSE1_KEY)
-    for key in ("Conjugate", "Negative"):  # torch's own kernel first materializes the bit by a copy, which is this op again
+    for key in ("Conjugate", "Negative"):  # torch's own kernel would resolve the bit by a copy, which is this op again
         aten_library.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     aten_library.impl(aten._pin_memory.default, private.skipped_by_dynamo(pin_memory), "CPU")
     all_libraries.fallback(torch.library.fallthrough_kernel, private.PRIVATEUSE1_AUTOCAST_KEY)

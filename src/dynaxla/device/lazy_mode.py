@@ -1,9 +1,12 @@
 """Lazy mode: ops are recorded, and run as one program when a value is read.
 
 A storage holds a `DeferredContent` in place of an array. Each device has one recording, to which all threads add. The values in a recording
-are numbered: results of ops from 0, arrays from before the recording -1, -2, ... A step of the recording is an op, the id of the op's first
-result, and the ids of the values that the op takes. Values never change: a write to a storage gives the storage another value. So the
-program depends only on the steps and on the set of values that are still needed when it runs. Both form its cache key.
+have ids: results of ops 0, 1, 2, ..., and arrays from before the recording -1, -2, ... A step of the recording is an op, the id of the op's
+first result, and the ids of the values that the op takes. Example: for arrays a and b, (a + b) * b is the steps (add, 0, -1, -2) and
+(mul, 1, 0, -2).
+
+Values never change: a write to a storage gives the storage another value. So the code of the program depends only on the steps, the shapes
+and dtypes of the arrays, and the set of values that are still needed when it runs. `lazy_programs.py` caches programs by these.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ MAX_OPS = 4_000
 # The largest number of cached traced ops.
 CAPACITY = 16_384
 
-_lock = forks.lock()
+_lock = forks.lock()  # held while an op is recorded and while a recording runs
 _recordings: dict[int, LazyRecording] = {}  # by device index
-# `DeferredContent.previous` of a storage that the recording created.
+# The value of `DeferredContent.previous` for a storage that the recording created.
 _CREATED = object()
 
 
@@ -57,7 +60,8 @@ class _TracedOpCache(dict[Any, Any]):
             metrics.add("evictions")
 
 
-_ops = _TracedOpCache()
+# Traced ops, by the key of `_LazyCall`.
+_traced_ops = _TracedOpCache()
 
 
 class DeferredContent(storages.StorageContent):
@@ -84,6 +88,10 @@ class DeferredContent(storages.StorageContent):
         return self.shape_dtype[0], self.sharding
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        """Runs the recording, and returns the storage's array, which becomes the content of the storage.
+
+        Raises: the errors of `LazyRecording.run`; ExecutionError if the recording has failed earlier and had created the storage.
+        """
         with _lock:
             if (recording := self.recording) is not None:
                 recording.run()
@@ -109,7 +117,7 @@ class LazyRecording:
         steps: the ops.
         value_count: the number of values that the steps compute.
         deferred: weak references to the contents of storages whose values the recording computes.
-        arrays: the values -1, -2, ...
+        arrays: the arrays from before the recording, with the ids -1, -2, ...
         is_finished: True once the recording has run or failed. It then takes no more ops.
     """
 
@@ -120,16 +128,17 @@ class LazyRecording:
         self.value_count = 0
         self.deferred: list[weakref.ref[DeferredContent]] = []
         self.arrays: list[jax.Array] = []
+        # The id, shape and dtype of each of these arrays, by the array's Python id.
         self._value_ids: dict[int, tuple[int, tuple[Any, Any]]] = {}
         self.is_finished = False
 
-    def value_of(self, array: jax.Array) -> tuple[int, tuple[Any, Any]]:
-        """Returns the id of an array from before the recording, and its shape and dtype."""
-        found = self._value_ids.get(id(array))
-        if found is None:
+    def value_id_of(self, array: jax.Array) -> tuple[int, tuple[Any, Any]]:
+        """Returns the id of an array from before the recording, and its shape and dtype. A new array gets the next id."""
+        entry = self._value_ids.get(id(array))
+        if entry is None:
             self.arrays.append(array)
-            found = self._value_ids[id(array)] = -len(self.arrays), (array.shape, array.dtype)
-        return found
+            entry = self._value_ids[id(array)] = -len(self.arrays), (array.shape, array.dtype)
+        return entry
 
     def defer(self, value_id: int, shape_dtype: tuple[Any, Any], previous: Any = _CREATED) -> DeferredContent:
         """Creates the content of a storage that gets a value of this recording."""
@@ -150,20 +159,20 @@ class LazyRecording:
                 raise forks.fork_error()
             while not self.is_finished:
                 steps, arrays = list(self.steps), list(self.arrays)
-                deferred = [found for reference in self.deferred if (found := reference()) is not None and found.recording is self]
+                deferred = [content for reference in self.deferred if (content := reference()) is not None and content.recording is self]
                 try:
-                    wanted = [(found.value_id, found.sharding) for found in deferred]
+                    wanted = [(content.value_id, content.sharding) for content in deferred]
                     results = lazy_programs.run(steps, arrays, wanted, self.device)
                 except Exception as error:
                     for reference in self.deferred:  # includes contents that a finalizer has added meanwhile
-                        if (found := reference()) is not None and found.recording is self:
-                            found.fail(error)
+                        if (content := reference()) is not None and content.recording is self:
+                            content.fail(error)
                     self._end()
                     raise
                 if len(steps) == len(self.steps):  # otherwise a finalizer or a signal handler has added steps
-                    for found, array in zip(deferred, results, strict=True):
-                        found.outcome = array
-                        found.recording = found.previous = None
+                    for content, array in zip(deferred, results, strict=True):
+                        content.outcome = array
+                        content.recording = content.previous = None
                     self._end()
 
     def _end(self) -> None:
@@ -184,18 +193,18 @@ def run_all() -> None:
 
 
 def record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
-    """Records an op in place of `eager_mode.run`. Raises: NotLowered, and the errors of `run` that depend on metadata only."""
+    """Records an op; `eager_mode.run` calls this in lazy mode. Raises: NotLowered, and the errors of `run` that depend on metadata only."""
     while True:
         with _lock:
-            found = _record(functional_op, args, kwargs, targets)
-        if isinstance(found, ResizeNeeded):
-            for target, item in zip(targets, found.outputs, strict=True):
+            result = _record(functional_op, args, kwargs, targets)
+        if isinstance(result, ResizeNeeded):
+            for target, item in zip(targets, result.outputs, strict=True):
                 eager_mode.resize_output(target, item.shape, item.stride)
-        elif isinstance(found, _StorageInUse):
-            # This waits for the running program, without the lock, which torch kernels called by the program may need.
-            storages.array_of(found.storage)
+        elif isinstance(result, _StorageInUse):
+            # Waits for the running program, without `_lock`: the program may call torch's kernels, which may need the lock.
+            storages.array_of(result.storage)
         else:
-            return found
+            return result
 
 
 def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
@@ -208,7 +217,7 @@ def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[st
         if call.storage_in_use is not None:
             return call.storage_in_use
         traced, number_inputs = eager_mode.find_or_compile(
-            _ops, _trace, call.key(), call.numbers, call.has_doubtful_numbers(), call.specialization
+            _traced_ops, _trace, call.key(), call.numbers, call.has_doubtful_numbers(), call.specialization
         )
         if isinstance(traced, str):
             raise NotLowered(traced)
@@ -218,8 +227,8 @@ def _record(functional_op: FunctionalOp, args: Sequence[Any], kwargs: Mapping[st
         if call.recording.is_finished:  # a finalizer or a signal handler has read a value
             continue
         call.recording.steps.append(step)
-        if call.write(traced, step.first_value):
-            return call.results(traced, step.first_value)
+        if call.write(traced, step.first_value_id):
+            return call.results(traced, step.first_value_id)
 
 
 @dataclass(frozen=True)
@@ -230,8 +239,8 @@ class _StorageInUse:
 
 
 def _trace(specialization: OpSpecialization) -> TracedOp | ResizeNeeded:
-    found = trace_op(specialization)
-    return found if isinstance(found, ResizeNeeded) else TracedOp.of(specialization, found)
+    program = trace_op(specialization)
+    return program if isinstance(program, ResizeNeeded) else TracedOp.of(specialization, program)
 
 
 class _LazyCall:
@@ -242,8 +251,7 @@ class _LazyCall:
     Attributes:
         key_parts: the parts of the cache key.
         storages: the storage of each slot; None for a CPU operand.
-        slots: the slot of each storage, by the storage's Python id.
-        contents: the content of each storage when it was read.
+        contents: the content of each slot's storage when this call has read it; None for a CPU operand.
         value_ids: the id of the value of each slot; None for an unwritten storage.
         shape_dtypes: the shape and the dtype of the array of each slot; (None, None) for an unwritten storage.
         storage_in_use: a storage that a running program may write to. If there is one, the call cannot be recorded yet.
@@ -260,7 +268,7 @@ class _LazyCall:
         self.functional_op, self.args, self.kwargs, self.targets = functional_op, args, kwargs, targets
         self.key_parts: list[Any] = [functional_op.op]
         self.storages: list[torch.UntypedStorage | None] = []
-        self.slots: dict[int, int] = {}
+        self._slot_of_storage: dict[int, int] = {}  # by the storage's Python id
         self.contents: list[Any] = []
         self.value_ids: list[int | None] = []
         self.shape_dtypes: list[tuple[Any, Any]] = []
@@ -284,13 +292,19 @@ class _LazyCall:
             for target in targets:
                 self._add_tensor(target)
 
-    def _add_argument(self, value: Any, is_input: bool) -> None:
+    def _add_argument(self, value: Any, takes_number: bool) -> None:
+        """Adds an argument to the cache key, and its tensors and numbers to the operands.
+
+        Args:
+            value: the argument.
+            takes_number: True if the op's program takes a Python number here as an input, so that the number is not part of the key.
+        """
         kind = type(value)
         if kind is torch.Tensor or isinstance(value, torch.Tensor):
             self._add_tensor(value)
         elif kind is float or kind is int:
             self.key_parts.append(kind)
-            if is_input:
+            if takes_number:
                 self.numbers.append(value)
             else:
                 self.key_parts.append(value if value and value == value else repr(value))
@@ -312,11 +326,12 @@ class _LazyCall:
             self.key_parts += kind, repr(value) if kind is complex else value
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
+        """Adds a tensor's metadata to the cache key. Adds its storage to the operands, unless another operand is on the same storage."""
         if tensor.device != self.device:
             return self._add_cpu_operand(tensor)
         storage = tensor.untyped_storage()
         key_parts = self.key_parts
-        slot = self.slots.setdefault(id(storage), len(self.storages))
+        slot = self._slot_of_storage.setdefault(id(storage), len(self.storages))
         if slot < len(self.storages):
             key_parts.append(slot)
         else:
@@ -329,7 +344,7 @@ class _LazyCall:
             else:
                 if isinstance(content, storages.StorageContent):
                     content = content.array(storage)
-                value_id, shape_dtype = (None, None) if content is None else self.recording.value_of(content)
+                value_id, shape_dtype = (None, None) if content is None else self.recording.value_id_of(content)
             self.value_ids.append(value_id)
             self.shape_dtypes.append(shape_dtype or (None, None))
             key_parts += storage.nbytes(), shape_dtype
@@ -345,7 +360,7 @@ class _LazyCall:
         """Adds an operand on the CPU, which has rank 0 or is an index."""
         if not eager_mode.is_allowed_on_cpu(self.functional_op.op, tensor):
             raise eager_mode.mixed_devices_error(self.functional_op.op, tensor.device, self.device)
-        value_id, shape_dtype = self.recording.value_of(storages.array_from_cpu(tensor, self.recording.device))
+        value_id, shape_dtype = self.recording.value_id_of(storages.array_from_cpu(tensor, self.recording.device))
         self.value_ids.append(value_id)
         self.shape_dtypes.append(shape_dtype)
         self.storages.append(None)
@@ -368,23 +383,25 @@ class _LazyCall:
     def step(self, traced: TracedOp, number_inputs: Sequence[Any]) -> RecordedOp:
         """Returns the call as a step of the recording, and reserves the ids of its results."""
         seed = generators.draw_seed(self.generator, self.device.index) if traced.draws_random else None
-        first = self.recording.value_count
-        self.recording.value_count = first + len(traced.shape_dtypes)
-        where, line = _user_location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
-        return RecordedOp((traced, first, *[self.value_ids[slot] for slot in traced.input_slots]), first, number_inputs, seed, where, line)
+        first_value_id = self.recording.value_count
+        self.recording.value_count = first_value_id + len(traced.shape_dtypes)
+        location, line = _user_location() if traced.checks else "", user_frames.line() if is_recording_runs() else ""
+        key = (traced, first_value_id, *[self.value_ids[slot] for slot in traced.input_slots])
+        return RecordedOp(key, first_value_id, number_inputs, seed, location, line)
 
-    def write(self, traced: TracedOp, first: int) -> bool:
+    def write(self, traced: TracedOp, first_value_id: int) -> bool:
         """Gives the written storages the values that the recorded op computes for them.
 
         Returns False and changes nothing if the content of a storage has changed since it was read.
 
         Args:
-            first: the id of the op's first result.
+            traced: the op.
+            first_value_id: the id of the op's first result.
         """
         recording, changes, rewritten = self.recording, [], []
         for index, slot in enumerate(traced.written_slots):
-            content, value_id, shape_dtype = self.contents[slot], first + index, traced.shape_dtypes[index]
-            if type(content) is DeferredContent:
+            content, value_id, shape_dtype = self.contents[slot], first_value_id + index, traced.shape_dtypes[index]
+            if type(content) is DeferredContent:  # the storage keeps this content, which gets the new value below
                 changes.append((self.storages[slot], content, content))
                 rewritten.append((content, value_id, shape_dtype))
             else:
@@ -395,17 +412,17 @@ class _LazyCall:
             content.value_id, content.shape_dtype = value_id, shape_dtype
         return True
 
-    def results(self, traced: TracedOp, first: int) -> Any:
+    def results(self, traced: TracedOp, first_value_id: int) -> Any:
         """Creates the tensors that the op returns. Runs the recording if it has too many ops."""
         recording, shape_dtypes = self.recording, traced.shape_dtypes
         outputs: list[torch.Tensor | int | None] = []
-        value_id = first + len(traced.written_slots)
+        value_id = first_value_id + len(traced.written_slots)
         for item in traced.new_outputs:
             if not isinstance(item, tuple):
                 outputs.append(item)
                 continue
             nbytes, shape, stride, dtype = item
-            storage = storages.make_storage(nbytes, self.device, recording.defer(value_id, shape_dtypes[value_id - first]))
+            storage = storages.make_storage(nbytes, self.device, recording.defer(value_id, shape_dtypes[value_id - first_value_id]))
             outputs.append(storages.tensor_on(storage, shape, stride, 0, dtype))
             value_id += 1
         if len(recording.steps) >= MAX_OPS:
@@ -416,7 +433,7 @@ class _LazyCall:
 class _SpecializationBuilder:
     """Builds the `OpSpecialization` of a call.
 
-    It is a class, since nested functions that call each other form a reference cycle, which would keep the call's tensors alive.
+    It is a class, since nested functions that call each other form a reference cycle. A cycle would keep the call's tensors alive.
     """
 
     def __init__(self, call: _LazyCall) -> None:
@@ -431,10 +448,10 @@ class _SpecializationBuilder:
         slots, numbers = tuple(self._slots), tuple(self._numbers)
         self.specialization = OpSpecialization(call.functional_op, args, kwargs, targets, slots, call.recording.device, numbers)
 
-    def _to_operand(self, value: Any, is_input: bool) -> Any:
+    def _to_operand(self, value: Any, takes_number: bool) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor_operand(value)
-        if is_input and type(value) in (float, int):
+        if takes_number and type(value) in (float, int):
             self._numbers.append(value)
             return NumberOperand(len(self._numbers) - 1, type(value))
         if isinstance(value, (list, tuple)):
@@ -455,13 +472,13 @@ class _SpecializationBuilder:
 
 
 def _user_location() -> str:
-    """Returns the innermost line of the user's code on the stack, as the end of a sentence."""
-    found = user_frames.innermost()
-    return "" if found is None else f" at {found[0]}:{found[1]}, in {found[2]}"
+    """Returns the innermost line of the user's code on the stack, such as " at model.py:41, in forward"; "" if there is none."""
+    frame = user_frames.innermost()
+    return "" if frame is None else f" at {frame[0]}:{frame[1]}, in {frame[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:
-    """Returns the device that runs an op: the device of its first operand on a device "jax", or its `device` argument."""
+    """Returns the device that runs an op: the first device "jax" among its operands and `device` argument, or else "jax:0"."""
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type == storages.NAME:
         return args[0].device
     for value in pytree.tree_leaves((args, kwargs, targets)):

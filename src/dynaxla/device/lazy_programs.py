@@ -25,12 +25,12 @@ from ..runtime.layout import storage_extent
 from . import op_compiler
 from .op_compiler import NewTensor, OpProgram, OpSpecialization
 
-# The largest number of keys with compiled recordings.
+# The largest number of keys in the cache of compiled recordings.
 CAPACITY = 256
+# Compiled recordings by steps, shapes, device and settings. The programs of one key differ in the values that they return.
 _programs: LeastRecentlyUsed[tuple[_CompiledRecording, ...]] = LeastRecentlyUsed(CAPACITY)
-# The largest number of programs with the same steps for different sets of wanted values. Beyond it, a program that returns more values than
-# wanted is used: the set of wanted values depends on the times at which Python frees reference cycles, which must not cause compilation
-# after compilation.
+# The largest number of programs of one key. Beyond it, a program that returns more values than wanted is used. For the set of wanted values
+# depends on the times at which Python frees reference cycles, so without this limit a loop might compile a program at each iteration.
 _MAX_VARIANTS = 8
 
 
@@ -38,7 +38,7 @@ _MAX_VARIANTS = 8
 class TracedOp:
     """A traced op in a recording. All calls with the same cache key share one object, so that steps compare it by identity.
 
-    The other attributes are described in `op_compiler.OpProgram`.
+    The attributes that are not listed here are described in `op_compiler.OpProgram`.
 
     Attributes:
         name: the name of the op's overload.
@@ -63,6 +63,7 @@ class TracedOp:
 
     @staticmethod
     def of(specialization: OpSpecialization, program: OpProgram) -> TracedOp:
+        """Converts the result of `op_compiler.trace_op`."""
         new_outputs = tuple(_with_nbytes(item) if isinstance(item, NewTensor) else item for item in program.new_outputs)
         jaxpr = program.traced.jaxpr
         count = len(program.written_slots) + sum(isinstance(item, tuple) for item in new_outputs)
@@ -82,16 +83,16 @@ class RecordedOp(NamedTuple):
     """A step of a recording: an op with its operands.
 
     Attributes:
-        key: the `TracedOp`, the id of the op's first result, and the ids of the values that it takes.
-        first_value: the id of the op's first result.
+        key: the `TracedOp`, the id of the op's first result, and the ids of the values that the op takes.
+        first_value_id: the id of the op's first result.
         numbers: the op's Python numbers, with the dtypes in which the program takes them.
         seed: uint32[2] if the op draws random numbers, else None.
-        location: the user's line, as the end of a sentence, if the op has checks, else "".
-        line: the user's line if programs are watched (`is_recording_runs`), else "".
+        location: for an op with checks, the user's line for the note of an error, such as " at model.py:41, in forward"; else "".
+        line: the user's line inside `executable.recorded_runs`, which reports it; else "".
     """
 
     key: tuple[Any, ...]
-    first_value: int
+    first_value_id: int
     numbers: Sequence[tuple[Any, np.dtype]]
     seed: np.ndarray | None
     location: str
@@ -112,7 +113,7 @@ class _CompiledRecording(NamedTuple):
     checks: tuple[tuple[int, type[Exception], str], ...]
 
 
-# The id of a value, and its sharding; None where XLA chooses.
+# The id of a value to return, and the sharding that it must have; None if XLA may choose the sharding.
 WantedValue = tuple[int, NamedSharding | None]
 
 
@@ -121,7 +122,7 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
 
     Args:
         steps: the steps of a recording.
-        arrays: the values -1, -2, ... from before the recording.
+        arrays: the arrays from before the recording, with the ids -1, -2, ...
         wanted: the values to return.
         device: the device of the recording.
 
@@ -133,28 +134,28 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
     with metrics.timed("lookup"):
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
         # `arrays` may have unused entries: operands of an op that was not recorded in the end.
-        where, shardings = None, tuple[NamedSharding | None, ...]()
+        mesh_sharding, shardings = None, tuple[NamedSharding | None, ...]()
         if meshes.may_have_sharded_arrays():
-            where, arrays = _on_mesh(steps, arrays)
-            shardings = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
+            mesh_sharding, arrays = _move_to_mesh(steps, arrays)
+            shardings = tuple([meshes.sharding_of(array) for array in arrays]) if mesh_sharding is not None else ()
         shape_dtypes = tuple([(array.shape, array.dtype) for array in arrays])
-        # While programs are watched, each op is annotated with its line, which makes the program a different one.
+        # Inside `recorded_runs`, a program on a mesh is another program than outside: its metadata has the user's line of each op.
         key = (
             device.id,
             settings,
             shape_dtypes,
             tuple([step.key for step in steps]),
-            where,
+            mesh_sharding,
             shardings,
-            where is not None and is_recording_runs(),
+            mesh_sharding is not None and is_recording_runs(),
         )
         compiled = _programs.get(key) or ()
         program = _choose_program(compiled, tuple(wanted))
     numbers = _number_arrays(steps)
     seeds = [step.seed for step in steps if step.seed is not None]
-    inputs = [*arrays, *_device_put([*numbers.values(), *([np.stack(seeds)] if seeds else [])], where or device)]
+    inputs = [*arrays, *_device_put([*numbers.values(), *([np.stack(seeds)] if seeds else [])], mesh_sharding or device)]
     if program is None:
-        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), inputs, device, settings, where)
+        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), inputs, device, settings, mesh_sharding)
         _programs.put(key, (*compiled[-_MAX_VARIANTS + 1 :], program))
     else:
         metrics.add("found_compiled")
@@ -178,20 +179,24 @@ def run(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array], wanted: Sequen
     return [by_value[value] for value in wanted]
 
 
-def _on_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
-    """Returns the mesh of the arrays and the steps, or None, and all arrays moved to that mesh."""
+def _move_to_mesh(steps: Sequence[RecordedOp], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
+    """Copies arrays on one device to the mesh of the other arrays and of the steps.
+
+    Returns the mesh's replicated sharding and all arrays. Without a mesh, returns None and the same arrays.
+    """
     shardings = [meshes.sharding_of(array) for array in arrays]
-    where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
-    if where is None:
+    mesh_sharding = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
+    if mesh_sharding is None:
         return None, arrays
-    return where, [meshes.copy_to(array, where) if sharding is None else array for array, sharding in zip(arrays, shardings, strict=True)]
+    pairs = zip(arrays, shardings, strict=True)
+    return mesh_sharding, [meshes.copy_to(array, mesh_sharding) if sharding is None else array for array, sharding in pairs]
 
 
 def _choose_program(programs: Sequence[_CompiledRecording], wanted: tuple[WantedValue, ...]) -> _CompiledRecording | None:
-    """Returns a program that returns the wanted values, among programs of the same steps.
+    """Chooses a program that returns the wanted values among programs of the same steps. Returns None if a program must be compiled.
 
-    If there are `_MAX_VARIANTS` programs already, the program may return other values too; the one with the fewest values is chosen.
-    Returns None if a program must be compiled.
+    If there are `_MAX_VARIANTS` programs already, the program may return further values. Among several such programs, it is the program
+    with the fewest values.
     """
     for program in programs:
         if program.wanted == wanted:
@@ -213,21 +218,21 @@ def _number_arrays(steps: Sequence[RecordedOp]) -> dict[np.dtype, np.ndarray]:
 
 
 def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
-    """Casts Python numbers to a dtype, as `number` does, but many floats at once."""
+    """Casts Python numbers to a dtype as `number` does. Floats are cast all at once, which is faster."""
     if dtype in (np.float32, np.float64) and set(map(type, values)) == {float}:
         with np.errstate(over="ignore"):
             return np.array(values).astype(dtype)
     return np.array([number(value, dtype) for value in values], dtype)
 
 
-def _device_put(arrays: Sequence[np.ndarray], where: meshes.DeviceOrMesh) -> list[jax.Array]:
+def _device_put(arrays: Sequence[np.ndarray], device_or_mesh: meshes.DeviceOrMesh) -> list[jax.Array]:
     with jax.enable_x64(True):
-        return [jax.device_put(array, where) for array in arrays]
+        return [jax.device_put(array, device_or_mesh) for array in arrays]
 
 
 def _compile(
     steps: Sequence[RecordedOp], array_count: int, dtype_order: Sequence[np.dtype], wanted: tuple[WantedValue, ...],
-    program_inputs: Sequence[jax.Array], device: jax.Device, settings: Settings, where: NamedSharding | None,
+    program_inputs: Sequence[jax.Array], device: jax.Device, settings: Settings, mesh_sharding: NamedSharding | None,
 ) -> _CompiledRecording:  # fmt: skip
     """Compiles the steps to one program.
 
@@ -239,7 +244,7 @@ def _compile(
         program_inputs: the arrays from before the recording, the array of numbers of each dtype, and the array of seeds if there are any.
         device: the device of the recording.
         settings: the precision settings.
-        where: the mesh on which the inputs lie, or None.
+        mesh_sharding: the replicated sharding of the inputs' mesh; None on one device.
     """
     needed = _needed_steps(steps, [value for value, _ in wanted])
     checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
@@ -248,11 +253,12 @@ def _compile(
     keys, lines = [step.key for step in steps], [step.line for step in steps]
 
     def program(*inputs: jax.Array) -> list[jax.Array]:
+        """Takes `program_inputs`. Returns the wanted values, and the index of the first failed check if there are checks."""
         values = {-1 - index: array for index, array in enumerate(inputs[:array_count])}
         numbers = {dtype: iter(array) for dtype, array in zip(dtype_order, inputs[array_count:], strict=False)}
         seeds = iter(inputs[-1] if any(draws) else ())
         codes: list[tuple[int, jax.Array]] = []
-        for (traced, first_value, *operands), is_needed, number_inputs, is_random, line in zip(
+        for (traced, first_value_id, *operands), is_needed, number_inputs, is_random, line in zip(
             keys, needed, number_dtypes, draws, lines, strict=True
         ):
             extra = [next(seeds)] if is_random else []
@@ -263,12 +269,12 @@ def _compile(
                 results = traced.function(*[values[operand] for operand in operands], *extra)
             if traced.checks:
                 codes.append((len(traced.checks), results[-1]))
-            values.update(zip(range(first_value, first_value + len(traced.shape_dtypes)), results, strict=False))
+            values.update(zip(range(first_value_id, first_value_id + len(traced.shape_dtypes)), results, strict=False))
         code = [_first_failed(codes)] if codes else []
         return [*(values[value] for value, _ in wanted), *code]
 
     program.__name__ = "recorded_ops"
-    if where is None:
+    if mesh_sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(device)
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in program_inputs]
         return _CompiledRecording(wanted, op_compiler.compile_program(program, avals, device, settings), checks)
@@ -281,8 +287,8 @@ def _needed_steps(steps: Sequence[RecordedOp], wanted: Sequence[int]) -> list[bo
     """Returns True for each step that has a check, computes a wanted value, or computes an operand of such a step."""
     values, needed = set(wanted), []
     for step in reversed(steps):
-        traced, first_value, *operands = step.key
-        needed.append(bool(traced.checks) or not values.isdisjoint(range(first_value, first_value + len(traced.shape_dtypes))))
+        traced, first_value_id, *operands = step.key
+        needed.append(bool(traced.checks) or not values.isdisjoint(range(first_value_id, first_value_id + len(traced.shape_dtypes))))
         if needed[-1]:
             values.update(operands)
     return needed[::-1]

@@ -1,7 +1,7 @@
 """A module that moves to or from the device keeps its parameter objects, like a module that moves to a GPU.
 
-torch swaps the data of a parameter if it considers the tensors on both devices compatible. For its spare device type it creates new
-parameters: weights would no longer be tied, and an existing optimizer would refer to the old parameters.
+torch keeps a parameter object and swaps its data, if it considers the tensors on both devices compatible. For its spare device type torch
+creates new parameters instead: tied weights would no longer be tied, and an existing optimizer would refer to the old parameters.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class NumberOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class NewTensor:
-    """The metadata of a new tensor that an op returns. The strides are those of torch's eager mode, in elements."""
+    """The metadata of a new tensor that an op returns. The strides, in elements, are the same as in torch's eager mode."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -100,7 +100,7 @@ class NewTensor:
 
 @dataclass(frozen=True)
 class ResizeNeeded:
-    """Returned in place of a program for an op whose `out` arguments must be resized first. `outputs` is the metadata of the results."""
+    """Returned instead of a program for an op whose `out` arguments must be resized first. `outputs` is the metadata of the results."""
 
     outputs: tuple[NewTensor, ...]
 
@@ -118,7 +118,7 @@ class OpProgram:
         draws_random: True if the program draws random numbers, and takes a seed (uint32[2]).
         written_slots: the slots whose new arrays the program returns, in order.
         new_outputs: the metadata of the new tensors; None or an int where the op returns None or an int.
-        is_list: True if the op returns several values.
+        is_list: True if the op returns a tuple or list, else False.
         checks: the exception and the message of each check.
         variant: the conditions on the numbers under which the program is valid, and the inputs that are computed from them.
         call: the compiled program, which takes and returns lists of arrays; None for a traced one.
@@ -141,7 +141,7 @@ def _fake(view: StridedView) -> torch.Tensor:
 
 
 def _map_operands(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Maps `function` over the tensors and number inputs among an op's arguments, and replaces devices by the CPU."""
+    """Maps `function` over the `TensorOperand`s and `NumberOperand`s among an op's arguments, and replaces devices by the CPU."""
     if isinstance(value, (TensorOperand, NumberOperand)):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -237,7 +237,7 @@ def _without_error_logs() -> Iterator[None]:
 
 
 def _check_numbers(specialization: OpSpecialization, mode: FakeTensorMode) -> None:
-    """Raises NotLowered if torch's kernel rejects the op's numbers, which will be compiled in."""
+    """Raises NotLowered if torch's kernel rejects the Python numbers of an op. All of them are constants of the op's program."""
     assert specialization.functional_op.functional is not None
     args, kwargs = specialization.args, specialization.functional_kwargs
     operands = [operand for operand in _operands((args, kwargs, list(specialization.targets))) if isinstance(operand, TensorOperand)]
@@ -262,14 +262,14 @@ def build_graph(
 ) -> tuple[GraphModule, list[Node | None], Any]:
     """Builds a graph of one op. An op without a lowering on the platform is decomposed.
 
-    The graph has a placeholder for each tensor and each number that is an input, in their order.
+    The graph has a placeholder for each `TensorOperand` and each `NumberOperand`, in their order among the arguments.
 
     Args:
         mode: the fake tensor mode.
         op: the op.
         args: the arguments, with `TensorOperand` and `NumberOperand` objects.
-        kwargs: the keyword arguments, in the same way.
-        numbers: the values of the numbers that are inputs.
+        kwargs: the keyword arguments, with the same objects.
+        numbers: the values of the numbers, by `NumberOperand.position`.
         platform: "cpu", "cuda" or "tpu".
 
     Returns: the graph, the nodes of the op's results, and the fake results in the structure in which the op returns them.
@@ -328,7 +328,7 @@ def _decompose(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[
             return make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
 
     try:
-        # Inside a dispatch mode of the user, torch's dispatcher skips functionalization in this thread, but not in another one.
+        # This runs in a thread of its own: inside a dispatch mode, torch's dispatcher skips functionalization in the mode's thread.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             module = thread.submit(trace).result()
     except Exception as error:  # for a wrong call, torch's own kernel then raises the right error
@@ -345,13 +345,13 @@ class OpSpecialization:
 
     Attributes:
         functional_op: the op and its functional counterpart.
-        args: the op's arguments, with a `TensorOperand` for each tensor and a `NumberOperand` for each number that is an input.
-        kwargs: its keyword arguments, in the same way.
+        args: the op's arguments, with a `TensorOperand` for each tensor and a `NumberOperand` for each number that the program takes.
+        kwargs: its keyword arguments, with the same objects.
         targets: the tensors to write the results to; empty if the results are new tensors.
         slots: the metadata of the storages of all operands and targets.
         device: the device that runs the op, or a device of the mesh.
-        numbers: the values of the numbers that are inputs.
-        where: the mesh on which the arrays of all storages lie; None on one device.
+        numbers: the values of the numbers that the program takes, by `NumberOperand.position`.
+        mesh_sharding: the replicated sharding of the mesh that has the arrays of all storages; None on one device.
     """
 
     functional_op: FunctionalOp
@@ -361,7 +361,7 @@ class OpSpecialization:
     slots: tuple[StorageMetadata, ...]
     device: jax.Device
     numbers: tuple[Any, ...] = ()
-    where: NamedSharding | None = None
+    mesh_sharding: NamedSharding | None = None
 
     def with_constant_numbers(self) -> OpSpecialization:
         """Returns the same op with its numbers as constants of the program."""
@@ -393,7 +393,7 @@ def compile_op(specialization: OpSpecialization) -> OpProgram | ResizeNeeded:
         return program
     with metrics.timed("compile"):
         settings, name = Settings.current(_platform(specialization.device)), specialization.functional_op.op._schema.name
-        call = _compile(program.traced, name, specialization.device, settings, specialization.where is not None)
+        call = _compile(program.traced, name, specialization.device, settings, specialization.mesh_sharding is not None)
     return replace(program, traced=None, call=call)
 
 
@@ -450,6 +450,7 @@ _EXACT_DTYPE_OUT = frozenset(["complex", "polar", "aminmax"])
 
 
 def _check_dtypes(functional_op: FunctionalOp, values: Sequence[torch.Tensor | None], targets: Sequence[TensorOperand]) -> None:
+    """Raises ATen's RuntimeError if a result of the op cannot be written to a target because of its dtype. `values` are fake results."""
     for value, target in zip(values, targets, strict=False):
         if value is not None and functional_op.name in _EXACT_DTYPE_OUT and value.dtype != target.view.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {value.dtype}, but got {target.view.dtype} instead")
@@ -459,7 +460,7 @@ def _check_dtypes(functional_op: FunctionalOp, values: Sequence[torch.Tensor | N
 
 
 def _check_partial_overlap(operands: Sequence[TensorOperand | NumberOperand], targets: Sequence[TensorOperand]) -> None:
-    """Raises RuntimeError for a target that overlaps partly with an operand. ATen's copies and elementwise ops check this.
+    """Raises RuntimeError for a target that overlaps partly with an operand, as ATen's copies and elementwise ops do.
 
     Source: ATen/MemoryOverlap.cpp, get_overlap_status
     """
@@ -472,7 +473,9 @@ _NO_OVERLAP_OUT = frozenset(["take", "index_select", "gather", "index", "cat"])
 
 
 def _check_no_overlap(name: str, operands: Sequence[TensorOperand | NumberOperand], targets: Sequence[TensorOperand]) -> None:
-    """Raises RuntimeError for a target that shares memory with an operand or within itself. ATen checks this before it resizes targets.
+    """Raises RuntimeError for a target that shares memory with an operand, or whose own elements share memory.
+
+    Does nothing for other ops than `_NO_OVERLAP_OUT`. ATen checks this before it resizes targets.
 
     Source: ATen/MemoryOverlap.cpp, assert_no_overlap and assert_no_internal_overlap
     """
@@ -484,6 +487,7 @@ def _check_no_overlap(name: str, operands: Sequence[TensorOperand | NumberOperan
 def _refuse_overlap(
     operands: Sequence[TensorOperand | NumberOperand], target: TensorOperand, overlap: Callable[[StridedView, StridedView], bool]
 ) -> None:
+    """Raises ATen's RuntimeError if `overlap` is true for the target and an operand on the same storage."""
     for operand in operands:
         if isinstance(operand, TensorOperand) and operand.slot == target.slot and overlap(operand.view, target.view):
             raise RuntimeError(
@@ -519,9 +523,10 @@ def _trace_graph(
     checks: list[tuple[type[Exception], str]] = []
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
-        number_trace.begin(arrays[count:])
+        """The program, with the inputs and results of `OpProgram`. A first call without numbers fills `number_trace.scalar_inputs`."""
+        number_trace.begin(arrays[first_number:])
         slot_arrays = _slot_arrays(specialization, tensors, iter(arrays))
-        key = jax.random.wrap_key_data(arrays[count - 1], impl="threefry2x32") if function.draws_random else None
+        key = jax.random.wrap_key_data(arrays[first_number - 1], impl="threefry2x32") if function.draws_random else None
         results = function([strided_memory.read(slot_arrays[operand.slot], operand.view) for operand in tensors], key)
         result_values = iter(results.outputs)
         outputs = [None if node is None else next(result_values) for node in nodes]
@@ -533,22 +538,22 @@ def _trace_graph(
         return [*(slot_arrays[slot] for slot in written_slots), *new_arrays, *code]
 
     program.__name__ = specialization.functional_op.op._schema.name.replace("::", "_")
-    sharding = meshes.as_sharding(specialization.where or device)
+    sharding = meshes.as_sharding(specialization.mesh_sharding or device)
     avals = [jax.ShapeDtypeStruct(slot.shape, slot.dtype, sharding=slot.sharding or sharding) for slot in slots if slot.shape is not None]
     avals += [jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding)] if function.draws_random else []
-    count = len(avals)
+    first_number = len(avals)  # the index of the first number among the program's inputs
     if specialization.numbers:
         with _trace_context(device):
             jax.eval_shape(program, *avals)  # fills `number_trace.scalar_inputs` with the dtypes of the number inputs
         avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in number_trace.scalar_inputs]
     with metrics.timed("trace"):
-        if specialization.where is None:
+        if specialization.mesh_sharding is None:
             traced = _trace_program(program, avals, device)
         else:
             free_results = range(len(written_slots), len(written_slots) + sum(isinstance(item, NewTensor) for item in new_outputs))
             shardings = [slots[slot].sharding for slot in written_slots]
             traced = _trace_program(pipeline.PARTITIONABLE(program, free_results), avals, device, shardings)
-    if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - count:
+    if number_trace.was_inspected or len(number_trace.scalar_inputs) != len(avals) - first_number:
         number_trace.inspect()
     variant = GuardedInputs(dict(number_trace.conditions), tuple(number_trace.scalar_inputs))
     return OpProgram(traced, input_slots, function.draws_random, written_slots, new_outputs, is_list, tuple(checks), variant)
@@ -565,16 +570,17 @@ def _lowered_function(
         raise NotLowered(error.message) from error
     operands = enumerate(_operands((specialization.args, specialization.functional_kwargs)))
     numbers = {index: number_trace.number(item.position) for index, item in operands if isinstance(item, NumberOperand)}
-    # On the CPU, implementations call torch's kernels and oneDNN, which pays off in larger programs only. On a mesh, XLA cannot partition
-    # calls.
-    choose = choose_generic if platform == "cpu" or specialization.where is not None else choose_without_refusable
+    # The other implementations on the CPU call torch's kernels and oneDNN. This pays off in larger programs only. On a mesh, XLA could not
+    # partition the calls.
+    choose = choose_generic if platform == "cpu" or specialization.mesh_sharding is not None else choose_without_refusable
     outputs = [node for node in nodes if node is not None]
     return Function(interpreter, numbers=numbers, outputs=outputs, settings=Settings.current(platform), choose=choose)
 
 
 def _slot_arrays(specialization: OpSpecialization, tensors: Sequence[TensorOperand], inputs: Iterator[jax.Array]) -> list[jax.Array]:
     """Returns the array of each slot: an input of the program, or zeros for a storage that nobody has written to."""
-    first_dtypes = {item.slot: item.view.dtype for item in reversed([*tensors, *specialization.targets])}  # of the tensors on a slot
+    # For each slot, the dtype of the first tensor on it.
+    first_dtypes = {item.slot: item.view.dtype for item in reversed([*tensors, *specialization.targets])}
     unwritten = [
         strided_memory.unwritten_aval(slot.nbytes, first_dtypes.get(index, torch.uint8)) if slot.shape is None else None
         for index, slot in enumerate(specialization.slots)
@@ -594,6 +600,7 @@ def _write_targets(specialization: OpSpecialization, slot_arrays: list[jax.Array
 
 @contextlib.contextmanager
 def _trace_context(device: jax.Device) -> Iterator[None]:
+    """The context in which programs are traced and compiled: 64-bit types are enabled, and constants are on this device."""
     with programs.below_caller(), jax.enable_x64(True), jax.default_device(device):
         yield
 
@@ -630,6 +637,7 @@ def _trace_program(
 
 
 def _compile(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings, on_mesh: bool) -> Any:
+    """Compiles a traced program: see `compile_program`. `on_mesh`: True for a program on several devices."""
     platform = _platform(device)
     options = options_for(platform, traced.jaxpr, settings, on_mesh)
     with _trace_context(device):
@@ -641,11 +649,12 @@ def _compile(traced: jax.stages.Traced, name: str, device: jax.Device, settings:
 
 
 def _platform(device: jax.Device) -> str:
+    """Returns dynaxla's name of a device's platform: "cpu", "cuda" or "tpu"."""
     return "cuda" if device.platform == "gpu" else device.platform
 
 
 def _operands(values: Any) -> list[TensorOperand | NumberOperand]:
-    """Returns the tensors and number inputs in nested arguments, in the order of `build_graph`'s placeholders."""
+    """Returns the `TensorOperand`s and `NumberOperand`s in nested arguments, in the order of `build_graph`'s placeholders."""
     if isinstance(values, (TensorOperand, NumberOperand)):
         return [values]
     if isinstance(values, (list, tuple)):

@@ -7,17 +7,17 @@ import torch
 
 
 def devices() -> list[jax.Device]:
-    """Returns the devices of this process."""
+    """Returns the JAX devices of this process. The device with index i is "jax:i"."""
     return jax.local_devices()
 
 
 def jax_device(index: int) -> jax.Device:
     """Returns the PJRT device with this index. Raises: RuntimeError if there is no such device."""
-    found = devices()
-    if not 0 <= index < len(found):
-        names = f'"jax:0" to "jax:{len(found) - 1}"' if len(found) > 1 else '"jax:0"'
-        raise RuntimeError(f'invalid device: there is no "jax:{index}", JAX has {names} here ({found[0].platform})')
-    return found[index]
+    available = devices()
+    if not 0 <= index < len(available):
+        names = f'"jax:0" to "jax:{len(available) - 1}"' if len(available) > 1 else '"jax:0"'
+        raise RuntimeError(f'invalid device: there is no "jax:{index}", JAX has {names} here ({available[0].platform})')
+    return available[index]
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -28,14 +28,14 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def named(device: torch.device | int | str | None) -> torch.device:
-    """Returns the device for a user's argument: an index, a name, or None for "jax:0".
+def parse_device(device: torch.device | int | str | None) -> torch.device:
+    """Converts a user's argument to a torch device with an index. The argument is a device, an index, a name, or None for "jax:0".
 
     Raises: RuntimeError if there is no such device; ValueError for another device type.
     """
     if device is None or isinstance(device, int):
         return with_index(torch.device("jax", device or 0))
-    found = torch.device(device)
-    if found.type != "jax":
-        raise ValueError(f'expected a device "jax" or an index, not {str(found)!r}')
-    return with_index(found)
+    parsed = torch.device(device)
+    if parsed.type != "jax":
+        raise ValueError(f'expected a device "jax" or an index, not {str(parsed)!r}')
+    return with_index(parsed)

@@ -1,4 +1,4 @@
-"""`dynaxla.device.enable` registers the device "jax" with torch. No other module of dynaxla registers a device."""
+"""`dynaxla.device.enable`, which registers the device "jax" with torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _enabled: list[bool] = []
 class _Hooks(private.DeviceHooks):
     """The device hooks that torch calls.
 
-    torch calls them where C++ does not allow exceptions. Python checks for signals in Python functions, so that such a function could
-    raise KeyboardInterrupt there. So the hooks are callables implemented in C.
+    torch calls the hooks in C++ code that does not allow exceptions. A hook that is a Python function could raise KeyboardInterrupt, since
+    Python checks for signals in its functions. So the hooks are callables that are implemented in C.
     """
 
     is_available = is_built = itertools.repeat(True).__next__
@@ -41,11 +41,13 @@ _intercepted: dict[int, BaseException | None] = {}
 def _device_types() -> Iterator[Any]:
     """Yields the device type of the guard, endlessly.
 
-    torch's autograd asks for the device type where C++ does not allow exceptions, even while an exception of a hook propagates. An
-    exception raised there ends the process. So the guard calls a generator that is inside `yield from`, where Python does not check for
-    signals. The generator makes a C call, by which Python notices a propagating exception. The exception is stored for
-    `_backward_in_this_thread`. pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md,
-    "Traps".
+    torch's autograd asks for the device type in C++ code that does not allow exceptions. An exception in this generator would end the
+    process. There are two causes of an exception:
+
+    - A signal. Python does not check for signals in a generator that is inside `yield from`, so the generator is always there. Only
+      pybind11 checks for signals before it calls the generator, which dynaxla cannot prevent: docs/device.md, "Traps".
+    - An exception of an autograd hook that is propagating when torch asks. The C call behind `yield from` then fails with a SystemError.
+      The generator stores the hook's exception for `_backward_in_this_thread`, and continues.
     """
     endless = map(operator.itemgetter(0), itertools.repeat((private.PRIVATEUSE1_TYPE,)))
     while True:

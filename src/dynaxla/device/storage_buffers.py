@@ -1,8 +1,11 @@
 """The buffers of compiled graphs on the device: a program takes the arrays in its inputs' storages, and returns arrays for new storages.
 
-No value is copied in either direction. For an input that the graph writes to, the program returns the new array of the input's storage. The
-old array is donated, so that XLA writes in place, unless there are other references to it. For an input that does not fill its storage, the
-program takes the array of the whole storage, and the input's offset as a further operand.
+No value is copied in either direction.
+
+- Written inputs: for an input that the graph writes to, the program returns the new array of the input's storage. The old array is donated,
+  so that XLA writes in place. If there are other references to the old array, a copy is donated instead.
+- Views: for an input that does not fill its storage, the program takes the array of the whole storage, and the input's offset as a further
+  operand.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ class ViewedStorage(NamedTuple):
     """The storage of an input that does not fill it.
 
     Attributes:
-        group: the position of the first input that is a view of this storage.
+        first_position: the position of the first such input of this storage. Inputs that share the storage have the same number.
         shape: the shape of the storage's array.
         dtype: the dtype of the storage's array.
     """
 
-    group: int
+    first_position: int
     shape: tuple[int, ...]
     dtype: Any
 
@@ -69,32 +72,35 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
 
     The entry of an input that is no tensor is None.
     """
-    first_position: dict[int, int] = {}
-    found: list[Any] = []
+    first_positions: dict[int, int] = {}
+    entries: list[Any] = []
     for position, tensor in enumerate(args):
         if not isinstance(tensor, torch.Tensor):
-            found.append(None)
+            entries.append(None)
             continue
         sharding = (
             storages.sharding_of_storage(tensor.untyped_storage())
             if meshes.may_have_sharded_arrays() and storages.is_jax_tensor(tensor)
             else None
         )
-        found.append(
-            (tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), sharding, _viewed_storage(tensor, position, first_position))
+        entries.append(
+            (tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), sharding, _viewed_storage(tensor, position, first_positions))
         )
-    return tuple(found)
+    return tuple(entries)
 
 
 def plans(args: Sequence[Any]) -> tuple[Any, ...]:
     """See `device_kinds.DeviceKind`."""
-    return tuple([_plan_of(arg) if storages.is_jax_tensor(arg) else None for arg in args])
+    return tuple([_virtual_or_actual_sharding(arg) if storages.is_jax_tensor(arg) else None for arg in args])
 
 
-def _plan_of(tensor: torch.Tensor) -> storages.ShapeAndSharding:
-    """Returns the shape and sharding that were planned for a tensor's storage, else those of its array on a mesh, else (None, None)."""
+def _virtual_or_actual_sharding(tensor: torch.Tensor) -> storages.ShapeAndSharding:
+    """Returns the shape and the virtual sharding of a tensor's storage, else its array's shape and mesh sharding, else (None, None)."""
     storage = tensor.untyped_storage()
-    return next((plan for plan in (storages.plan_of(storage), storages.shape_and_sharding(storage)) if plan[1] is not None), (None, None))
+    for shape, sharding in (storages.virtual_sharding_of(storage), storages.shape_and_sharding(storage)):
+        if sharding is not None:
+            return shape, sharding
+    return None, None
 
 
 def blank(binding: Any, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
@@ -104,7 +110,7 @@ def blank(binding: Any, args: list[Any], lie: Sequence[tuple[tuple[int, ...], An
 
 def are_traced(args: Sequence[Any]) -> bool:
     """See `device_kinds.DeviceKind`."""
-    return storages.hold_tracers(args)
+    return storages.any_traced_tensor(args)
 
 
 def outlived(error: Exception) -> Exception:
@@ -112,13 +118,13 @@ def outlived(error: Exception) -> Exception:
     return storages.escaped_tracer_error(error)
 
 
-def _viewed_storage(tensor: torch.Tensor, position: int, first_position: dict[int, int]) -> ViewedStorage | None:
+def _viewed_storage(tensor: torch.Tensor, position: int, first_positions: dict[int, int]) -> ViewedStorage | None:
     """Returns the `ViewedStorage` of an input that does not fill its storage, else None.
 
     Args:
         tensor: the input.
         position: the position of the input among the graph's inputs.
-        first_position: for each storage, the position of the first input that does not fill it. Updated by this function.
+        first_positions: the position of the first input that does not fill its storage, by storage. Updated by this function.
     """
     if not storages.is_jax_tensor(tensor) or not tensor.numel():
         return None
@@ -127,7 +133,7 @@ def _viewed_storage(tensor: torch.Tensor, position: int, first_position: dict[in
         return None
     zeros = strided_memory.unwritten_aval(storage.nbytes(), tensor.dtype)
     array = _array_or_zeros(storage, zeros.dtype, zeros.shape, storages.device_of(tensor))
-    return ViewedStorage(first_position.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
+    return ViewedStorage(first_positions.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
 
 
 def _array_or_zeros(storage: torch.UntypedStorage, dtype: Any, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
@@ -148,23 +154,23 @@ class _Input:
     Attributes:
         position: the position among the graph's inputs.
         view: the tensor's metadata, with offset 0.
-        viewed: the storage, if the tensor does not fill it; else None.
+        viewed_storage: the tensor's storage, if the tensor does not fill it; else None.
         is_on_cpu: True if the tensor is on the CPU.
         sharding: the sharding of the array on a mesh; None on one device.
-        shape: the array's shape, if the tensor fills its storage and this is not its layout's `packed_shape`; else None.
+        shape: the shape of the array; None for the `packed_shape` of the tensor's layout, or the shape in `viewed_storage`.
     """
 
     position: int
     view: StridedView
-    viewed: ViewedStorage | None
+    viewed_storage: ViewedStorage | None
     is_on_cpu: bool
     sharding: NamedSharding | None = None
     shape: tuple[int, ...] | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
-        if self.viewed is not None:
-            return jax.ShapeDtypeStruct(self.viewed.shape, self.viewed.dtype, sharding=self.sharding)
+        if self.viewed_storage is not None:
+            return jax.ShapeDtypeStruct(self.viewed_storage.shape, self.viewed_storage.dtype, sharding=self.sharding)
         shape = self.view.layout.packed_shape if self.shape is None else self.shape
         return jax.ShapeDtypeStruct(shape, dtypes.to_jax(self.view.dtype), sharding=self.sharding)
 
@@ -206,27 +212,28 @@ class StorageBuffers(Buffers):
             position for position, spec in self.specs.items()
             if 0 not in spec.shape and (placeholders[position] in read or position in targets.values())
         ]  # fmt: skip
-        viewed = [None if item is None else item[-1] for item in signature(args)]
+        viewed_storages = [None if item is None else item[-1] for item in signature(args)]
         input_tensors = {
             position: args[position] if storages.is_jax_tensor(args[position]) else placeholders[position].meta["val"]
             for position in input_positions
         }
-        self._inputs = [self._input(position, tensor, viewed[position]) for position, tensor in input_tensors.items()]
+        self._inputs = [self._input(position, tensor, viewed_storages[position]) for position, tensor in input_tensors.items()]
         has_meshes = meshes.may_have_sharded_arrays()
         constraints = shardings_in(interpreter.module.graph) if has_meshes else []
         self._names_mesh = bool(constraints)
         if request.planned:
-            self.where = self._planned(input_tensors, constraints)
+            self.where = self._shard_virtually(input_tensors, constraints)
         else:
-            self.where = self._on_mesh(input_tensors, constraints) if has_meshes and not storages.hold_tracers(args) else None
+            may_be_on_mesh = has_meshes and not storages.any_traced_tensor(args)
+            self.where = self._move_inputs_to_mesh(input_tensors, constraints) if may_be_on_mesh else None
         self._positions = input_positions + sorted(aliased - set(input_positions))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
         self._updated_inputs = self._inputs_to_update()
         self._donate = request.donate
-        self.donated = tuple(slot + self._draws_random for slot in self._updated_inputs) if self._donate else ()
+        self.donated = tuple(index + self._draws_random for index in self._updated_inputs) if self._donate else ()
         # The first results are the new arrays of written inputs, with the inputs' shardings.
-        self.shardings = [self._inputs[slot].sharding for slot in self._updated_inputs]
+        self.shardings = [self._inputs[index].sharding for index in self._updated_inputs]
         if self.where is not None and self._phase == "forward":
             # XLA's partitioner may choose the array shapes of new tensors: it may merge several sharded dimensions into one.
             self.free = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
@@ -242,10 +249,14 @@ class StorageBuffers(Buffers):
         return tuple(value.shape) == tuple(placeholders[position].meta["val"].shape) and value.dtype == spec.dtype
 
     def _aliased_inputs(self, indices: frozenset[int], storage_of: Mapping[Node, int]) -> dict[int, int]:
-        """Returns for each of these outputs that aliases a written input: the input's position.
+        """Returns the position of the written input that an output aliases, by the index of the output, for outputs that alias one.
 
-        AOTAutograd derives such an output from the input after the call. Of the tensor that the program returns for it, AOTAutograd uses
-        only the sizes and strides.
+        AOTAutograd derives such an output from the input after the call. It uses only the sizes and strides of the tensor that the graph
+        returns for the output.
+
+        Args:
+            indices: the indices of the outputs that AOTAutograd derives from inputs.
+            storage_of: the storage of each node.
         """
         return {
             index: position
@@ -271,19 +282,23 @@ class StorageBuffers(Buffers):
         offset = spec.offset - symbols.spec(source.meta["val"]).offset
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
-    def _input(self, position: int, tensor: torch.Tensor, viewed: ViewedStorage | None) -> _Input:
-        """Describes an input. Its conjugate and negative bits come from `tensor`. A tensor on the CPU counts as having
-        none: the copy to the device resolves them."""
+    def _input(self, position: int, tensor: torch.Tensor, viewed_storage: ViewedStorage | None) -> _Input:
+        """Describes an input. Its conjugate and negative bits come from `tensor`.
+
+        For a tensor on the CPU both bits are False, since the copy to the device resolves them.
+        """
         spec = self.specs[position]
         is_on_cpu = spec.device.type != self._device.device.type
         bits = (False, False) if is_on_cpu else (tensor.is_conj(), tensor.is_neg())
-        return _Input(position, StridedView(spec.dtype, spec.shape, spec.stride, 0, *bits), viewed, is_on_cpu)
+        return _Input(position, StridedView(spec.dtype, spec.shape, spec.stride, 0, *bits), viewed_storage, is_on_cpu)
 
-    def _on_mesh(self, input_tensors: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
-        """Moves all inputs to the mesh of the inputs or of the graph's sharding constraints. Returns this mesh, or None if there is none.
+    def _move_inputs_to_mesh(self, input_tensors: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
+        """Moves all inputs to the mesh of the inputs or of the graph's sharding constraints.
 
-        The arrays of inputs that fill their storages are brought into the packed shape that the program takes. Exceptions are the arrays
-        that a backward pass gets from a forward pass (see `free`).
+        Returns the mesh's replicated sharding, or None if there is no mesh.
+
+        An input that fills its storage gets an array of the packed shape, which the program takes. In a backward pass, inputs that the
+        graph does not write to keep the shapes of their arrays, since the forward program has chosen these shapes (see `free`).
 
         Args:
             input_tensors: the tensors of a call, or fake tensors for inputs that are not on the device, by position.
@@ -291,40 +306,46 @@ class StorageBuffers(Buffers):
         """
         on_device = [index for index, item in enumerate(self._inputs) if storages.is_jax_tensor(input_tensors[item.position])]
         tensors = {index: input_tensors[self._inputs[index].position] for index in on_device}
-        where = meshes.common([*(storages.sharding_of_storage(tensor.untyped_storage()) for tensor in tensors.values()), *constraints])
-        if where is None:
+        mesh_sharding = meshes.common([*(storages.sharding_of_storage(item.untyped_storage()) for item in tensors.values()), *constraints])
+        if mesh_sharding is None:
             return None
         written = {position for _, position in self._written}
         for index, item in enumerate(self._inputs):
-            sharding, shape = where, None
+            sharding, shape = mesh_sharding, None
             if index in tensors:
                 tensor = tensors[index]
                 storage = tensor.untyped_storage()
                 array = storages.array_of(storage)
                 if self._phase == "backward" and array is not None and array.dtype == item.aval.dtype and item.position not in written:
                     shape = array.shape
-                elif item.viewed is None:
+                elif item.viewed_storage is None:
                     array = copies.packed_array(tensor)
                 assert array is not None
-                sharding = meshes.sharding_of(array) or meshes.sharding_of(storages.replicate(storage, array, where)) or where
+                array = array if meshes.sharding_of(array) else storages.replicate(storage, array, mesh_sharding)
+                sharding = meshes.sharding_of(array) or mesh_sharding
             self._inputs[index] = dataclasses.replace(item, sharding=sharding, shape=shape)
-        return where
+        return mesh_sharding
 
-    def _planned(self, input_tensors: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
-        """Returns the mesh of the inputs' shardings or planned shardings, as `_on_mesh` does. No array is moved.
+    def _shard_virtually(self, input_tensors: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
+        """Gives the inputs' descriptions the virtual or actual shardings of the inputs. No array is moved.
 
-        Inputs without a sharding of their own count as replicated.
+        Inputs without a sharding count as replicated. Returns the same as `_move_inputs_to_mesh`.
         """
-        plans = [
-            _plan_of(input_tensors[item.position]) if storages.is_jax_tensor(input_tensors[item.position]) else (None, None)
+        input_shardings = [
+            _virtual_or_actual_sharding(input_tensors[item.position])
+            if storages.is_jax_tensor(input_tensors[item.position])
+            else (None, None)
             for item in self._inputs
         ]
-        where = meshes.common([*(sharding for _, sharding in plans), *constraints])
-        for index, (item, (shape, sharding)) in enumerate(zip(self._inputs, plans, strict=True)):
-            fits = item.viewed is None and shape is not None and math.prod(shape) == math.prod(item.aval.shape)
-            fits = fits and (shape == item.aval.shape or self._phase == "backward")
-            self._inputs[index] = dataclasses.replace(item, sharding=sharding if fits else where, shape=shape if fits else None)
-        return where
+        mesh_sharding = meshes.common([*(sharding for _, sharding in input_shardings), *constraints])
+        for index, (item, (shape, sharding)) in enumerate(zip(self._inputs, input_shardings, strict=True)):
+            # The sharding is for an array of this shape, which must be the shape that the program takes.
+            applies = item.viewed_storage is None and shape is not None and math.prod(shape) == math.prod(item.aval.shape)
+            applies = applies and (shape == item.aval.shape or self._phase == "backward")
+            self._inputs[index] = dataclasses.replace(
+                item, sharding=sharding if applies else mesh_sharding, shape=shape if applies else None
+            )
+        return mesh_sharding
 
     def _inputs_to_update(self) -> list[int]:
         """Returns the indices of inputs for whose storages the program returns new arrays, one input for each storage."""
@@ -332,7 +353,7 @@ class StorageBuffers(Buffers):
         groups: dict[Any, int] = {}
         for _, position in self._written:
             item = self._inputs[index_of[position]]
-            groups.setdefault(position if item.viewed is None else ("view", item.viewed.group), index_of[position])
+            groups.setdefault(position if item.viewed_storage is None else ("view", item.viewed_storage.first_position), index_of[position])
         return list(groups.values())
 
     @property
@@ -340,17 +361,21 @@ class StorageBuffers(Buffers):
         return tuple(self.specs.items()), tuple(self._inputs), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        found = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
-        found += [item.aval for item in self._inputs]
-        return found + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.viewed is not None]
+        avals = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
+        avals += [item.aval for item in self._inputs]
+        return avals + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.viewed_storage is not None]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
+        """Reads the inputs of the graph from the storages' arrays. See `protocol.Buffers`.
+
+        Inputs that the program does not take become zeros: empty tensors, and tensors whose values no returned node needs.
+        """
         key = None
         if self._draws_random:
             key = jax.random.wrap_key_data(arrays[0], impl="threefry2x32")
             arrays = arrays[1:]
         self._arrays, offsets = arrays[: len(self._inputs)], iter(arrays[len(self._inputs) :])
-        self._offsets = [next(offsets) if item.viewed is not None else None for item in self._inputs]
+        self._offsets = [next(offsets) if item.viewed_storage is not None else None for item in self._inputs]
         inputs = {
             position: lax.full(spec.shape, 0, spec.jax_dtype)
             for position, spec in self.specs.items()
@@ -364,28 +389,31 @@ class StorageBuffers(Buffers):
     def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
         old = dict(zip(self.specs, inputs, strict=True))
         holds = lax.eq(code, np.int32(right))
-        found = list(outputs)
+        guarded = list(outputs)
         for index, (_, position) in enumerate(self._written):
-            found[index] = lax.select(holds, found[index], old[position])
-        return found
+            guarded[index] = lax.select(holds, guarded[index], old[position])
+        return guarded
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the new arrays of the written inputs' storages, then the arrays of new tensors. See `protocol.Buffers`."""
         new = dict(enumerate(self._arrays))
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
         updated_inputs = {
-            item.viewed.group: index for index, item in enumerate(self._inputs) if index in self._updated_inputs and item.viewed is not None
+            item.viewed_storage.first_position: index
+            for index, item in enumerate(self._inputs)
+            if index in self._updated_inputs and item.viewed_storage is not None
         }
         for (_, position), value in zip(self._written, outputs, strict=False):
             index = index_of[position]
             item, offset = self._inputs[index], self._offsets[index]
-            if item.viewed is None:
+            if item.viewed_storage is None:
                 new[index] = strided_memory.write(new[index], item.view, value)
             else:
-                slot = updated_inputs[item.viewed.group]
-                new[slot] = strided_memory.write_at(new[slot], item.view, offset, value)
+                index = updated_inputs[item.viewed_storage.first_position]
+                new[index] = strided_memory.write_at(new[index], item.view, offset, value)
         self._arrays = self._offsets = ()
         packed = [buffer.pack(value) for buffer, value in zip(self._buffers, outputs[len(self._written) :], strict=True)]
-        return [*(new[slot] for slot in self._updated_inputs), *packed]
+        return [*(new[index] for index in self._updated_inputs), *packed]
 
     def bind(self, numbers: Sequence[Any]) -> StorageBinding:
         outputs = assembler(
@@ -427,7 +455,7 @@ class StorageBinding:
         outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
         device: Any,
         draws_random: bool,
-        mesh: NamedSharding | None,
+        mesh_sharding: NamedSharding | None,
         names_mesh: bool,
         reports_late: bool,
     ) -> None:
@@ -443,7 +471,7 @@ class StorageBinding:
             outputs: assembles the graph's outputs from the new tensors and the tensors of the call.
             device: the `GraphDevice`.
             draws_random: True if the program takes a seed.
-            mesh: the mesh on which the program runs, or None.
+            mesh_sharding: the replicated sharding of the mesh on which the program runs; None for a program on one device.
             names_mesh: True if the graph itself names the mesh, so that the program runs on it even if all inputs are on one device.
             reports_late: True if calls do not wait for the program's checks.
         """
@@ -451,36 +479,38 @@ class StorageBinding:
         self._donate, self.donates_inputs = donate, bool(updated_inputs)
         self._new_tensors, self.outputs = list(new_tensors), outputs
         self._device, self._draws_random = device, draws_random
-        self._mesh, self._names_mesh, self._reports_late = mesh, names_mesh, reports_late
-        self._where: meshes.DeviceOrMesh = mesh or device.jax_device
+        self._mesh_sharding, self._names_mesh, self._reports_late = mesh_sharding, names_mesh, reports_late
+        self._device_or_mesh: meshes.DeviceOrMesh = mesh_sharding or device.jax_device
         self._index = device.device.index or 0
         self._argument_check: guards.ArgumentCheck | None = None
-        self._views = [index for index, item in enumerate(inputs) if item.viewed is not None]
+        self._views = [index for index, item in enumerate(inputs) if item.viewed_storage is not None]
         self._expected = [(item.aval.shape, np.dtype(item.aval.dtype)) for item in inputs]
-        # The avals of the arrays of an earlier call, which had the expected shapes and dtypes.
-        self._known_avals: list[Any] | None = None
+        # The avals of the arrays of the last call in which `_convert_arrays` ran. They have the expected shapes and dtypes, so a call whose
+        # arrays have equal avals needs no check of each array.
+        self._checked_avals: list[Any] | None = None
         self._has_cpu_inputs = any(item.is_on_cpu for item in inputs)
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
+        """Returns a `_CallTensors` with the tensors of a call and the arrays of their storages. See `protocol.Binding`."""
         call = _CallTensors([args[position] for position in self._positions])
         read: Sequence[torch.Tensor] = call[: len(self._inputs)]
         if not (self._argument_check is not None and self._argument_check.matches(*read)):
             self._verify(read)
         if self._has_cpu_inputs:
-            found = [None if item.is_on_cpu else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
-            call.storages = cast("list[torch.UntypedStorage]", found)
+            input_storages = [None if item.is_on_cpu else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
+            call.storages = cast("list[torch.UntypedStorage]", input_storages)
             call.arrays = [
-                storages.array_from_cpu(tensor, self._where) if storage is None else cast("jax.Array", storages.array_of(storage))
-                for tensor, storage in zip(read, found, strict=True)
+                storages.array_from_cpu(tensor, self._device_or_mesh) if storage is None else cast("jax.Array", storages.array_of(storage))
+                for tensor, storage in zip(read, input_storages, strict=True)
             ]
         else:
             call.storages = list(map(_untyped_storage, read))
             call.arrays = list(map(storages.array_of, call.storages))
         try:
-            is_known = list(map(_aval_of, call.arrays)) == self._known_avals
+            are_checked = list(map(_aval_of, call.arrays)) == self._checked_avals
         except AttributeError:  # an array is None, since nobody has written to its storage
-            is_known = False
-        if not is_known:
+            are_checked = False
+        if not are_checked:
             self._convert_arrays(read, call)
         if self._views:
             self._check_views(read, call)
@@ -511,7 +541,7 @@ class StorageBinding:
         self._argument_check = guards.ArgumentCheck(tensors)
 
     def _convert_arrays(self, tensors: Sequence[torch.Tensor], call: _CallTensors) -> None:
-        """Brings the arrays into the shapes and dtypes that the program takes.
+        """Brings the arrays of a call into the shapes and dtypes that the program takes.
 
         Raises: LayoutMismatch if an input that does not fill its storage has another array than the program was compiled for, or if an
             input does not fill its storage although the program was compiled for one that does.
@@ -523,14 +553,14 @@ class StorageBinding:
             shape, dtype = self._expected[index]
             if array is not None and (array.shape, array.dtype) == (shape, dtype):
                 continue
-            if item.viewed is not None or not StridedView.of(tensor).fills(storage.nbytes()):
+            if item.viewed_storage is not None or not StridedView.of(tensor).fills(storage.nbytes()):
                 raise LayoutMismatch
             if array is None:
                 call.arrays[index] = _array_or_zeros(storage, dtype, shape, self._device.jax_device)
             else:
                 metrics.add("input_copies")
                 self._repack(call, index, array)
-        self._known_avals = [array.aval for array in call.arrays]
+        self._checked_avals = [array.aval for array in call.arrays]
 
     def _move_to_mesh(self, call: _CallTensors) -> None:
         """Moves the arrays that are on one device to the program's mesh.
@@ -542,15 +572,15 @@ class StorageBinding:
         for index, item in enumerate(self._inputs):
             if arrays[index].sharding is item.sharding:
                 continue
-            found = meshes.sharding_of(arrays[index])
-            if found is None and item.sharding == self._mesh is not None:
+            sharding = meshes.sharding_of(arrays[index])
+            if sharding is None and item.sharding == self._mesh_sharding is not None:
                 on_one_device.append(index)
-            elif found != item.sharding:
+            elif sharding != item.sharding:
                 raise LayoutMismatch
         if on_one_device and len(on_one_device) == len(arrays) and not self._names_mesh:
             raise LayoutMismatch
         for index in on_one_device:
-            arrays[index] = storages.replicate(call.storages[index], arrays[index], cast("NamedSharding", self._mesh))
+            arrays[index] = storages.replicate(call.storages[index], arrays[index], cast("NamedSharding", self._mesh_sharding))
 
     def _check_views(self, tensors: Sequence[torch.Tensor], call: _CallTensors) -> None:
         """Checks the inputs that do not fill their storages.
@@ -558,28 +588,32 @@ class StorageBinding:
         Raises: LayoutMismatch if inputs share storages in another way than when the program was compiled, or if an input that did not fill
             its storage does so now.
         """
-        first_position: dict[int, int] = {}
+        first_positions: dict[int, int] = {}
         for index in self._views:
             item, tensor = self._inputs[index], tensors[index]
-            if _viewed_storage(tensor, item.position, first_position) != item.viewed:
+            if _viewed_storage(tensor, item.position, first_positions) != item.viewed_storage:
                 raise LayoutMismatch
 
     def blank(self, args: list[Any], results: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """Returns the outputs of a call whose program does not run: tensors without values. Inputs are unchanged. Empties `args`.
+        """Returns the outputs of a call whose program does not run: tensors of unwritten memory. Inputs are unchanged. Empties `args`.
 
         Args:
             args: the graph's inputs.
-            results: the shapes and shardings of the program's results, which become the plans of the outputs.
+            results: the shapes and shardings of the program's results, which become the virtual shardings of the outputs.
         """
         tensors = [args[position] for position in self._positions]
         args.clear()
         new_tensors = [storages.new_tensor(*item, self._device.device) for item in self._new_tensors]
         for tensor, (shape, sharding) in zip(new_tensors, results[len(self._updated_inputs) :], strict=False):
             if isinstance(sharding, NamedSharding):
-                storages.set_plan(tensor.untyped_storage(), shape, sharding)
+                storages.set_virtual_sharding(tensor.untyped_storage(), shape, sharding)
         return self.outputs(new_tensors, tensors)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        """Returns the seed, the arrays and the offsets that the program takes. See `protocol.Binding`.
+
+        Storages that the program writes to hold an `InUseContent` from now on, until `export` or `abandon` is called.
+        """
         if self._reports_late:
             late_checks.raise_if_failed(self._device.device)
         call = cast("_CallTensors", tensors)
@@ -587,16 +621,16 @@ class StorageBinding:
         if self.donates_inputs:
             updated_inputs = self._updated_inputs
             call.in_use = InUseContent()
-            while not call.in_use.acquire([call.storages[slot] for slot in updated_inputs], [arrays[slot] for slot in updated_inputs]):
+            while not call.in_use.acquire([call.storages[index] for index in updated_inputs], [arrays[index] for index in updated_inputs]):
                 self._reread_arrays(call)
-            for slot in updated_inputs if self._donate else ():
-                if sys.getrefcount(arrays[slot]) > _UNSHARED_REFCOUNT:  # XLA must not write to an array with other references
+            for index in updated_inputs if self._donate else ():
+                if sys.getrefcount(arrays[index]) > _UNSHARED_REFCOUNT:  # XLA must not write to an array with other references
                     metrics.add("undonated")
-                    arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
+                    arrays[index] = jax.device_put(arrays[index], may_alias=False)
         if not self._draws_random and not self._views:
             return arrays
-        seed = [generators.seed_array(None, self._index, self._where)] if self._draws_random else []
-        return [*seed, *arrays, *(_offset_array(tensors[index], self._where) for index in self._views)]
+        seed = [generators.seed_array(None, self._index, self._device_or_mesh)] if self._draws_random else []
+        return [*seed, *arrays, *(_offset_array(tensors[index], self._device_or_mesh) for index in self._views)]
 
     def _reread_arrays(self, call: _CallTensors) -> None:
         """Reads the arrays of a call again, since another thread has written to a storage.
@@ -631,7 +665,7 @@ class StorageBinding:
         the remaining results as they are."""
         call, count = cast("_CallTensors", tensors), len(self._updated_inputs)
         if call.in_use is not None:
-            call.in_use.succeed((call.storages[slot], array) for slot, array in zip(self._updated_inputs, results, strict=False))
+            call.in_use.succeed((call.storages[index], array) for index, array in zip(self._updated_inputs, results, strict=False))
             call.in_use = None
         device = self._device.device
         new_tensors = [storages.new_tensor(*item, device, array) for item, array in zip(self._new_tensors, results[count:], strict=False)]
@@ -640,7 +674,7 @@ class StorageBinding:
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         call = cast("_CallTensors", tensors)
         if call.in_use is not None:
-            call.in_use.fail([(call.storages[slot], tensors[slot]) for slot in self._updated_inputs])
+            call.in_use.fail([(call.storages[index], tensors[index]) for index in self._updated_inputs])
             call.in_use = None
         return False
 
@@ -651,13 +685,13 @@ class StorageBinding:
             raise error
 
 
-def _offset_array(tensor: torch.Tensor, where: meshes.DeviceOrMesh) -> jax.Array:
+def _offset_array(tensor: torch.Tensor, device_or_mesh: meshes.DeviceOrMesh) -> jax.Array:
     """Returns the offset of a tensor in its storage, in elements, as an int64[] array on a device or a mesh."""
-    key = int(tensor.storage_offset()), meshes.device_key(where)
+    key = int(tensor.storage_offset()), meshes.device_key(device_or_mesh)
     array = _offset_arrays.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(np.int64(key[0]), where)
+            array = jax.device_put(np.int64(key[0]), device_or_mesh)
         _offset_arrays.put(key, array)
     return array
 

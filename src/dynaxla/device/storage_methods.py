@@ -62,6 +62,7 @@ def _set_from_file(storage: torch.UntypedStorage, file: Any, offset: Any, is_rea
     return _copy(storage, host)
 
 
+# Replacements of methods of torch.UntypedStorage.
 _STORAGE_METHODS: dict[str, Callable[..., Any]] = {
     "data_ptr": _data_ptr,
     "copy_": _copy,
@@ -95,7 +96,7 @@ def _unsupported(name: str) -> Callable[..., Any]:
 
 
 def _dispatching(method: Any, replacement: Callable[..., Any]) -> Any:
-    """Returns a method that calls the replacement if a storage among its arguments is on the device, else torch's method."""
+    """Returns a method that calls `replacement` if `self` or a storage among the positional arguments is on the device, else `method`."""
 
     @functools.wraps(method)
     def choose(self: torch.UntypedStorage | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -111,12 +112,12 @@ def _no_address(tensor: torch.Tensor) -> int:
     raise RuntimeError(f"a tensor on {tensor.device} has no address: copy it to the CPU first (.cpu())")
 
 
-# Methods of torch.Tensor. The other methods that return an address raise because of a flag of torch (`private.refuse_address`).
+# Replacements of methods of torch.Tensor. Other methods that return an address raise because of a flag of torch (`private.refuse_address`).
 _TENSOR_METHODS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
 
 
 def install() -> None:
-    """Patches these methods for storages and tensors on the device, and makes `torch.UntypedStorage(n, device="jax")` work."""
+    """Patches methods of storages and tensors for the device, and makes `torch.UntypedStorage(n, device="jax")` work."""
     for name, replacement in _TENSOR_METHODS.items():
         if (method := getattr(torch.Tensor, name, None)) is not None:
             setattr(torch.Tensor, name, _dispatching(method, replacement))

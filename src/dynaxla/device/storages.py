@@ -1,5 +1,6 @@
 """Storages and tensors on the device "jax". A storage has no memory; its Python object has a jax.Array as an attribute.
 
+This attribute is the storage's *content*. It is None for unwritten memory, and a `StorageContent` while there is no array yet or no more.
 torch keeps the Python object of a storage alive as long as the storage itself.
 """
 
@@ -34,7 +35,7 @@ ShapeAndSharding = tuple[tuple[int, ...] | None, NamedSharding | None]
 
 
 class StorageContent:
-    """Base class of objects that a storage holds in place of an array."""
+    """Base class of contents that are not arrays, such as the value of an op that lazy mode has recorded but not computed."""
 
     __slots__ = ()
 
@@ -133,9 +134,10 @@ class InUseContent(StorageContent):
         return compare_and_swap([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        """Waits for the program and returns the storage's new array. Returns the old array in the thread that runs the program."""
         if forks.has_lost_xla():  # the thread that runs the program does not exist in a forked child
             raise forks.fork_error()
-        with self._lock:  # reentrant, so a signal handler in the same thread does not wait
+        with self._lock:  # reentrant: a signal handler in the thread of the program must not wait for the program
             if getattr(storage, _ARRAY) is self:
                 return self._arrays.get(private.identity_of(storage))
         return array_of(storage)
@@ -146,7 +148,7 @@ class InUseContent(StorageContent):
             for storage, array in changes:
                 if getattr(storage, _ARRAY) is self:
                     set_content(storage, array)
-        self._settle()
+        self._release()
 
     def fail(self, tensors: Iterable[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
         """Puts the old arrays back into the storages, or `LostContent` for an array that was donated.
@@ -160,16 +162,17 @@ class InUseContent(StorageContent):
                     array = self._arrays[private.identity_of(storage)]
                     lost = LostContent(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
                     set_content(storage, lost if not any_tracer((array,)) and array.is_deleted() else array)
-        self._settle()
+        self._release()
 
-    def _settle(self) -> None:
+    def _release(self) -> None:
+        """Drops the old arrays, and lets the waiting threads continue."""
         self._arrays = {}
         with contextlib.suppress(RuntimeError):  # after Ctrl-C between this call and the caller's next line, the lock is free already
             self._lock.release()
 
 
 def set_content(storage: torch.UntypedStorage, array: jax.Array | StorageContent | None) -> None:
-    """Sets the content of a storage. The elements of the array are the bytes of the storage."""
+    """Sets the content of a storage. An array must have as many bytes as the storage."""
     setattr(storage, _ARRAY, array)
 
 
@@ -177,9 +180,9 @@ _tracer_checks: list[bool] = []
 
 
 def enable_tracer_checks() -> None:
-    """Makes callers check for JAX tracers in storages from now on. Must be called before a storage gets its first tracer.
+    """Turns on the checks for JAX tracers in storages. Must be called before a storage gets its first tracer.
 
-    Processes in which no storage ever holds a tracer do without these checks.
+    The checks cost time, so they are off in processes in which no storage ever holds a tracer.
     """
     _tracer_checks[:] = [True]
 
@@ -194,9 +197,9 @@ def any_tracer(arrays: Iterable[Any]) -> bool:
     return bool(_tracer_checks) and any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
-def hold_tracers(tensors: Iterable[Any]) -> bool:
+def any_traced_tensor(objects: Iterable[Any]) -> bool:
     """True if one of these objects is a tensor of the device whose storage holds a tracer. The objects may have any type."""
-    return bool(_tracer_checks) and any_tracer(content_of(tensor.untyped_storage()) for tensor in tensors if is_jax_tensor(tensor))
+    return bool(_tracer_checks) and any_tracer(content_of(item.untyped_storage()) for item in objects if is_jax_tensor(item))
 
 
 def escaped_tracer_error(error: Exception) -> UnsupportedTensor:
@@ -213,7 +216,7 @@ def escaped_tracer_error(error: Exception) -> UnsupportedTensor:
     )
 
 
-_lock = forks.lock()
+_lock = forks.lock()  # held while contents are compared and replaced
 
 
 def compare_and_swap(
@@ -244,26 +247,26 @@ def _shape_and_sharding_of(array: jax.Array | None) -> ShapeAndSharding:
     return (None, None) if array is None or any_tracer((array,)) else (array.shape, meshes.sharding_of(array))
 
 
-_PLAN = "_dynaxla_plan"
+_VIRTUAL_SHARDING = "_dynaxla_virtual_sharding"
 
 
-def set_plan(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
-    """Sets a storage's plan: the shape and the sharding that its array would have on a virtual mesh.
+def set_virtual_sharding(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+    """Sets the shape and the sharding that a storage's array would have on a virtual mesh. The array itself does not change.
 
-    Only programs that `dynaxla.sharding.report` compiles use the plan.
+    Only the programs that `dynaxla.sharding.report` compiles with `run=False` use it.
     """
-    setattr(storage, _PLAN, (shape, sharding))
+    setattr(storage, _VIRTUAL_SHARDING, (shape, sharding))
 
 
-def plan_of(storage: torch.UntypedStorage) -> ShapeAndSharding:
-    """Returns the plan of a storage: see `set_plan`. (None, None) if there is none."""
-    return getattr(storage, _PLAN, (None, None))
+def virtual_sharding_of(storage: torch.UntypedStorage) -> ShapeAndSharding:
+    """Returns the shape and the sharding that `set_virtual_sharding` has set, else (None, None)."""
+    return getattr(storage, _VIRTUAL_SHARDING, (None, None))
 
 
 def sharding_of_content(content: object) -> NamedSharding | None:
-    """Returns the sharding of a storage's content on a mesh: an array or a recorded value.
+    """Returns the mesh sharding of a storage's content, which may be an array or a recorded value.
 
-    None for an array on one device, for an unwritten storage, and for a recorded value whose sharding XLA will choose.
+    Returns None for an array on one device, for an unwritten storage, and for a recorded value whose sharding XLA will choose.
     """
     if isinstance(content, jax.Array):
         return None if any_tracer((content,)) else meshes.sharding_of(content)
@@ -275,20 +278,26 @@ def sharding_of_storage(storage: torch.UntypedStorage) -> NamedSharding | None:
     return shape_and_sharding(storage)[1] if meshes.may_have_sharded_arrays() else None
 
 
-def replicate(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
-    """Replicates the array of a storage from one device to a mesh. The storage keeps the replicated array."""
-    replicated = meshes.copy_to(array, where)
+def replicate(storage: torch.UntypedStorage, array: jax.Array, mesh_sharding: NamedSharding) -> jax.Array:
+    """Copies the array of a storage from one device to all devices of a mesh. The storage keeps the replicated array.
+
+    Args:
+        storage: the storage.
+        array: its array.
+        mesh_sharding: the mesh's replicated sharding, as from `meshes.common`.
+    """
+    replicated = meshes.copy_to(array, mesh_sharding)
     # This fails if another thread has written to the storage. The caller then uses the old value.
     compare_and_swap([(storage, array, replicated)])
     return replicated
 
 
-def array_from_cpu(tensor: torch.Tensor, where: meshes.DeviceOrMesh | Sharding) -> jax.Array:
-    """Copies the value of a CPU tensor to an array on a device or a mesh. Raises: ForkError."""
+def array_from_cpu(tensor: torch.Tensor, device_or_sharding: meshes.DeviceOrMesh | Sharding) -> jax.Array:
+    """Copies the value of a CPU tensor to an array in the tensor's logical shape, on a device or with a sharding. Raises: ForkError."""
     if forks.has_lost_xla():
         raise forks.fork_error()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.device_put(_host_copy(tensor), where)
+        return jax.device_put(_host_copy(tensor), device_or_sharding)
 
 
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:
@@ -325,6 +334,7 @@ def is_jax_tensor(tensor: Any) -> bool:
 
 
 def device_of(tensor: torch.Tensor) -> jax.Device:
+    """Returns the PJRT device of a tensor's torch device. The array of a tensor on a mesh is on other devices too."""
     return pjrt_devices.jax_device(tensor.device.index or 0)
 
 
@@ -337,7 +347,7 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
     offset = int(tensor.storage_offset())
     needed = (offset + storage_extent(tuple(shape), tuple(stride))) * tensor.dtype.itemsize if math.prod(shape) else 0
     if needed > storage.nbytes():
-        # Two uses are the tensor's reference and that of the storage's Python object.
+        # Two of the uses are the references of this tensor and of the storage's Python object.
         if storage.nbytes() and private.storage_uses(storage) > 2:
             raise RuntimeError(
                 f"a tensor on {tensor.device} cannot be resized from {storage.nbytes()} to {needed} bytes, since other tensors share its "
@@ -346,14 +356,14 @@ def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) ->
         old = array_of(storage)
         array = None
         if old is not None and storage.nbytes():
-            array = _extended(old, needed)
+            array = _zero_padded(old, needed)
         storage = make_storage(needed, tensor.device, array)
     private.set_storage(tensor, storage, offset, shape, stride)
     private.refuse_address(tensor)
 
 
-def _extended(array: jax.Array, nbytes: int) -> jax.Array:
-    """Returns an array's bytes, followed by zeros up to this size, as uint8."""
+def _zero_padded(array: jax.Array, nbytes: int) -> jax.Array:
+    """Returns the bytes of an array as uint8[nbytes], with zeros at the end."""
     memory = np.zeros(nbytes, np.uint8)
     before = np.array(array).reshape(-1).view(np.uint8)
     memory[: before.size] = before

@@ -115,7 +115,7 @@ def write(array: jax.Array, view: StridedView, value: jax.Array) -> jax.Array:
 
 
 def has_internal_overlap(view: StridedView) -> bool:
-    """True if two of the tensor's elements may lie in the same memory."""
+    """True if two of the tensor's elements share memory."""
     layout = view.layout
     return layout.packed_shape != tuple(view.shape[dim] for dim in layout.permutation) or (
         math.prod(view.shape) > 1 and _box(layout, view) is None and len(np.unique(_indices(layout, view))) < math.prod(view.shape)
@@ -131,41 +131,46 @@ def check_no_internal_overlap(view: StridedView) -> None:
         )
 
 
-def overlaps(one: StridedView, other: StridedView) -> bool:
+def overlaps(a: StridedView, b: StridedView) -> bool:
     """True if two tensors on one storage share memory.
 
-    False if one of them has gaps or elements that share memory, since ATen does not check such tensors.
+    False if one of the tensors has gaps between its elements, or elements that share memory: ATen does not check such tensors.
     """
-    if not all(math.prod(view.shape) and view.layout.is_whole for view in (one, other)):
+    if not all(math.prod(view.shape) and view.layout.is_whole for view in (a, b)):
         return False
-    (begin, end), (start, stop) = _bytes_of(one), _bytes_of(other)
-    return begin < stop and start < end
+    (a_begin, a_end), (b_begin, b_end) = _byte_range(a), _byte_range(b)
+    return a_begin < b_end and b_begin < a_end
 
 
-def overlaps_partly(one: StridedView, other: StridedView) -> bool:
-    """True if two tensors on one storage share memory, but with different extents or strides."""
-    return overlaps(one, other) and (_bytes_of(one) != _bytes_of(other) or one.stride != other.stride)
+def overlaps_partly(a: StridedView, b: StridedView) -> bool:
+    """True if two tensors on one storage share memory, but differ in their byte ranges or strides."""
+    return overlaps(a, b) and (_byte_range(a) != _byte_range(b) or a.stride != b.stride)
 
 
-def _bytes_of(view: StridedView) -> tuple[int, int]:
-    """Returns the offsets of the first byte of a dense tensor, and of the byte after its last one."""
+def _byte_range(view: StridedView) -> tuple[int, int]:
+    """Returns the byte offsets at which a dense tensor begins and ends in its storage."""
     begin = view.offset * view.dtype.itemsize
     return begin, begin + math.prod(view.shape) * view.dtype.itemsize
 
 
 def _apply_bits(value: jax.Array, view: StridedView) -> jax.Array:
-    """Conjugates and negates a value if the tensor's bits say so. It converts in both directions between memory and value."""
+    """Conjugates and negates a value if the tensor's bits say so.
+
+    Reads and writes both call this function, since conjugation and negation are their own inverses.
+    """
     value = lax.conj(value) if view.conj and dtypes.is_complex(value.dtype) else value
     return lax.neg(value) if view.neg else value
 
 
 class _Box(NamedTuple):
-    """A row-major box of memory whose corner at index 0 has the elements of a tensor.
+    """A part of memory as a row-major array, in which a tensor with gaps is the slice `[:corner[0], :corner[1], ...]`.
+
+    Example: a tensor of shape (3, 2) and strides (5, 1) is the slice [:3, :2, :1] of a box of shape (3, 5, 1).
 
     Attributes:
         start: the offset of the box in memory, in elements.
         shape: the shape of the box.
-        corner: the shape of the corner.
+        corner: the shape of the slice that has the tensor's elements.
     """
 
     start: int
@@ -174,7 +179,10 @@ class _Box(NamedTuple):
 
 
 def _box(layout: Layout, view: StridedView) -> _Box | None:
-    """Returns the box of memory whose corner has the tensor's packed elements, or None if its strides are not multiples of each other."""
+    """Returns the box whose corner has the tensor's packed elements.
+
+    Returns None unless each stride is a positive multiple of the next smaller one, and is large enough for that dimension's size.
+    """
     shape: list[int] = []
     corner: list[int] = []
     outer = 0
@@ -193,7 +201,7 @@ def _box(layout: Layout, view: StridedView) -> _Box | None:
 
 
 def _boxed(memory: jax.Array, box: _Box) -> jax.Array:
-    """Returns the memory of a box in the shape of the box."""
+    """Returns the part of memory that a box describes, in the shape of the box."""
     end = box.start + math.prod(box.shape)
     if end > memory.size:  # the storage may end with the tensor's last element, before the end of the box
         memory = lax.pad(memory, memory.dtype.type(0), [(0, end - memory.size, 0)])
@@ -251,12 +259,15 @@ def _flat(array: jax.Array) -> jax.Array:
 
 
 def read_at(array: jax.Array, view: StridedView, offset: jax.Array) -> jax.Array:
-    """Returns the value of the tensor `offset` elements after `view`. The program gets the offset, an int64[], as an input."""
+    """Reads a tensor like `read`. The tensor has the metadata `view`, but begins `offset` elements later.
+
+    The offset is an int64[] array, so a program can take it as an input, and views at different offsets share the program.
+    """
     return read(_extent_slice(array, view, offset), view)
 
 
 def write_at(array: jax.Array, view: StridedView, offset: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns the storage's array after a write to the tensor `offset` elements after `view`. The array keeps its shape and dtype."""
+    """Writes to a tensor like `write`, but `offset` elements later (see `read_at`). The array keeps its shape and dtype."""
     memory = _elements(array, view.dtype)
     memory = lax.dynamic_update_slice(memory, _flat(write(_extent_slice(array, view, offset), view, value)), [offset])
     if memory.dtype == array.dtype:
@@ -267,5 +278,5 @@ def write_at(array: jax.Array, view: StridedView, offset: jax.Array, value: jax.
 
 
 def _extent_slice(array: jax.Array, view: StridedView, offset: jax.Array) -> jax.Array:
-    """Returns the memory from the first element to the last of the tensor `offset` elements after `view`."""
+    """Returns the elements of memory from the first to the last element of the tensor that begins `offset` elements after `view`."""
     return lax.dynamic_slice(_elements(array, view.dtype), [offset], [storage_extent(view.shape, view.stride)])

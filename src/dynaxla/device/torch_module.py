@@ -22,9 +22,10 @@ DeviceLike: TypeAlias = torch.device | int | str | None
 # torch.utils.checkpoint saves random states only of devices that are initialized.
 _initialized = True
 _current = threading.local()
-# The highest number of allocated bytes that was observed, by device index. It replaces PJRT's own peak for the devices in `_reset`.
+# The highest number of allocated bytes that was observed, by device index.
 _peaks: dict[int, int] = {}
-_reset: set[int] = set()
+# The devices (by index) whose peak is the number in `_peaks` rather than PJRT's peak, which cannot be reset.
+_reset_devices: set[int] = set()
 
 
 def _index(device: DeviceLike) -> int:
@@ -32,7 +33,7 @@ def _index(device: DeviceLike) -> int:
 
     Raises: RuntimeError if there is no such device; ValueError for another device type.
     """
-    return current_device() if device is None else pjrt_devices.named(device).index
+    return current_device() if device is None else pjrt_devices.parse_device(device).index
 
 
 def is_available() -> bool:
@@ -205,14 +206,14 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
     `memory_allocated` have observed.
     """
     index = _index(device)
-    pjrt_peak = None if index in _reset else memory_stats(device).get("peak_bytes_in_use")
+    pjrt_peak = None if index in _reset_devices else memory_stats(device).get("peak_bytes_in_use")
     memory_allocated(device)
     return _peaks[index] if pjrt_peak is None else pjrt_peak
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     index = _index(device)
-    _reset.add(index)
+    _reset_devices.add(index)
     _peaks.pop(index, None)
     memory_allocated(device)
 
@@ -224,7 +225,7 @@ def memory_reserved(device: DeviceLike = None) -> int:
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Returns the free and the total bytes of the device, or of the machine where PJRT does not report them."""
+    """Returns the free and the total bytes of the device. Where PJRT does not report them, returns those of the machine's main memory."""
     stats = memory_stats(device)
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]

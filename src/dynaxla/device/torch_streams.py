@@ -29,7 +29,7 @@ def is_done(index: int) -> bool:
 
 
 def _wait_for_arrays(arrays: list[jax.Array], index: int) -> None:
-    """Waits for arrays. If another thread donates an array meanwhile, waits for all programs of the device, among them the array's."""
+    """Waits for arrays. If another thread donates an array meanwhile, waits for all programs of the device instead."""
     is_donated = False
     for array in arrays:
         try:
@@ -53,7 +53,7 @@ def _is_computed(array: jax.Array) -> bool:
 
 
 def _arrays(index: int) -> list[jax.Array]:
-    """Returns the live arrays of a device, including arrays that another thread donates meanwhile: their shardings can still be read."""
+    """Returns the live arrays of a device. An array that another thread donates meanwhile is included, since its sharding can be read."""
     device = pjrt_devices.jax_device(index)
     return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 
@@ -67,7 +67,7 @@ class Stream:
     """
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.device = pjrt_devices.named(device)
+        self.device = pjrt_devices.parse_device(device)
         self.priority = priority
 
     @property
@@ -113,7 +113,12 @@ class Stream:
 
 
 class Event:
-    """A point in the queue of a device. `device` is None before the event is recorded."""
+    """A point in the queue of a device.
+
+    Attributes:
+        enable_timing: True if the event stores the time at which it is reached.
+        device: the torch device; None before the event is recorded.
+    """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         if interprocess:

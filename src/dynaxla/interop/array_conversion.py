@@ -22,7 +22,7 @@ from ..observe import metrics
 from ..runtime import devices, transfer
 from ..runtime.layout import row_major
 
-# While JAX's 64-bit types are off, JAX silently computes with these dtypes in 32 bits: 2**40 becomes 0.
+# JAX silently converts these dtypes to 32 bits while its 64-bit types are off: 2**40 becomes 0.
 WIDE_DTYPES = (torch.int64, torch.uint64, torch.float64, torch.complex128)
 
 
@@ -184,13 +184,16 @@ class ArrayScope:
     def to_tensors(self, results: list[Any]) -> list[torch.Tensor]:
         """Converts a function's results to tensors on the device of its arguments, or of the results if there were no arguments.
 
-        A tensor is mutable, so it must have memory of its own: an array with other references (an argument, a constant, a residual of a
-        backward pass) is copied. XLA has finished reading torch's memory when this returns.
+        A tensor is mutable, so it must have memory of its own. An array with other references (an argument, a constant, a residual of a
+        backward pass) is therefore copied. When this method returns, XLA no longer reads torch's memory.
+
+        Args:
+            results: The results: arrays, tracers or numbers. The numbers in this list are replaced by arrays.
         """
         for index, value in enumerate(results):
             if not isinstance(value, jax.Array):
                 results[index] = self._array(value, index)
-        value = None
+        value = None  # this reference would count below
         names = [f"result {index} of {self._name}" for index in range(len(results))]
         torch_dtypes = [torch_dtype(array.dtype, name) for array, name in zip(results, names, strict=True)]
         if self._device is not None and self._device.type == storages.NAME:
@@ -207,7 +210,7 @@ class ArrayScope:
         jax.block_until_ready(results)
         tensors = []
         for index in range(len(results)):
-            # The two references are the list and the argument of getrefcount.
+            # An array that is used nowhere else has two references: the list and the argument of getrefcount.
             is_unshared = sys.getrefcount(results[index]) <= 2
             tensor = self._tensor_on(results[index], names[index])
             is_unshared = is_unshared and not lies_in_one_of(results[index], self.arrays)
@@ -215,6 +218,7 @@ class ArrayScope:
         return tensors
 
     def _array(self, value: Any, index: int) -> jax.Array:
+        """Returns the result at an index as an array. Raises TypeError for a value that is neither an array nor a number."""
         try:
             return jnp.asarray(value)
         except TypeError:

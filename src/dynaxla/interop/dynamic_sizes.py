@@ -23,10 +23,10 @@ from ..runtime import private
 
 @dataclass(frozen=True)
 class _OrderedSpec(TensorSpec):
-    """A TensorSpec with an explicit memory order, which symbolic strides do not always determine.
+    """A TensorSpec with an explicit memory order, since symbolic strides cannot always be sorted.
 
     Attributes:
-        memory_order: The dimensions, from the one with the largest stride to the one with the smallest.
+        memory_order: The dimensions by decreasing stride.
     """
 
     memory_order: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class _OrderedSpec(TensorSpec):
 
 
 class _SymbolicArithmetic(private.SizeArithmetic):
-    """Arithmetic on sizes. The minimum and the maximum accept JAX's symbolic dimensions."""
+    """Arithmetic on numbers and on JAX's symbolic dimensions, for which Python's `min` and `max` do not work."""
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:

@@ -36,7 +36,7 @@ from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# Outputs that are writes for which an exported model has no place, by the name of their `OutputKind`.
+# Writes that an exported model cannot do: a description by the name of torch's `OutputKind`.
 _MUTATIONS = {"PARAMETER_MUTATION": "parameter", "USER_INPUT_MUTATION": "user input"}
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -52,7 +52,7 @@ def export(
 ) -> ExportedModel:
     """Exports a module, a function or an ExportedProgram as a program that runs without torch.
 
-    New values of the model's buffers, such as those of a batch norm in training mode, are named results of the program: see
+    If the model writes to buffers (a batch norm in training mode), the new values are named results of the program: see
     `ExportedModel.call`. Random numbers are derived from a key, which must be given to the call. The call refuses values that eager mode
     refuses, such as indices out of range.
 
@@ -70,7 +70,7 @@ def export(
     Raises:
         CaptureError: torch.export cannot capture the model, or an op needs the size of a dynamic dimension as a number.
         UnsupportedOp: An op has no lowering, or none for these platforms.
-        UnsupportedTensor: A tensor that JAX cannot hold.
+        UnsupportedTensor: JAX cannot hold a tensor.
         OptionError: An invalid option.
 
     Source: torch.export (graph signatures), jax.export (calling convention, symbolic dimensions)
@@ -110,6 +110,7 @@ class _FunctionModule(torch.nn.Module):
 
 
 def _capture(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Captures a model by torch.export. Takes the arguments of `export`, and raises its OptionError and CaptureError."""
     if isinstance(model, ExportedProgram):
         if args or kwargs or dynamic_shapes is not None:
             raise OptionError(
@@ -168,7 +169,7 @@ def _decompositions() -> dict[Any, Any]:
 
 
 class _Exporter:
-    """A captured program with the contents of its signature, ready to be lowered.
+    """A captured program, with the information from its signature that lowering needs.
 
     Args:
         program: The functionalized program.
@@ -176,8 +177,8 @@ class _Exporter:
         dynamic_shapes: The user's argument of torch.export.
 
     Attributes:
-        weights: The name of each parameter, buffer and constant that the program reads, by position among the program's inputs.
-        inputs: The name of each input that is a tensor, by position.
+        weights: The name of each parameter, buffer and constant that the program reads, by its position among the program's inputs.
+        inputs: The name of each user input that is a tensor, by its position among the program's inputs.
         values: The parameters, buffers and constants, by name.
         arguments: The nesting of the arguments.
         results: The nesting of the results.
@@ -193,9 +194,9 @@ class _Exporter:
         """Reads the signature and looks up the lowerings.
 
         Raises:
-            CaptureError: The program does something that an exported program cannot do.
+            CaptureError: The program has an input or an output that an exported program cannot have.
             UnsupportedOp: An op has no lowering.
-            UnsupportedTensor: A tensor that JAX cannot hold.
+            UnsupportedTensor: JAX cannot hold a tensor.
         """
         self.program, self.name = program, name
         signature = program.graph_signature
@@ -209,7 +210,7 @@ class _Exporter:
         for position, (spec, node) in enumerate(zip(signature.input_specs, placeholders, strict=True)):
             if spec.kind in _WEIGHTS:
                 value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-                # One tensor under two names is one weight.
+                # A tensor with two names (tied weights) is one weight, under its first name.
                 self.weights[position] = first_name.setdefault(id(value), spec.target)
                 self.values[self.weights[position]] = _checked(value, spec.target)
             elif spec.kind != InputKind.USER_INPUT:
@@ -344,6 +345,7 @@ class _Exporter:
         return program
 
     def _lower(self, program: Any, avals: Sequence[Any], platforms: tuple[str, ...]) -> jax_export.Exported:
+        """Lowers a function from `_program` to StableHLO for these platforms. Raises the exceptions of `export`."""
         try:
             exported = jax_export.export(
                 jax.jit(program, keep_unused=True), platforms=platforms, disabled_checks=[jax_export.DisabledSafetyCheck.custom_call("ALL")]
@@ -448,15 +450,15 @@ def _structure(spec: Any, leaves: Sequence[Structure], description: str) -> Stru
 
 
 def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
-    """Removes assertions about sizes. The signature of the exported program has them too, and JAX checks the arguments of a call by it."""
+    """Removes assertions about sizes, and numbers that only they use. JAX checks the sizes of arguments by the program's signature."""
     for node in reversed(list(module.graph.nodes)):
-        is_size = not node.users and node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
-        about_sizes = node.target in (
+        is_unused = not node.users and node.op == "call_function"
+        is_assertion = node.target in (
             aten._assert_scalar.default,
             aten.sym_constrain_range_for_size.default,
             aten.sym_constrain_range.default,
         )
-        if about_sizes or (is_size and isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))):
+        if is_assertion or (is_unused and isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))):
             module.graph.erase_node(node)
 
 

@@ -78,24 +78,29 @@ class JaxCall:
     def backward(self, wanted: tuple[int, ...], count: int) -> JaxCall:
         """Returns the call of the backward pass.
 
-        It takes the operands and the cotangents of the inexact results, and returns cotangents of operands.
+        It takes the operands, then the cotangents of the inexact results, and returns cotangents of operands.
 
         Args:
             wanted: The positions of the operands whose cotangents are returned.
             count: The number of operands.
         """
 
-        def pull_back(*arrays: jax.Array) -> list[jax.Array]:
-            _, pull = vjp(self.function, arrays[:count], wanted)
-            return pull(arrays[count:])
+        def backward(*arrays: jax.Array) -> list[jax.Array]:
+            _, pull_back = vjp(self.function, arrays[:count], wanted)
+            return pull_back(arrays[count:])
 
-        return self._derive(("backward", wanted), lambda: pull_back)
+        return self._derive(("backward", wanted), lambda: backward)
 
     def batched(self, dims: tuple[int | None, ...]) -> JaxCall:
-        """Returns the call mapped over one dimension of each operand (None: not mapped). It is dimension 0 of the results."""
+        """Returns the call mapped by `jax.vmap`. The mapped dimension is dimension 0 of the results.
+
+        Args:
+            dims: For each operand, the dimension that is mapped; None for an operand that is not mapped.
+        """
         return self._derive(("batched", dims), lambda: jax.vmap(self.function, in_axes=dims))
 
     def _derive(self, key: Any, make: Callable[[], Callable[..., Sequence[Any]]]) -> JaxCall:
+        """Returns a call with this call's name, for the function that `make` returns. Each key has one call."""
         if key not in self._derived:
             self._derived[key] = JaxCall(make(), self.name, self.x64)
         return self._derived[key]
@@ -159,7 +164,7 @@ def find_call(number: int) -> JaxCall:
 
 
 def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Calls the function on the values of the tensors."""
+    """Calls the function of a call with the values of tensors, without compiling or tracing it."""
     with ArrayScope(tensors, call.name, call.x64) as scope:
         return scope.to_tensors(list(call.function(*scope.arrays)))
 

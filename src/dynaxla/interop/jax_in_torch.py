@@ -28,9 +28,9 @@ _numbers = itertools.count(1)
 def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable[..., Any]:
     """Converts a JAX function to a function of torch tensors.
 
-    The arguments are pytrees. `jax_fn` gets tensors in them (on one device: the CPU, a GPU, or "jax") as arrays on the same memory, which
-    must not be written to before `jax_fn` returns. Tensors that are not contiguous, or not aligned, are copied. Other leaves are passed
-    unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
+    The arguments are pytrees. Their tensors must be on one device: the CPU, a GPU, or "jax". `jax_fn` gets them as arrays on the same
+    memory, to which nobody must write before `jax_fn` returns. Tensors that are not contiguous, or not aligned, are copied. `jax_fn` gets
+    other leaves unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
 
     Gradients of any order come from `jax.vjp`; `torch.func.grad` and `torch.func.vmap` work too. Integers have no gradient, and complex
     numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes part of the
@@ -69,11 +69,11 @@ class JaxInTorch:
         self.__wrapped__ = jax_fn
         self._x64 = x64
         self._name = str(getattr(jax_fn, "__name__", None) or type(jax_fn).__name__)
-        self._calls: dict[Any, _FlatFunction] = {}
+        self._flat_functions: dict[Any, _FlatFunction] = {}  # for captured graphs, by the arguments other than tensors
         self._state_changes = StateChangeDetector({"jax_fn": jax_fn})
         self._stamp = 0
         self._number = next(_numbers)
-        _owners[self._number] = self
+        _functions_by_number[self._number] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -89,11 +89,11 @@ class JaxInTorch:
         _refuse_tracers(leaves, self._name)
         check_operands(tensors, self._name, x64)
         stamp = self.stamp()
-        guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
+        guards.guard_on_result("dynaxla", ("interop", "jax_in_torch", "guard_values", f"of_{self._number}"))
         key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _cache_key(leaf) for leaf in leaves])
-        flat_function = self._calls.get(key)
+        flat_function = self._flat_functions.get(key)
         if flat_function is None:
-            flat_function = self._calls[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
+            flat_function = self._flat_functions[key] = _FlatFunction(self.__wrapped__, tree, leaves, self._name, x64)
         results = apply(flat_function.call.traced_call(), tensors or [torch.zeros(())])
         return flat_function.unflatten(results, jax_calls.avals_of(tensors))
 
@@ -102,31 +102,35 @@ class JaxInTorch:
         stamp = self._state_changes.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
-            self._calls.clear()
+            self._flat_functions.clear()
         return stamp
 
-    def answer(self) -> str:
-        """Returns the state on which a captured graph with this function depends, apart from its arguments. TorchDynamo guards on it."""
+    def guard_value(self) -> str:
+        """Returns a description of the state on which a captured graph with this function depends, apart from the function's arguments.
+
+        TorchDynamo's guard compares the description with that at the time of capture.
+        """
         return f"{self.stamp()} {x64_enabled()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
 
 
-_owners: weakref.WeakValueDictionary[int, JaxInTorch] = weakref.WeakValueDictionary()
+_functions_by_number: weakref.WeakValueDictionary[int, JaxInTorch] = weakref.WeakValueDictionary()
 
 
-class _Answers:
-    """Gives TorchDynamo's guards access to `JaxInTorch.answer`.
+class _GuardValues:
+    """Gives TorchDynamo's guards access to `JaxInTorch.guard_value`.
 
-    The attribute "of_N" is a function that returns the answer of the `JaxInTorch` number N, or "" if that no longer exists.
+    The attribute "of_N" is the method `guard_value` of the `JaxInTorch` with the number N. If that object no longer exists, the attribute
+    is a function that returns "".
     """
 
     def __getattr__(self, name: str) -> Callable[[], str]:
         if not name.startswith("of_"):
             raise AttributeError(name)
-        owner = _owners.get(int(name.removeprefix("of_")))
-        return str if owner is None else owner.answer
+        function = _functions_by_number.get(int(name.removeprefix("of_")))
+        return str if function is None else function.guard_value
 
 
-answers = _Answers()
+guard_values = _GuardValues()
 
 
 class _FlatFunction:
@@ -161,11 +165,12 @@ class _FlatFunction:
         self.call = JaxCall(flat, name, x64)
 
     def unflatten(self, results: Sequence[torch.Tensor], avals: Any = None) -> Any:
-        """Arranges the results' tensors in the structure of the function's results.
+        """Arranges the tensors of the results in the structure that the JAX function has returned.
 
         Args:
             results: The tensors.
-            avals: The operands' shapes and dtypes, if the call may have been traced for several; None for the structure of the last trace.
+            avals: The shapes and dtypes of the operands, if the function may have been traced for several; None for the structure of the
+                last call or trace.
         """
         return jax.tree.unflatten(self._trees[avals], results)
 
@@ -185,7 +190,7 @@ def _call_without_gradients(call: JaxCall, tensors: Sequence[torch.Tensor]) -> l
 
 
 def _is_traced(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if torch traces the call, or if a dispatch mode observes the call's ops."""
+    """True if torch traces a call with these tensors, or if a dispatch mode or a tensor subclass must see the op `jax_call`."""
     return private.mode_count() > 0 or any(type(tensor) not in ORDINARY for tensor in tensors)
 
 
@@ -265,14 +270,14 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def _plain_number(leaf: Any) -> Any:
-    """Converts a symbolic number to a plain number, on which torch guards. Other leaves stay as they are."""
+    """Converts a symbolic number to a plain number, for which torch adds a guard. Other leaves stay as they are."""
     if isinstance(leaf, (torch.SymInt, torch.SymBool)):
         return int(leaf) if isinstance(leaf, torch.SymInt) else bool(leaf)
     return float(leaf) if isinstance(leaf, torch.SymFloat) else leaf
 
 
 def _cache_key(leaf: Any) -> Any:
-    """Returns a hashable key. Equal leaves have equal keys, except leaves whose content may change: each of their keys is new."""
+    """Returns a hashable key of an argument's leaf. Equal leaves have equal keys, but the key of a leaf that may change is always new."""
     if isinstance(leaf, jax.Array):
         return identity_of(leaf)
     found = fingerprint(leaf)

@@ -30,9 +30,10 @@ def as_jax(tensor: torch.Tensor) -> jax.Array:
 
     JAX assumes that arrays never change. A later write of torch to the tensor may or may not be visible to JAX: programs that run at the
     same time read the old or the new value, and values that JAX has computed or cached stay as they are. Write to the tensor only after JAX
-    has finished using it (`jax.block_until_ready`), in any thread. For a tensor on the device "jax", the result is the tensor's own array.
-    torch writes to such a tensor by giving it another array, so the returned array does not change. The array is on the CPU device or the
-    GPU of the user's JAX. It is a tracer if the tensor holds one (see `as_torch`).
+    has finished using the array (`jax.block_until_ready`), in any thread. The array is on the CPU device or the GPU of the user's JAX.
+
+    For a tensor on the device "jax", the result is the tensor's own array. torch writes to such a tensor by giving it another array, so the
+    returned array does not change. The result is a tracer if the tensor holds one (see `as_torch`).
 
     Raises:
         TypeError: The argument is not a tensor.

@@ -69,13 +69,13 @@ class TorchCall(WideCall):
         function: Takes tensors and returns new tensors; it mutates none of its arguments.
         operands: The tensors that the function takes.
         device: The device of the fake tensors with which the function is traced.
-        narrow: True if the arrays of the surrounding JAX program have at most 32 bits per number.
-        is_unchanged: Returns True if the state that the function reads, apart from its operands, has certainly not changed.
+        narrow: True if JAX's 64-bit types are off in the surrounding JAX program, so that its arrays have at most 32 bits per number.
+        is_unchanged: Returns True if the state that the function reads, apart from its operands, has certainly not changed since the trace.
 
     Attributes:
         draws_random: True if the call takes a key, as uint32[2], before its operands.
         drawing_line: The user's line that draws the first random number; "" if there is none.
-        copied_operands: For each result, the index of the operand of which it is a copy; None if it is no copy.
+        copied_operands: For each result, the index of the operand that it is a copy of; None for other results.
 
     Raises:
         CaptureError: Python's control flow depends on a tensor's values.
@@ -110,7 +110,7 @@ class TorchCall(WideCall):
         super().__init__(run)
 
     def is_current(self) -> bool:
-        """True if the tensors that are constants of the graph have kept their values."""
+        """True if nobody has written to the tensors that are constants of the graph."""
         return all(state_of(tensor) == state for tensor, state in self._constants)
 
     def _check_unchanged(self) -> None:
@@ -122,9 +122,9 @@ class TorchCall(WideCall):
         if self.is_current():
             if self._is_unchanged():
                 return
-            again = self._graph([False] * len(self._operands))
-            pairs = zip(_constants(again), self._constants, strict=False)
-            if _code(again) == self._code and all(new is old or _same(new, old) for new, (old, _) in pairs):
+            new_graph = self._graph([False] * len(self._operands))
+            pairs = zip(_constants(new_graph), self._constants, strict=False)
+            if _code(new_graph) == self._code and all(new is old or _equal(new, old) for new, (old, _) in pairs):
                 return
         raise CaptureError(
             "a value that a torch function reads has changed since JAX traced the function, so its derivative would be wrong",
@@ -136,23 +136,28 @@ class TorchCall(WideCall):
 
     @_disable_current_modes()
     def _autograd_derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        """Returns the derivative that autograd computes, by a joint graph that is partitioned into a forward and a backward graph."""
+        """Returns the derivative that torch's autograd computes. AOTAutograd's joint graph is partitioned into two graphs for it.
+
+        Args:
+            wanted: See `WideCall.derivative`.
+        """
         self._check_unchanged()
         mask = list(wanted[1:] if self.draws_random else wanted)
         differentiable_results: list[int] = []
         with capture_lock.capturing():
             joint = self._graph(mask, differentiable_results)
             if not differentiable_results:
-                return self._no_derivative(mask)
+                return self._zero_derivative(mask)
             inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
             forward_graph, backward_graph = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
             forward, backward = Function.portable(forward_graph), Function.portable(backward_graph)
+        # For each input of the backward graph: None for a cotangent, else the index of the forward graph's output that is the residual.
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
         results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
-        operand_sources = [None if name.startswith("tangents") else results.index(name) for name in names]
-        residual_indices = [index for index in operand_sources if index is not None]
+        residual_sources = [None if name.startswith("tangents") else results.index(name) for name in names]
+        residual_indices = [index for index in residual_sources if index is not None]
         gradients = backward_graph.graph.output_node().args[0]
-        wide_dtypes = [dtypes.to_jax(self._results[index]) for index in differentiable_results]
+        result_dtypes = [dtypes.to_jax(self._results[index]) for index in differentiable_results]
 
         def run(*operands: Array) -> list[Array]:
             outputs = self._outputs(forward, operands)
@@ -161,11 +166,12 @@ class TorchCall(WideCall):
             return [*map(self._narrow_array, outputs[: len(self._results)]), *residuals]
 
         def pull_back(*operands: Array) -> list[Array]:
+            """Takes residuals and cotangents of results; returns the cotangents of wanted operands, by the backward graph."""
             residuals = iter(operands[: len(residual_indices)])
             cotangents = (
-                lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], wide_dtypes, strict=True)
+                lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(residual_indices) :], result_dtypes, strict=True)
             )
-            values = [_conjugate(next(cotangents)) if index is None else next(residuals) for index in operand_sources]
+            values = [_conjugate(next(cotangents)) if index is None else next(residuals) for index in residual_sources]
             values = [_join_64_bit(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
             outputs = iter(backward(values).outputs)
             all_gradients = [None if gradient is None else next(outputs) for gradient in gradients[: len(mask)]]
@@ -175,11 +181,12 @@ class TorchCall(WideCall):
         shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in differentiable_results]
 
         def push_forward(*operands: Array) -> list[Array]:
+            """Takes residuals and tangents of wanted operands; returns the tangents of results, by the transpose of `pull_back`."""
             residuals, tangents = operands[: len(residual_indices)], operands[len(residual_indices) :]
             assert len(tangents) == sum(mask)
             zeros = [
                 lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype)
-                for shape, dtype in zip(shapes, wide_dtypes, strict=True)
+                for shape, dtype in zip(shapes, result_dtypes, strict=True)
             ]
             axes = axes_of(operands)
             # pull_back is linear, so that its transpose by jax.vjp is the forward derivative.
@@ -194,7 +201,7 @@ class TorchCall(WideCall):
             WideCall(run, derivative_error=derivative_error), WideCall(push_forward, pull_back, derivative_error), differentiable_results
         )
 
-    def _no_derivative(self, mask: Sequence[bool]) -> Derivative:
+    def _zero_derivative(self, mask: Sequence[bool]) -> Derivative:
         """Returns the derivative of a call whose results do not depend differentiably on any wanted operand: zeros."""
 
         def nothing(*_: Array) -> list[Array]:
@@ -220,17 +227,15 @@ class TorchCall(WideCall):
     def _graph(self, wanted: Sequence[bool], differentiable_results: list[int] | None = None) -> GraphModule:
         """Returns the function's graph, or a joint graph with gradients if the gradient of an operand is wanted.
 
-        The caller must have turned off dispatch modes: they belong to the user, or to another trace that the surrounding JAX function is
-        part of.
+        The caller must have turned off dispatch modes. They belong to the user, or to another trace of torch's in which JAX's code runs.
 
         Args:
             wanted: For each operand, True if its gradient is wanted.
             differentiable_results: Receives the indices of the results that have a gradient.
         """
         joint = any(wanted)
-        sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)
-        with fakes:
+        shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env):
             inputs = [torch.empty(item.shape, dtype=item.dtype, device=self._device) for item in self._operands]
         for tensor, want in zip(inputs, wanted, strict=True):
             tensor.requires_grad_(want)
@@ -241,7 +246,7 @@ class TorchCall(WideCall):
                 if differentiable_results is not None:
                     differentiable_results[:] = [index for index, result in enumerate(results) if result.requires_grad]
                 return list(results)
-            with torch.enable_grad():  # without gradients the function may take another code path
+            with torch.enable_grad():  # a function may compute something else if gradients are off, or if no operand requires one
                 inputs_with_grad = [
                     tensor.detach().requires_grad_() if item.requires_grad else tensor
                     for tensor, item in zip(tensors, self._operands, strict=True)
@@ -260,7 +265,7 @@ class TorchCall(WideCall):
 
 
 def _copy_source(node: Node) -> Node:
-    """Returns the node of which a node is a copy, or the node itself if it is no copy."""
+    """Returns the node that a node copies, through any number of copies; a node that is no copy is returned itself."""
     while node.target in _COPY_OPS:
         node = node.args[0]
     return node
@@ -295,7 +300,7 @@ def _conjugate(array: Array) -> Array:
 
 
 def _outputs_or_nan(results: Results) -> list[Array]:
-    """Returns the outputs. If a check of eager mode fails (an index out of range), inexact outputs are NaN, as in JAX's own indexing."""
+    """Returns the outputs of a program. If one of eager mode's checks fails (such as an index out of range), inexact outputs are NaN."""
     outputs = list(results.outputs)
     if not results.checks:
         return outputs
@@ -311,10 +316,12 @@ def _graphs(graph: GraphModule) -> list[GraphModule]:
 
 
 def _nodes(graph: GraphModule) -> Iterator[Node]:
+    """Returns the nodes of a graph, and of branches and loop bodies in it."""
     return (node for part in _graphs(graph) for node in part.graph.nodes)
 
 
 def _constants(graph: GraphModule) -> list[torch.Tensor]:
+    """Returns the tensors that are constants of a graph, or of branches and loop bodies in it."""
     values = [constant_value(part, node) for part in _graphs(graph) for node in part.graph.find_nodes(op="get_attr")]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
@@ -323,8 +330,8 @@ def _code(graph: GraphModule) -> list[str]:
     return [part.code for part in _graphs(graph)]
 
 
-def _same(new: torch.Tensor, old: torch.Tensor) -> bool:
-    return (new.dtype, new.shape) == (old.dtype, old.shape) and torch.equal(new, old)
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b)
 
 
 def _check_constants(graph: GraphModule) -> None:
@@ -337,22 +344,23 @@ def _check_constants(graph: GraphModule) -> None:
         constant = constant_value(graph, node)
         if not isinstance(constant, torch.Tensor):
             continue
-        where = next((line for user in node.users if (line := user_line(user))), "")
+        location = next((line for user in node.users if (line := user_line(user))), "")
         if isinstance(constant, (FakeTensor, FunctionalTensor)):
             raise CaptureError(
                 "the function reads a tensor that an earlier trace has stored, and that has no values",
-                where=where,
+                where=location,
                 hint="do not keep tensors in globals, closures or caches: return them",
             )
         if constant.requires_grad:
-            raise _foreign_tensor_error(constant, where)
+            raise _foreign_tensor_error(constant, location)
 
 
-def _foreign_tensor_error(tensor: torch.Tensor, where: str) -> CaptureError:
+def _foreign_tensor_error(tensor: torch.Tensor, location: str) -> CaptureError:
+    """Returns the error for a tensor with a gradient that is not an operand of the function. `location`: the user's line, or ""."""
     kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor with requires_grad"
     return CaptureError(
         f"the function reads a {kind} that is not one of its own: its value would be a constant, without a gradient",
-        where=where,
+        where=location,
         hint="give to_jax the module that owns it, or pass it as an argument; if the module filled a cache with it, empty the cache",
     )
 
@@ -389,10 +397,10 @@ def _capture_errors() -> Iterator[None]:
 
 
 class _RefuseWrites(LostWrites):
-    """A dispatch mode that refuses writes before they happen: those that the graph would lose, and writes to tensors from outside the
-    function.
+    """A dispatch mode that raises before a write that the graph would lose, and before a write to a tensor from outside the function.
 
-    It also refuses control flow (torch.cond, scan and others) that uses a parameter from outside the function: torch itself fails on that.
+    It also raises for control flow (torch.cond, scan and others) that uses a parameter from outside the function, since torch itself cannot
+    trace that.
     """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -94,7 +94,13 @@ def to_jax(
 
 
 def _method(module: nn.Module, function: Any, name: str | None) -> Any:
-    """Returns the method that `to_jax` converts: `function`, if it is not the module itself, or the one with the name; None for a call."""
+    """Returns the method of a module that `to_jax` converts; None for a call of the module.
+
+    Args:
+        module: The module.
+        function: The argument of `to_jax`: the module, or (deprecated) a bound method of the module.
+        name: The option `method` of `to_jax`.
+    """
     if function is not module:
         given = getattr(function, "__name__", "method")
         if name is not None:
@@ -127,14 +133,15 @@ class _CapturedFunction:
         """Evaluates a call of the JAX function.
 
         Args:
-            run: Takes tensors for the state, args and kwargs, and returns the result and the new values of the state.
-            state: The arrays of the state (parameters and buffers) with the operands of the graph that stand for them, by name.
+            run: The torch function. Takes a list of tensors for the state, then args and kwargs with tensors in place of arrays. Returns
+                the result and the new values of the buffers.
+            state: For each parameter and buffer, by name, its array and the operand of the graph that it is passed to.
             args: The arguments of the call, with arrays.
             kwargs: The keyword arguments of the call, with arrays.
             rng: The key of `jax.random`, or None.
 
         Returns:
-            The function's result, the new values of the state, and the call of the captured graph.
+            The function's result, the new values of the buffers, and the captured graph.
         """
         if torch.is_autocast_enabled(self._device.type):
             raise ArgumentError(f"{self.__name__} is called inside torch.autocast", hint="use torch.autocast inside the torch function")
@@ -318,9 +325,15 @@ class JaxModule(_CapturedFunction):
         return {name: arrays[name] for name in names}
 
     def _operand(self, name: str, value: Any, narrow: bool) -> GraphOperand:
-        """Returns the operand for a parameter or buffer.
+        """Returns the operand of the graph for a parameter or buffer.
 
-        It has the dtype of the array, or the module's dtype if the array has the dtype to which 32-bit JAX narrows that.
+        The operand has the dtype of the array. If the array has the dtype to which 32-bit JAX narrows the module's dtype (int32 for int64),
+        the operand has the module's dtype.
+
+        Args:
+            name: The name of the parameter or buffer.
+            value: The array that was passed for it.
+            narrow: True if JAX's 64-bit types are off.
         """
         module_dtype = dtypes.to_jax(self._dtypes[name])
         array_dtype = np.dtype(value.dtype)
@@ -339,6 +352,7 @@ class JaxModule(_CapturedFunction):
         )
 
     def _check_modes(self) -> None:
+        """Raises CaptureError if the training mode of the module or a submodule has changed since the conversion."""
         for (name, before), (_, now) in zip(self._modes, _modes(self._forward_module.inner), strict=True):
             if before != now:
                 was, is_now = ("train" if mode else "eval" for mode in (before, now))
@@ -364,7 +378,7 @@ class _ForwardModule(nn.Module):
 
 @contextlib.contextmanager
 def _refuse_kept_tensors(module: nn.Module) -> Iterator[None]:
-    """Checks that a module keeps no tensor that was computed inside the context, since such a tensor is invalid outside of the trace.
+    """Raises at the end of the context if the module keeps a tensor that was computed inside, which is invalid after the trace.
 
     Raises:
         CaptureError: The module has kept a tensor. Its attributes are restored.
@@ -413,14 +427,15 @@ def _tensors_in(value: Any) -> set[int]:
 
 
 def _modes(module: nn.Module) -> list[tuple[str, bool]]:
+    """Returns the names of a module and its submodules, each with True for training mode and False for evaluation mode."""
     return [(name, inner.training) for name, inner in module.named_modules()]
 
 
 def _dtype(dtype: Any) -> torch.dtype | None:
-    """Returns the torch dtype for a dtype of torch, JAX or NumPy, or None for None.
+    """Converts the option `dtype` of `to_jax`, a dtype of torch, JAX or NumPy, to a torch dtype. None stays None.
 
     Raises:
-        OptionError: It is no floating-point dtype.
+        OptionError: The option is no floating-point dtype.
     """
     if dtype is None or isinstance(dtype, torch.dtype):
         torch_dtype = dtype
@@ -481,17 +496,17 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
     return jnp.asarray(narrowed_value)
 
 
-def _key_data(rng: Any, name: str, where: str) -> Array:
-    """Returns threefry key data for one call, uint32[2], derived from a key of any kind.
+def _key_data(rng: Any, name: str, location: str) -> Array:
+    """Returns the data of a threefry key for one call, uint32[2], derived from the user's key, which may be of another generator.
 
     Args:
         rng: The user's key.
         name: The function's name, for errors.
-        where: The user's line that draws random numbers, for errors.
+        location: The user's line that draws random numbers, for errors.
     """
     if rng is None:
         raise ArgumentError(
-            f"{name} draws random numbers, and was called without a key", where=where, hint="call it with rng=jax.random.key(0)"
+            f"{name} draws random numbers, and was called without a key", where=location, hint="call it with rng=jax.random.key(0)"
         )
     try:
         return jax.random.bits(rng, (2,), np.uint32)

@@ -1,4 +1,4 @@
-"""Converts torch functions on the device "jax" to functions of JAX arrays: JAX traces through them, and autograd differentiates them."""
+"""Converts torch functions on the device "jax" to functions of JAX arrays. JAX traces their ops; torch's autograd differentiates them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def as_jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiable(flat: FlatFunction) -> Callable[..., Any]:
-    """Converts `flat` to a function of arrays that autograd differentiates.
+    """Converts `flat` to a function of arrays whose derivative comes from torch's autograd.
 
-    The derivative calls `flat` once more. This function makes the derivative differentiable too.
+    The backward pass calls `flat` again. It is itself a function from `_differentiable`, so derivatives of any order work.
     """
 
     @jax.custom_vjp
@@ -116,9 +116,10 @@ def _pull_back(
 
 @contextlib.contextmanager
 def _without_draws(arrays: Sequence[Any]) -> Any:
-    """Makes draws of random numbers raise inside the context, in which a torch function runs on these arrays or tracers.
+    """A context in which a torch function runs on arrays or tracers, and draws of random numbers raise.
 
-    The forward and the backward pass would draw different numbers, and each call of a compiled program the same numbers again.
+    Without this, the forward and the backward pass would draw different numbers, and each call of a compiled program would draw the same
+    numbers again.
     """
     if any(map(is_tracer, arrays)):
         storages.enable_tracer_checks()

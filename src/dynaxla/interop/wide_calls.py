@@ -1,10 +1,10 @@
-"""Calls within JAX's programs that keep 64-bit numbers 64 bits wide, and that have custom derivatives.
+"""A JAX primitive whose body keeps 64-bit numbers even under 32-bit JAX, and which takes custom derivatives.
 
 Under 32-bit JAX (`jax_enable_x64` is off) a program cannot hold 64-bit numbers: JAX narrows them when it lowers a traced function. torch's
 programs use many 64-bit numbers, such as indices. So a torch function is one JAX primitive in a JAX program: its body is traced,
 differentiated, batched and lowered with 64 bits, and its operands and results have the dtypes of the user's JAX.
 
-The primitive also takes custom derivatives: the derivative of a torch function comes from autograd, not from JAX's rules.
+The primitive takes custom derivatives, since the derivative of a torch function comes from torch's autograd, not from JAX's rules.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ _call.multiple_results = True
 
 
 class WideCall:
-    """A function of arrays that JAX's programs can call.
+    """A function of arrays that JAX's programs can call as one primitive.
+
+    It may be linear in its last operands, the linear operands. The operands before them are the fixed operands.
 
     Args:
-        run: Takes the fixed operands, then the operands in which it is linear, if any, and returns arrays.
-        transposed: If the function is linear, its transpose: takes the fixed operands and the cotangents of the results.
+        run: Takes the fixed operands, then the linear operands, if any, and returns arrays.
+        transposed: The transpose of a linear function: takes the fixed operands and the cotangents of the results, and returns the
+            cotangents of the linear operands. None for other functions.
         derivative_error: The exception to raise when the derivative is taken; None if the function is differentiable.
     """
 
@@ -53,11 +56,11 @@ class WideCall:
 
         Args:
             fixed: The fixed operands.
-            linear: The operands in which `run` is linear.
+            linear: The linear operands.
         """
         operands = varying([*fixed, *linear], axes_of([*fixed, *linear]))
-        found: list[Array] = _call.bind(*operands, call=self, num_fixed=len(fixed), jaxpr=self._traced(operands))
-        return found
+        results: list[Array] = _call.bind(*operands, call=self, num_fixed=len(fixed), jaxpr=self._traced(operands))
+        return results
 
     @property
     def transpose(self) -> WideCall:
@@ -81,17 +84,17 @@ class WideCall:
             raise self.derivative_error
         return self._cached(("derivative", wanted), lambda: _jax_derivative(self.run, wanted))
 
-    def batched(self, flags: tuple[bool, ...], count: int) -> WideCall:
-        """Returns the same function of batches, along dimension 0.
+    def batched(self, is_batched: tuple[bool, ...], num_linear: int) -> WideCall:
+        """Returns the function mapped by `jax.vmap` over dimension 0 of operands and results.
 
         Args:
-            flags: For each fixed operand, True if it is a batch.
-            count: The number of linear operands, all of which are batches.
+            is_batched: For each fixed operand, True if it has the mapped dimension.
+            num_linear: The number of linear operands, which all have the mapped dimension.
         """
-        return self._cached(("batched", flags, count), lambda: self._batch(flags, count))
+        return self._cached(("batched", is_batched, num_linear), lambda: self._batch(is_batched, num_linear))
 
-    def _batch(self, flags: tuple[bool, ...], count: int) -> WideCall:
-        fixed_axes = tuple(0 if flag else None for flag in flags)
+    def _batch(self, is_batched: tuple[bool, ...], num_linear: int) -> WideCall:
+        fixed_axes = tuple(0 if flag else None for flag in is_batched)
         transposed = None
         if self._transposed is not None:
             inner = self._transposed
@@ -100,7 +103,7 @@ class WideCall:
                 num_cotangents = len(operands) - len(fixed_axes)
                 return list(jax.vmap(inner, in_axes=(*fixed_axes, *[0] * num_cotangents))(*operands))
 
-        return _BatchedCall(self, flags, jax.vmap(self.run, in_axes=(*fixed_axes, *[0] * count)), transposed)
+        return _BatchedCall(self, is_batched, jax.vmap(self.run, in_axes=(*fixed_axes, *[0] * num_linear)), transposed)
 
     def _traced(self, operands: Sequence[Any]) -> ClosedJaxpr:
         """Returns the function's jaxpr for operands with these shapes and dtypes, traced with 64-bit types enabled."""
@@ -127,9 +130,9 @@ def axes_of(arrays: Sequence[Any]) -> frozenset[str]:
 
 
 def varying(arrays: Sequence[Any], axes: frozenset[str]) -> list[Any]:
-    """Marks arrays as varying along mesh axes. JAX requires this where they are combined with arrays that vary along these axes.
+    """Marks arrays as varying along mesh axes, inside `jax.shard_map`. JAX requires this of arrays that meet arrays varying along them.
 
-    The cotangent of an array that is the same on all devices is then summed along the axes.
+    JAX then sums the cotangent of an array that is the same on all devices along the axes.
     """
     missing = [tuple(sorted(axes - axes_of([array]))) for array in arrays]
     return [lax.pcast(array, names, to="varying") if names else array for array, names in zip(arrays, missing, strict=True)]
@@ -139,7 +142,7 @@ class Derivative:
     """The derivative of a call.
 
     Attributes:
-        forward: Takes the call's operands, and returns its results followed by the residuals for `linear`.
+        forward: Takes the call's operands, and returns the call's results followed by the residuals.
         linear: Takes the residuals and the tangents of the wanted operands, and returns the tangents of the differentiable results.
         differentiable_results: The indices of the results that have tangents; known once `forward` has been called.
     """
@@ -151,9 +154,9 @@ class Derivative:
 class _BatchedCall(WideCall):
     """A batched call. Its derivative is the batched derivative of the original call."""
 
-    def __init__(self, call: WideCall, flags: tuple[bool, ...], run: Run, transposed: Run | None) -> None:
+    def __init__(self, call: WideCall, is_batched: tuple[bool, ...], run: Run, transposed: Run | None) -> None:
         super().__init__(run, transposed, call.derivative_error)
-        self._call, self._flags = call, flags
+        self._call, self._is_batched = call, is_batched
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
         if self._transposed is not None:
@@ -161,13 +164,14 @@ class _BatchedCall(WideCall):
         return self._cached(("derivative", wanted), lambda: self._batched_derivative(wanted))
 
     def _batched_derivative(self, wanted: tuple[bool, ...]) -> Derivative:
+        """Returns the derivative of the original call, mapped over the batch."""
         inner = self._call.derivative(wanted)
-        forward = inner.forward.batched(self._flags, 0)
+        forward = inner.forward.batched(self._is_batched, 0)
         linear = inner.linear
 
         # The tangent of an operand that is not batched is not batched either, and its cotangent is the sum over the batch.
-        flags = [flag for flag, want in zip(self._flags, wanted, strict=True) if want]
-        tangent_axes = tuple(0 if flag else None for flag in flags)
+        has_batch = [flag for flag, want in zip(self._is_batched, wanted, strict=True) if want]
+        tangent_axes = tuple(0 if flag else None for flag in has_batch)
 
         def push_forward(*operands: Array) -> Sequence[Array]:
             num_residuals = len(operands) - len(tangent_axes)
@@ -175,13 +179,13 @@ class _BatchedCall(WideCall):
 
         def pull_back(*operands: Array) -> Sequence[Array]:
             cotangents = jax.vmap(linear.transpose.run)(*operands)
-            return [item if flag else lax.reduce_sum(item, (0,)) for item, flag in zip(cotangents, flags, strict=True)]
+            return [item if flag else lax.reduce_sum(item, (0,)) for item, flag in zip(cotangents, has_batch, strict=True)]
 
         return Derivative(forward, WideCall(push_forward, pull_back, linear.derivative_error), inner.differentiable_results)
 
 
 def _jax_derivative(run: Run, wanted: tuple[bool, ...]) -> Derivative:
-    """Returns the derivative by JAX's rules for the function's operations."""
+    """Returns the derivative of a function by JAX's own rules. The residuals are the operands."""
     positions = [position for position, want in enumerate(wanted) if want]
     differentiable_results: list[int] = []
 
@@ -210,6 +214,9 @@ def _jax_derivative(run: Run, wanted: tuple[bool, ...]) -> Derivative:
         return list(jax.vjp(inexact_results_at(residuals), *[residuals[position] for position in positions])[1](list(cotangents)))
 
     return Derivative(WideCall(forward), WideCall(push_forward, pull_back), differentiable_results)
+
+
+# The rules of the primitive for JAX's transformations, with the signatures that JAX requires.
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: WideCall, num_fixed: int, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
@@ -243,8 +250,8 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: WideCal
             batched_operands.append(jax.numpy.moveaxis(operand, dim, 0))
         else:
             batched_operands.append(operand if index < num_fixed else lax.broadcast(operand, (size,)))
-    flags = tuple(dim is not None for dim in dims[:num_fixed])
-    results = call.batched(flags, len(operands) - num_fixed)(batched_operands[:num_fixed], batched_operands[num_fixed:])
+    is_batched = tuple(dim is not None for dim in dims[:num_fixed])
+    results = call.batched(is_batched, len(operands) - num_fixed)(batched_operands[:num_fixed], batched_operands[num_fixed:])
     return results, [0] * len(results)
 
 

@@ -4,8 +4,8 @@ mesh.py             `Mesh`: devices with named axes
 marking.py          `mark_sharding`, `shard_module`: the mesh axes along which a tensor's dimensions are sharded
 checkpoints.py      `checkpointable`: torch.distributed.checkpoint, shard by shard
 planning.py         `plan`: a search for placements of parameters and batch
-placements.py       candidates for this search
-virtual_tensors.py  inputs for which candidates are compiled
+placements.py       the placements that `plan` tries
+virtual_tensors.py  inputs without data, for which these placements are compiled
 traffic.py          `report`: the data that programs move between devices, and the memory that they need
 charts.py           draws reports
 text_tables.py      tables as text

@@ -44,6 +44,7 @@ def draw(path: str | Path, collectives: Sequence[CollectiveTraffic], memory: Seq
 
 
 def _draw_collectives(axes: Any, collectives: Sequence[CollectiveTraffic]) -> None:
+    """Draws a bar for the bytes of each entry, with the first of the user's lines. `collectives` is sorted by bytes."""
     shown = collectives[:_MAX_ROWS]
     names = [f"{item.program}\n{item.count} over {item.axes}" for item in shown]
     for row, item in enumerate(shown):
@@ -57,6 +58,7 @@ def _draw_collectives(axes: Any, collectives: Sequence[CollectiveTraffic]) -> No
 
 
 def _draw_memory(axes: Any, memory: Sequence[DeviceMemory]) -> None:
+    """Draws a bar for the memory of each program, divided into arguments, results and temporary buffers. `memory` is sorted by size."""
     shown = memory[:_MAX_ROWS]
     for row, item in enumerate(shown):
         start = 0

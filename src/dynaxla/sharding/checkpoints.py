@@ -1,8 +1,9 @@
-"""`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": each shard is written and read by itself.
+"""`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": it writes and reads one shard after the other.
 
-DCP's planners get the shards of an object by a protocol of three methods, which DTensor implements too. DCP also calls methods of
-`Stateful` objects at the beginning and the end of a load. A `Checkpointable` view of a state dict has objects with these methods in place
-of its tensors. Loaded shards are kept separate from the tensors, on their devices, until everything has been read.
+DCP's planners get the shards of an object by a protocol of three methods, which DTensor implements too (`_ShardedTensor`). DCP also calls
+methods of `Stateful` objects at the beginning and the end of a load (`_ValueView`). `Checkpointable` is a view of a state dict with such
+objects in place of the tensors and values. A load keeps the loaded shards separate from the tensors, on the shards' devices, until
+everything has been read.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
 
     `save` writes the shards of each tensor on the device "jax" that fills its storage, each shard once, and has at most one shard on the
     CPU at a time. `load` reads the data that each device needs, whatever mesh or processes the shards were saved from. The tensors stay the
-    same objects, with their aliases and shardings, and their version counters increase. Loaded values that are no tensors are put into
-    `state_dict`. No tensor on the device is written to until everything has been read, so a load needs memory for a second copy of the
-    loaded tensors.
+    same objects, with their aliases and shardings, and their version counters increase. All other loaded values are put into `state_dict`,
+    as without the view. No tensor on the device is written to until everything has been read, so a load needs memory for a second copy of
+    the loaded tensors.
 
     Args:
         state_dict: Values by name, nested as DCP allows. The keys in a checkpoint are the same as without the view.
@@ -101,12 +102,12 @@ class _Shard(NamedTuple):
 
 
 class _LoadingShards:
-    """Shards that DCP's reader is writing to, on the CPU. Shards that the reader has released move to their devices, to save memory."""
+    """The shards on the CPU that DCP's reader writes to. A shard moves to its device when the reader has released it, to save memory."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[_ShardedTensor, tuple[int, ...], torch.Tensor]] = []
 
-    def of(self, leaf: _ShardedTensor, offsets: tuple[int, ...]) -> torch.Tensor:
+    def cpu_tensor_for(self, leaf: _ShardedTensor, offsets: tuple[int, ...]) -> torch.Tensor:
         """Returns the CPU tensor into which the reader loads a shard, with dimensions in memory order.
 
         Args:
@@ -117,7 +118,7 @@ class _LoadingShards:
         for entry_leaf, entry_offsets, cpu_tensor in self._entries:
             if entry_leaf is leaf and entry_offsets == offsets:
                 return cpu_tensor
-        cpu_tensor = storages.to_cpu_tensor(leaf.current(offsets)[1], leaf.tensor.dtype)
+        cpu_tensor = storages.to_cpu_tensor(leaf.device_and_array(offsets)[1], leaf.tensor.dtype)
         self._entries.append((leaf, offsets, cpu_tensor))
         return cpu_tensor
 
@@ -129,11 +130,11 @@ class _LoadingShards:
             if not is_finished and private.storage_uses(cpu_tensor.untyped_storage()) > _RELEASED_USES:
                 remaining.append((leaf, offsets, cpu_tensor))
             else:
-                leaf.loaded_shards[offsets] = storages.array_from_cpu(cpu_tensor, leaf.current(offsets)[0])
+                leaf.loaded_shards[offsets] = storages.array_from_cpu(cpu_tensor, leaf.device_and_array(offsets)[0])
         self._entries = remaining
 
 
-# The use count of a storage to which only one tensor and the storage's Python object refer.
+# The use count of a storage that the reader has released: one tensor and the storage's Python object refer to it.
 _RELEASED_USES = 2
 
 
@@ -182,12 +183,14 @@ class _ShardedTensor(torch.Tensor):
         """Returns a shard on the CPU: for `save` a copy, for `load` the tensor into which DCP loads the shard."""
         offsets = tuple(index.offset)
         cpu_tensor = (
-            self.loading.of(self, offsets) if self.is_loading else storages.to_cpu_tensor(self.current(offsets)[1], self.tensor.dtype)
+            self.loading.cpu_tensor_for(self, offsets)
+            if self.is_loading
+            else storages.to_cpu_tensor(self.device_and_array(offsets)[1], self.tensor.dtype)
         )
         permutation = StridedView.of(self.tensor).layout.permutation
         return cpu_tensor.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
 
-    def current(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
+    def device_and_array(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
         """Returns the first device that has a shard, and the shard's array: the loaded array, or else a part of the tensor's array."""
         device, array = next(iter(_shards(self.tensor)[offsets].arrays.items()))
         return device, self.loaded_shards.get(offsets, array)
@@ -204,7 +207,7 @@ class _ShardedTensor(torch.Tensor):
             return None
         arrays: dict[jax.Device, jax.Array] = {}
         for offsets, shard in _shards(self.tensor).items():
-            first, new = self.current(offsets)
+            first, new = self.device_and_array(offsets)
             for device in shard.arrays:  # arrays must not alias: a program that writes to one in place would change the other
                 is_loaded = device == first and offsets in self.loaded_shards
                 arrays[device] = new if is_loaded else jax.device_put(new, device, may_alias=False)
@@ -271,15 +274,18 @@ def _commit(loaded: Any) -> None:
 
 
 def _store_other_values(target: Any, loaded: Any) -> None:
-    """Stores loaded values other than `_ShardedTensor`s in a state dict and its containers, where DCP stores them without a view."""
+    """Stores loaded values other than `_ShardedTensor`s in a state dict, or in a container of the state dict.
+
+    They are stored under the same keys or list positions as by DCP without a view.
+    """
     items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
     for key, value in items:
         if isinstance(value, _ShardedTensor):
             continue
-        is_known = key in target if isinstance(target, Mapping) else key < len(target)
-        if isinstance(value, (Mapping, list)) and is_known and isinstance(target[key], (Mapping, list)):
+        exists = key in target if isinstance(target, Mapping) else key < len(target)
+        if isinstance(value, (Mapping, list)) and exists and isinstance(target[key], (Mapping, list)):
             _store_other_values(target[key], value)
-        elif is_known or isinstance(target, Mapping):
+        elif exists or isinstance(target, Mapping):
             target[key] = value
         else:
             target.append(value)

@@ -26,8 +26,8 @@ Spec: TypeAlias = Sequence[str | Sequence[str] | None] | PartitionSpec
 def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     """Shards a tensor on the device "jax" over a mesh. Its values, views, identity and version do not change.
 
-    Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode) it constrains the sharding of the tensor that it
-    returns. The gradient gets the same sharding, except in steps, where XLA chooses.
+    Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode), `mark_sharding` constrains the sharding of the
+    tensor that it returns. The gradient gets the same sharding. An exception is a step, in which XLA chooses the gradient's sharding.
 
     Args:
         tensor: The tensor.
@@ -50,7 +50,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_on_device(tensor)
     storage = tensor.untyped_storage()
-    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.hold_tracers([tensor]):
+    if isinstance(storages.content_of(storage), storages.StorageContent) or storages.any_traced_tensor([tensor]):
         return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     view = StridedView.of(tensor)
     if tensor.numel() and not view.fills(storage.nbytes()):
@@ -61,7 +61,7 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
     packed = [axes[dim] for dim in view.layout.permutation]
     sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
     if mesh.is_virtual:
-        storages.set_plan(storage, view.layout.packed_shape, sharding)
+        storages.set_virtual_sharding(storage, view.layout.packed_shape, sharding)
         return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:
@@ -78,9 +78,10 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
 
 
 def _constrained_copy(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Returns the copy with constrained sharding that replaces a tensor in a step that is being recorded.
+    """Returns a copy of a tensor with constrained sharding, for a step that is being recorded.
 
-    A recorded step has no functions with custom derivatives and no hooks, so XLA chooses the gradient's sharding.
+    The constraint is below autograd, since a recorded step has no functions with custom derivatives and no hooks. So XLA chooses the
+    gradient's sharding.
     """
     result = tensor.clone()
     with torch.no_grad(), private.below_autograd():
@@ -146,8 +147,8 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
     Args:
         model: The module.
         mesh: A `Mesh`, or torch's DeviceMesh with named dimensions.
-        specs: Specs by fnmatch pattern of names in `named_parameters` and `named_buffers`. The last matching pattern applies. A tensor
-            whose name matches no pattern is replicated on each device.
+        specs: Specs by pattern (fnmatch). The patterns are for names in `named_parameters` and `named_buffers`. The last matching pattern
+            applies. A tensor whose name matches no pattern is replicated on each device.
 
     Returns:
         The module.
@@ -182,7 +183,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
-    """Returns the sharding of a tensor that fills its storage, by the tensor's dimensions; None for a tensor on a single device.
+    """Returns the sharding of a tensor's value, by the tensor's dimensions; None for a tensor on a single device.
 
     Raises:
         UnsupportedTensor: The tensor is not on the device "jax".

@@ -64,9 +64,9 @@ class Mesh:
                     hint="leave devices out: a virtual mesh has its own",
                 )
             self.devices = tuple(range(-count, 0))
-            sharding_constraints.mesh(self.sizes, self.names, self.devices)
+            sharding_constraints.mesh(self.sizes, self.names, self.devices)  # from now on, programs look for sharded arrays
             return
-        self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.named(device).index for device in devices)
+        self.devices = tuple(range(count)) if devices is None else tuple(pjrt_devices.parse_device(device).index for device in devices)
         available = len(pjrt_devices.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
             raise ArgumentError(

@@ -14,16 +14,18 @@ from torch import nn
 from .mesh import Mesh
 from .virtual_tensors import Dims
 
-# The largest number of consecutive matrices whose shardings are changed together. Attention has this many matrices.
+# The largest number of consecutive matrices whose shardings are changed together. Attention has four: query, key, value and output.
 _MAX_RUN_LENGTH = 4
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that get the same sharding: parameters at the same position in repeated blocks, in modules of the same class.
+    """Parameters that get the same sharding: for example, the first linear weight of the MLP in each block of a transformer.
+
+    They have the same name apart from the block's number, the same shape and dtype, and belong to modules of the same class.
 
     Attributes:
-        role: The parameters' common name, with "*" for the number of the block.
+        role: The parameters' common name, with "*" for the number of the block, e.g. "layers.*.mlp.up.weight".
         names: The parameters' names.
         shape: The shape of each parameter.
         nbytes: The size of all these parameters.
@@ -81,12 +83,12 @@ def _role(model: nn.Module, name: str) -> str:
             parts.append(name_part)
         elif next(child.children(), None) is not None:
             parts.append("*")
-        else:  # consecutive layers: square layers alternate between two roles
+        else:  # consecutive layers, as in nn.Sequential: square layers alternate between two roles, so that they can be sharded in pairs
             same_shapes = [other for other in module.children() if _shapes(other) == _shapes(child)]
             weight = getattr(child, "weight", None)
             is_square = isinstance(weight, torch.Tensor) and weight.dim() > 1 and weight.shape[0] == weight.shape[1]
-            turn = next(index for index, other in enumerate(same_shapes) if other is child) % 2
-            parts.append(f"*{turn}" if is_square else "*")
+            parity = next(index for index, other in enumerate(same_shapes) if other is child) % 2
+            parts.append(f"*{parity}" if is_square else "*")
         module = child
     return ".".join([*parts, last])
 
@@ -132,13 +134,14 @@ class PlacementChoices:
         """Returns the placement in which no parameter is sharded, and the batch is sharded along these axes."""
         return Placement(batch, tuple(((),) * len(group.shape) for group in self.groups))
 
-    def _fits(self, group: ParameterGroup, dims: Dims) -> bool:
+    def _is_divisible(self, group: ParameterGroup, dims: Dims) -> bool:
+        """True if, for each dimension of a group, the number of devices along its axes divides the dimension's size."""
         return all(size % self._num_devices(axes) == 0 for size, axes in zip(group.shape, dims, strict=True))
 
     def shard_dim(self, group: ParameterGroup, dim: int, axes: tuple[str, ...]) -> Dims | None:
         """Returns the sharding of one dimension along axes, or None if the number of devices does not divide the dimension's size."""
         dims = tuple(axes if index == dim else () for index in range(len(group.shape)))
-        return dims if self._fits(group, dims) else None
+        return dims if self._is_divisible(group, dims) else None
 
     def group_shardings(self, index: int) -> Iterator[Dims]:
         """Yields the shardings of a group: no dimension, one dimension along one or more axes, two dimensions along one axis each."""
@@ -150,7 +153,7 @@ class PlacementChoices:
         for first, second in itertools.permutations(self.axes, 2):
             for first_dim, second_dim in itertools.combinations(range(count), 2):
                 dims = tuple((first,) if dim == first_dim else (second,) if dim == second_dim else () for dim in range(count))
-                if self._fits(group, dims):
+                if self._is_divisible(group, dims):
                     yield dims
 
     def fully_sharded(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
@@ -181,20 +184,24 @@ class PlacementChoices:
         return placements
 
     def shard_pairs(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """Shards the matrices of each module in a block by their first dimension, except the last matrix, by its second dimension."""
+        """Shards the matrices of each module along axes as in tensor parallelism, for example of an attention or an MLP.
+
+        The last matrix of a module is sharded along dimension 1 (its inputs), the others along dimension 0 (their outputs). So the values
+        between them are sharded, too, and only the last result needs an all-reduce.
+        """
         for run in self._runs:
             if run.is_whole_module:
-                placement = self._shard_run(placement, run.members, axes, 0, 1) or placement
+                placement = self._shard_run(placement, run.group_indices, axes, 0, 1) or placement
         return placement
 
     def neighbors(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
-        """Yields the neighbors of a placement with descriptive names.
+        """Yields the placements that differ from a placement in one change, with descriptions of the changes.
 
-        First come placements that differ in a run of matrices, then in the batch, then in one group, the largest groups first.
+        First come changes of a run of matrices, then of the batch, then of one group, the largest groups first.
         """
         for run, axes, (first, last) in itertools.product(self._runs, self.axis_combinations, ((0, 1), (1, 0))):
-            if (neighbor := self._shard_run(placement, run.members, axes, first, last)) is not None:
-                names = ", ".join(self.groups[index].role for index in run.members)
+            if (neighbor := self._shard_run(placement, run.group_indices, axes, first, last)) is not None:
+                names = ", ".join(self.groups[index].role for index in run.group_indices)
                 yield f"{names} in a row over {_join_axes(axes)}", neighbor
         for batch in self.batch_shardings():
             yield f"batch over {_join_axes(batch)}", placement._replace(batch=batch)
@@ -202,35 +209,38 @@ class PlacementChoices:
             for dims in self.group_shardings(index):
                 yield f"{self.groups[index].role}: {format_dims(dims)}", _replace_dims(placement, index, dims)
 
-    def _shard_run(self, placement: Placement, members: Sequence[int], axes: tuple[str, ...], first: int, last: int) -> Placement | None:
+    def _shard_run(
+        self, placement: Placement, group_indices: Sequence[int], axes: tuple[str, ...], first: int, last: int
+    ) -> Placement | None:
         """Shards a run of matrices along axes: the last matrix by dimension `last`, all others by dimension `first`.
 
         Returns None if the number of devices does not divide a dimension's size.
         """
-        for index in members:
-            dims = self.shard_dim(self.groups[index], last if index == members[-1] else first, axes)
+        for index in group_indices:
+            dims = self.shard_dim(self.groups[index], last if index == group_indices[-1] else first, axes)
             if dims is None:
                 return None
             placement = _replace_dims(placement, index, dims)
         return placement
 
     def _find_runs(self) -> list[_MatrixRun]:
-        """Returns runs of consecutive matrices in a block. Runs of all matrices of one module come first."""
+        """Returns the runs of consecutive matrices in each block. Runs with `is_whole_module` come first, then runs with many bytes."""
         runs: list[_MatrixRun] = []
         blocks: dict[str, list[int]] = {}
         for index, group in enumerate(self.groups):
             if len(group.shape) == 2:
                 blocks.setdefault(group.role.rpartition("*")[0], []).append(index)
-        for members in blocks.values():
+        for block in blocks.values():
             for length in range(2, _MAX_RUN_LENGTH + 1):
-                for start in range(len(members) - length + 1):
-                    run = tuple(members[start : start + length])
+                for start in range(len(block) - length + 1):
+                    run = tuple(block[start : start + length])
                     parents = {self._parent(index) for index in run}
-                    other_parents = {self._parent(index) for index in {*members} - {*run}}
+                    other_parents = {self._parent(index) for index in {*block} - {*run}}
                     runs.append(_MatrixRun(run, len(parents) == 1 and not parents & other_parents))
-        return sorted(runs, key=lambda run: (not run.is_whole_module, -sum(self.groups[index].nbytes for index in run.members)))
+        return sorted(runs, key=lambda run: (not run.is_whole_module, -sum(self.groups[index].nbytes for index in run.group_indices)))
 
     def _parent(self, index: int) -> str:
+        """Returns the name of the module that has a group's modules as children: "layers.*.mlp" for "layers.*.mlp.up.weight"."""
         return ".".join(self.groups[index].role.split(".")[:-2])
 
 
@@ -238,11 +248,11 @@ class _MatrixRun(NamedTuple):
     """A run of consecutive matrices in a block.
 
     Attributes:
-        members: The indices of the matrices' groups.
-        is_whole_module: True if the run has all matrices of one module's children.
+        group_indices: The indices of the matrices' groups.
+        is_whole_module: True if the run is all matrices of the direct children of one module, such as an attention.
     """
 
-    members: tuple[int, ...]
+    group_indices: tuple[int, ...]
     is_whole_module: bool
 
 

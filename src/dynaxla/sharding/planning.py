@@ -44,7 +44,9 @@ class Costs:
 
     flops: The operations that XLA counts. The body of a loop counts once.
 
-    The model ignores memory bandwidth, and that computation and communication may overlap. The defaults are round numbers for a GPU in a
+    collectives: The number of collectives.
+
+    The model ignores memory bandwidth, and the overlap of computation and communication. The defaults are round numbers for a GPU in a
     machine with several GPUs.
     """
 
@@ -61,7 +63,7 @@ class PlacementTrial:
     `seconds` is infinite.
 
     Attributes:
-        what: A description of the placement; "3, but ..." means the third trial with one change.
+        what: A description of the placement. "3, but ..." means the placement of the third trial with one change.
         memory: The bytes that the program needs on each device.
         seconds: The time by the cost model.
         flops: The operations of each device.
@@ -143,11 +145,10 @@ def plan(
     """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by the cost
     model (`Costs`).
 
-    The search starts with data parallelism, fully sharded parameters, pairs of matrices split by rows and by columns (tensor
-    parallelism), and combinations of these. It takes the best placement, and makes one change after the other as long as the placement
-    improves. Optimizer state and gradients are sharded like their
-    parameters; buffers are replicated. Tensors, modules, optimizers and random number generators are left unchanged. The trials are logged
-    (INFO).
+    The search first tries data parallelism, fully sharded parameters, pairs of matrices split by rows and by columns (tensor parallelism),
+    and combinations of these. It then makes single changes to the best placement, as long as one of them is an improvement. Optimizer state
+    and gradients are sharded like their parameters. Buffers are replicated. Tensors, modules, optimizers and random number generators are
+    left unchanged. The trials are logged (INFO).
 
     Args:
         step: The result of compile_step, or a function that could be given to compile_step. It is recorded, as at a first call, and does
@@ -176,7 +177,8 @@ class _RecordedStep:
         program: The program.
         inputs: The inputs of one call of the program.
         model: The module whose parameters are placed.
-        parameter_of: For parameters, gradients and optimizer state, by `storage_key`: the name of the parameter whose sharding they get.
+        parameter_of: For each parameter, gradient and optimizer state, the name of the parameter that determines its sharding. The keys are
+            the `storage_key`s of the tensors.
         batch: The tensors among the step's arguments.
     """
 
@@ -187,6 +189,7 @@ class _RecordedStep:
 
     @staticmethod
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _RecordedStep:
+        """Records a step. Takes the arguments of `plan`, and raises its exceptions."""
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
         quick = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quick, **options.xla})
@@ -215,8 +218,11 @@ def _platform() -> str:
 
 
 def _model_and_state(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
-    """Returns the model that a step reads, and by `storage_key`, for each parameter, gradient and optimizer state, the name of the
-    parameter that it is sharded like.
+    """Returns the model that a step reads, and `_RecordedStep.parameter_of`.
+
+    Args:
+        walk: The objects that the step reads.
+        model: The model that the user gave, or None.
 
     Raises:
         ArgumentError: The step reads no module with parameters, or several, or the model is not on the device "jax".
@@ -253,28 +259,30 @@ class _PlacementSearch:
     def __init__(self, recorded: _RecordedStep, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
         self._recorded, self._mesh, self._memory, self._costs, self._compilations = recorded, mesh, memory, costs, compilations
         self._groups: list[ParameterGroup] = groups_of(recorded.model)
-        self._rows = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
+        # The size of the first dimension of the batch: all arguments with this size are sharded along it.
+        self._batch_size = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
         for tensor in recorded.batch:
             if self._is_batch(tensor) and not StridedView.of(tensor).fills(tensor.untyped_storage().nbytes()):
                 raise ArgumentError(
                     f"an argument of shape {list(tensor.shape)} is a view of a part of another tensor, so it cannot be on a mesh by itself",
                     hint="pass a copy to the step: x.clone()",
                 )
-        self._choices = PlacementChoices(self._groups, mesh, self._rows)
+        self._choices = PlacementChoices(self._groups, mesh, self._batch_size)
         self._tried: dict[Placement, PlacementTrial] = {}
         self._compiled = 0
-        self._traced: Any = None
+        self._traced: Any = None  # the traced step, which all compilations share
         self._best: tuple[Placement, Executable] | None = None
 
     def run(self) -> Plan:
-        seeds = self._choices.starting_points()
-        for what, placement in sorted(seeds.items(), key=lambda item: self._input_bytes(item[1])):
+        """Searches as `plan` describes. Raises: ArgumentError if no trial fits into memory."""
+        starting_points = self._choices.starting_points()
+        for what, placement in sorted(starting_points.items(), key=lambda item: self._input_bytes(item[1])):
             self._try(what, placement)
         best = min(self._tried, key=self._score)
         is_better = True
         while is_better and self._compiled < self._compilations:
             is_better = False
-            number = list(self._tried).index(best) + 1
+            number = list(self._tried).index(best) + 1  # in the order of trials
             for what, placement in self._untried_neighbors(best):
                 self._try(f"{number}, but {what}", placement)
                 if placement in self._tried and self._score(placement) < self._score(best):
@@ -292,6 +300,10 @@ class _PlacementSearch:
                 yield what, other
 
     def _try(self, what: str, placement: Placement) -> None:
+        """Compiles a placement, unless its inputs alone do not fit into memory, and stores its trial.
+
+        Does nothing for a placement that was tried, or if there were too many compilations.
+        """
         if placement in self._tried or self._compiled >= self._compilations:
             return
         input_bytes = self._input_bytes(placement)
@@ -306,6 +318,7 @@ class _PlacementSearch:
             self._best = placement, executable
 
     def _compile(self, what: str, placement: Placement) -> tuple[PlacementTrial, Executable]:
+        """Compiles the step for a placement. Returns the trial, with the program's memory and cost, and the program."""
         program = self._recorded.program
         inputs = virtual_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
         executable, self._traced = compile_for_planning(program.unit, program.unit.specialise(inputs), self._traced)
@@ -323,10 +336,11 @@ class _PlacementSearch:
         sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
         names = item.axes.split(", ")
         count = math.prod(sizes[name] for name in names) if all(name in sizes for name in names) else math.prod(self._mesh.sizes)
-        parts = {"all-reduce": 2 * (count - 1) / count, "reduce-scatter": count - 1, "collective-permute": 1}
-        return round(item.bytes * parts.get(item.kind, (count - 1) / count))
+        factors = {"all-reduce": 2 * (count - 1) / count, "reduce-scatter": count - 1, "collective-permute": 1}
+        return round(item.bytes * factors.get(item.kind, (count - 1) / count))
 
     def _score(self, placement: Placement) -> tuple[float, float, int]:
+        """Returns the sort key of a placement that was tried: the best placement has the smallest key."""
         trial = self._tried[placement]
         return self._excess(trial), trial.seconds, trial.memory
 
@@ -338,6 +352,7 @@ class _PlacementSearch:
         return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims_by_storage(placement))
 
     def _dims_by_storage(self, placement: Placement) -> dict[int, Dims]:
+        """Returns the axes of the dimensions of parameters, gradients, optimizer state and batch, by `storage_key`."""
         by_name = self._dims_by_name(placement)
         dims_of_parameters = {key: by_name[name] for key, name in self._recorded.parameter_of.items()}
         return dims_of_parameters | {
@@ -345,12 +360,13 @@ class _PlacementSearch:
         }
 
     def _is_batch(self, tensor: torch.Tensor) -> bool:
-        return storages.is_jax_tensor(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
+        return storages.is_jax_tensor(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._batch_size
 
     def _input_dims(self, tensor: torch.Tensor, placement: Placement) -> Dims:
         return (placement.batch,) if self._is_batch(tensor) and placement.batch else ()
 
     def _dims_by_name(self, placement: Placement) -> dict[str, Dims]:
+        """Returns the axes of the dimensions of all parameters, by name."""
         by_name: dict[str, Dims] = {}
         for group, dims in zip(self._groups, placement.dims, strict=True):
             by_name.update(dict.fromkeys(group.names, dims))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def table(*columns: str, title: str) -> Table:
+    """Returns an empty table with these columns. Python's random number generator keeps its state."""
     state = random.getstate()
     from rich.table import Table  # its import draws from Python's random number generator
 

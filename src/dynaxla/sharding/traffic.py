@@ -24,12 +24,15 @@ from ..training.step import CompiledStep
 from .charts import draw
 from .text_tables import table, text_of
 
+# Matches the line of a collective in HLO. Of an asynchronous collective it matches the start, not the end.
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
+# Matches the dtype and the sizes of an array in HLO, such as f32[8,16].
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 # The maximum length of the text for groups of devices that correspond to no axes.
 _MAX_GROUPS_LENGTH = 60
 # The maximum number of instructions that are searched for the user's line of a collective.
 _MAX_CONSUMERS = 16
+# Matches the user's line in the metadata of an instruction.
 _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
@@ -43,8 +46,8 @@ class CollectiveTraffic:
         axes: The mesh axes along which the collectives move data, or the groups of devices as text if they correspond to no axes.
         count: The number of collectives.
         bytes: The size of all their results on one device.
-        lines: The known lines of the user's code that caused the collectives. If XLA has combined several collectives, only one line is
-            known.
+        lines: The lines of the user's code that caused the collectives, as far as they are known. If XLA has combined several collectives,
+            only one of their lines is known.
     """
 
     program: str
@@ -127,16 +130,17 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
         function: The function or step.
         args: The positional arguments of the call.
         kwargs: The keyword arguments of the call.
-        run: False: programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that they write to
-            keep their values, and tensors that they create are zeros. Everything else in the function happens, including eager mode's ops.
+        run: False: programs are compiled, as quickly as possible, but do not run. Their mesh may be virtual. Tensors that the programs
+            write to keep their values, and tensors that the programs create are zeros. All other code of the function runs, including ops
+            in eager mode.
 
     Raises:
         ArgumentError: The call runs no program on a mesh.
     """
     call = function.call_as_program if isinstance(function, CompiledStep) else function
-    with executable.recorded_runs() as ran, contextlib.nullcontext() if run else meshes.compile_only():
+    with executable.recorded_runs() as runs, contextlib.nullcontext() if run else meshes.compile_only():
         call(*args, **kwargs)
-    on_mesh = [program for program in ran if program.program is not None and program.program.mesh is not None]
+    on_mesh = [item for item in runs if item.program is not None and item.program.mesh is not None]
     if not on_mesh:
         raise ArgumentError(
             f"a call of {getattr(function, '__name__', function)!r} runs no program on several devices",
@@ -145,11 +149,11 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
     return Report(_combined(on_mesh), _largest_memory(on_mesh))
 
 
-def _combined(ran: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
-    """Returns the collectives of all runs, combined by program name, kind and axes."""
+def _combined(runs: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
+    """Returns the collectives of all runs, summed by program name, kind and axes."""
     by_program: dict[int, list[CollectiveTraffic]] = {}
     groups: dict[tuple[str, str, str], list[tuple[CollectiveTraffic, str]]] = {}
-    for item in ran:
+    for item in runs:
         if id(item.program) not in by_program:
             by_program[id(item.program)] = collectives_of(item)
         for collective in by_program[id(item.program)]:
@@ -165,29 +169,29 @@ def _combined(ran: Sequence[ProgramRun]) -> tuple[CollectiveTraffic, ...]:
     )
 
 
-def _largest_memory(ran: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
+def _largest_memory(runs: Sequence[ProgramRun]) -> tuple[DeviceMemory, ...]:
     """Returns for each program name the memory of the program that needs most memory."""
-    runs = Counter(item.name for item in ran)
+    run_counts = Counter(item.name for item in runs)
     largest: dict[str, DeviceMemory] = {}
-    for memory in [memory_of(item) for item in {id(item.program): item for item in ran}.values()]:
+    for memory in [memory_of(item) for item in {id(item.program): item for item in runs}.values()]:
         if memory.program not in largest or memory.total > largest[memory.program].total:
-            largest[memory.program] = dataclasses.replace(memory, runs=runs[memory.program])
+            largest[memory.program] = dataclasses.replace(memory, runs=run_counts[memory.program])
     return tuple(largest.values())
 
 
-def collectives_of(ran: ProgramRun | Executable) -> list[CollectiveTraffic]:
-    """Returns the collectives of one run of a program, combined by kind and axes."""
-    assert ran.program is not None
-    mesh = ran.program.mesh
+def collectives_of(run: ProgramRun | Executable) -> list[CollectiveTraffic]:
+    """Returns the collectives of one run of a program, summed by kind and axes."""
+    assert run.program is not None
+    mesh = run.program.mesh
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    text = ran.program.text()
+    text = run.program.text()
     for match in _INSTRUCTION.finditer(text):
         rest = match["rest"]
         size = _bytes(match["type"], "-start(" in match[0])
         groups.setdefault((match["kind"], _axes_of(rest, mesh)), []).append((size, _line(match[0], text)))
     return [
         CollectiveTraffic(
-            ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line}))
+            run.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line}))
         )
         for (kind, axes), items in sorted(groups.items())
     ]
@@ -255,12 +259,12 @@ def _axes_of(text: str, mesh: Any) -> str:
     return text if len(text) <= _MAX_GROUPS_LENGTH else f"{text[:_MAX_GROUPS_LENGTH]}..."
 
 
-def memory_of(ran: ProgramRun | Executable) -> DeviceMemory:
+def memory_of(run: ProgramRun | Executable) -> DeviceMemory:
     """Returns the memory of a program, by XLA's analysis."""
-    assert ran.program is not None
-    stats = ran.program.memory()
+    assert run.program is not None
+    stats = run.program.memory()
     return DeviceMemory(
-        ran.name,
+        run.name,
         stats.argument_size_in_bytes,
         stats.output_size_in_bytes - stats.alias_size_in_bytes,
         stats.temp_size_in_bytes,

@@ -27,9 +27,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:
-    """Returns virtual tensors for a program's inputs.
+    """Returns a program's inputs with virtual tensors in place of the tensors on the device. Other inputs are unchanged.
 
-    Tensors on the device get storages without data. Tensors that share a storage still do. Other inputs are unchanged.
+    The virtual tensors of tensors that share a storage share a storage, too.
 
     Args:
         inputs: The inputs of a call of the program.
@@ -37,10 +37,10 @@ def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) 
         dims: The shardings of tensors that fill their storages, by `storage_key`. All other tensors are replicated on each device.
     """
     virtual_storages: dict[int, torch.UntypedStorage] = {}
-    placed_inputs = []
+    virtual = []
     for tensor in inputs:
         if not storages.is_jax_tensor(tensor):
-            placed_inputs.append(tensor)
+            virtual.append(tensor)
             continue
         key = storage_key(tensor)
         if key not in virtual_storages:
@@ -48,10 +48,8 @@ def virtual_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) 
             # A ShapeDtypeStruct has all attributes of an array that are read before a program is called.
             array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
             virtual_storages[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
-        placed_inputs.append(
-            storages.tensor_on(virtual_storages[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
-        )
-    return placed_inputs
+        virtual.append(storages.tensor_on(virtual_storages[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
+    return virtual
 
 
 def _virtual_array(tensor: torch.Tensor, mesh: Mesh, dims: Dims) -> tuple[tuple[int, ...], Any, NamedSharding]:

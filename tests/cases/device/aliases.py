@@ -27,7 +27,7 @@ def check_compiled() -> None:
 def _planted(patch: pytest.MonkeyPatch) -> None:
     """What is compiled until the patch is undone is not kept."""
     patch.setattr(eager_mode, "_programs", LeastRecentlyUsed(100))
-    patch.setattr(lazy_mode, "_ops", lazy_mode._TracedOpCache())
+    patch.setattr(lazy_mode, "_traced_ops", lazy_mode._TracedOpCache())
 
 
 def check_lost_writes_are_found() -> None:

@@ -353,7 +353,7 @@ def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch, dynaxla.device.lazy():
-        patch.setattr(lazy_mode, "_ops", lazy_mode._TracedOpCache())
+        patch.setattr(lazy_mode, "_traced_ops", lazy_mode._TracedOpCache())
         patch.setattr(lazy_mode.eager_mode, "find_or_compile", find_meanwhile)
         y[2:].add_(1)
     assert y.tolist() == [0, 1, 3, 4, 5]

@@ -159,7 +159,7 @@ class _LocalShards:
         self._outputs, self._constants = tuple(view.outputs), tuple(view.constants)
 
     def __call__(self, *args: Any) -> list[Any]:
-        shards = [args[position].unsqueeze(0) if boundary.is_own else args[position].to_local() for position, boundary in self._inputs]
+        shards = [args[position].unsqueeze(0) if boundary.is_local else args[position].to_local() for position, boundary in self._inputs]
         results = iter(self._compiled(*shards))
         return [
             constant if boundary is None else self._to_output(next(results), boundary)
@@ -169,7 +169,7 @@ class _LocalShards:
     def _to_output(self, shard: torch.Tensor, boundary: BoundaryTensor) -> torch.Tensor:
         if boundary.placements is not None:
             return _ToDTensor.apply(shard, self._mesh.mesh, boundary.placements)
-        return shard.squeeze(0) if boundary.is_own else shard
+        return shard.squeeze(0) if boundary.is_local else shard
 
 
 class _ToDTensor(torch.autograd.Function):

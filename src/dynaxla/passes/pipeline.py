@@ -20,9 +20,9 @@ from torch.fx import Graph, GraphModule
 
 from ..capture.graph import AtenGraph
 from ..observe import rewrites
-from .aten.device_transfers import arrange, remove_detours
+from .aten.device_transfers import assign_devices, remove_detours
 from .aten.freeze import freeze
-from .aten.late_writes import take_late_writes
+from .aten.late_writes import split_late_writes
 from .aten.python_counters import split_counters
 from .aten.random_hoisting import hoist
 from .aten.split import split
@@ -109,7 +109,7 @@ MIN_CUT = Pass(
 RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node has a fake value, and every keyed op has a key.")
 
 LATE_WRITES = Pass(
-    "late_writes", "aten", take_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
+    "late_writes", "aten", split_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
 )
 PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No tensor depends on a number that the graph returns increased.")
 FREEZE = Pass(
@@ -120,7 +120,7 @@ FREEZE = Pass(
     lambda frozen: (frozen.prepared, frozen.rest),
 )
 RANDOM_HOISTING = Pass("random_hoisting", "aten", hoist, "With exact_rng, torch draws ahead of all other ops, in the user's order.")
-DEVICE_ORDER = Pass("device_order", "aten", arrange, "Each node has a device, or a reason to run between programs.")
+DEVICE_ORDER = Pass("device_order", "aten", assign_devices, "Each node has a device, or a reason to run between programs.")
 SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no node that a program cannot contain.")
 PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
 

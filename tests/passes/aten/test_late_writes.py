@@ -27,7 +27,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
     found: list[LateWrites] = []
 
     def take(graph: Any) -> LateWrites | None:
-        if (late := late_writes.take_late_writes(graph)) is not None:
+        if (late := late_writes.split_late_writes(graph)) is not None:
             found.append(late)
         return late
 
@@ -315,7 +315,7 @@ def test_nothing_is_written_if_an_index_is_refused(i: int, j: int) -> None:
 def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the failure is raised by a later call."""
     codes: list[bool] = []
-    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    monkeypatch.setattr(late_writes, "has_late_checks", lambda _: True)
     monkeypatch.setattr(NativeBinding, "report", lambda _, code, checks, name: codes.append(int(code) == len(checks)))
 
     def function(a: Tensor, b: Tensor, i: Tensor, j: Tensor, k: Tensor) -> None:
@@ -334,7 +334,7 @@ def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds:
 
 
 def test_writes_that_cannot_be_held_stay_in_the_program(monkeypatch: pytest.MonkeyPatch, taken: list[LateWrites]) -> None:
-    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    monkeypatch.setattr(late_writes, "has_late_checks", lambda _: True)
     check(accumulated, c(), at(3, 3, 1), row(3))
     check(masked, c(), row())
     check(scatters, c(), at(3, 5), row(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...capture.graph import COPIES, computed_on
+from ...capture.graph import DEVICE_COPY_OPS, compute_devices
 from ...torch_ops import aten
 
 
@@ -27,7 +27,7 @@ def save_clones(joint: GraphModule) -> None:
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif node.target in COPIES and len(computed_on(node)) > 1:  # a copy between devices is not cheap
+        elif node.target in DEVICE_COPY_OPS and len(compute_devices(node)) > 1:  # a copy between devices is not cheap
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 

@@ -116,8 +116,8 @@ def graph_devices(module: GraphModule, run_by_torch: Collection[Node] = ()) -> s
 
     Args:
         module: the graph.
-        run_by_torch: the nodes that torch runs between programs. A tensor that only these nodes read or return may be of any kind, such as
-            sparse.
+        run_by_torch: the nodes that torch runs between programs. A tensor that only these nodes read or return may be sparse or
+            quantized.
 
     Raises: UnsupportedTensor for any other tensor that XLA cannot hold.
     """

@@ -12,9 +12,9 @@ from ...torch_ops import aten
 def save_clones(joint: GraphModule) -> None:
     """Adds clones of mutated inputs to AOTAutograd's joint graph, and tags the clones and the copies between devices as values to save.
 
-    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. So a clone of the input is saved,
-    which AOTAutograd adds only for an input that requires grad. Without the tag, the minimal cut would recompute the clone, since clones
-    are cheap.
+    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. So a clone of the input is saved.
+    AOTAutograd adds such a clone only for an input that requires grad. Without the tag, the minimal cut would save the input and recompute
+    the clone, since clones are cheap.
     """
     for node in _mutated(joint):
         if not all(user.target is aten.clone.default for user in node.users):

@@ -78,7 +78,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
 
 
 def _without_unused(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
-    """Returns `nodes` without those `optional` nodes that no other node reads."""
+    """Returns `nodes` without the `optional` nodes that no other node in `nodes` needs."""
     needed = {node for node in nodes if node not in optional}
     for node in reversed(nodes):
         if node in needed:

@@ -114,8 +114,8 @@ def _find_repeats(
 
     Returns: the position of the first segment, and the segments; None if there are none.
 
-    Periodic runs with more repeated nodes are tried first. For each run, two offsets of the first segment are tried: those at which the
-    fewest values cross the boundary of a segment.
+    Periodic runs with more repeated nodes are tried first. For each run, the two offsets of the first segment are tried at which the fewest
+    values are live across the boundary of a segment.
     """
     for period, first, length in sorted(_periodic_runs(tokens, start, end), key=lambda run: run[0] - run[2] // run[0] * run[0]):
         count = length // period

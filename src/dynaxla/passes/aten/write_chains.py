@@ -185,7 +185,7 @@ class WrittenView:
 
     @property
     def visible_writes(self) -> tuple[Write, ...]:
-        """The writes on which the value may depend: all writes, except those to views that are known to share no element with this view."""
+        """The writes on which the value may depend: all except writes to views that are known to share no element with this view."""
         return tuple(write for write in self.writes if not write.view.is_disjoint(self.view))
 
 

@@ -39,7 +39,7 @@ def reshaped(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> tu
 
 
 def grouped_order(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> Order | None:
-    """Returns `order` with the dimensions of each group (see `_groups`) sorted. None if other dimensions are between those of a group.
+    """Returns `order` with the dimensions of each group (see `_groups`) sorted. None if dimensions of other groups are in between.
 
     `reshaped` may succeed with the returned order if it fails with `order`.
     """

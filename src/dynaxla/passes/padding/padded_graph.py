@@ -211,7 +211,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], factorizations: Mapping[Any
         if node.op in ("call_function", "get_attr"):
             _apply(rewrite, node)
         elif node.op not in ("placeholder", "output"):
-            raise NoPaddingRule(f"the graph has a node of the kind {node.op}")
+            raise NoPaddingRule(f"the graph has a node of the unsupported kind {node.op}")
     found, computed = _results(module, rewrite, outputs, returned)
     rewrite.finish()
     module.recompile()
@@ -276,15 +276,15 @@ def _check(rewrite: PaddingRewrite, op: Any, fake: Any, extents: Extents) -> Non
     if not isinstance(fake, torch.Tensor):
         return
     if len(extents) != fake.dim():
-        raise NoPaddingRule(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
+        raise NoPaddingRule(f"{op}: the rule returned the extents of {len(extents)} dimensions, and the result has {fake.dim()}")
     for extent, size in zip(extents, sizes_of(fake), strict=True):
         rest = size
         for factor in extent.factors:
             rest = quotient(rest, factor)
             if rest is None or not is_nondecreasing(factor):
-                raise NoPaddingRule(f"{op}: {factor} as a part of {size}")
+                raise NoPaddingRule(f"{op}: the factor {factor} does not divide the size {size}, or may be larger than its rounded value")
         if rest != 1:
-            raise NoPaddingRule(f"{op}: {extent.factors} are not {size}")
+            raise NoPaddingRule(f"{op}: the product of the factors {extent.factors} is not the size {size}")
 
 
 def _is_tensor(node: Node) -> bool:

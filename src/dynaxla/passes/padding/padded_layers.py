@@ -247,7 +247,7 @@ def _index(rewrite: PaddingRewrite, node: Node) -> Extents:
     extents = rewrite.extents_of(table)
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     if any(value(index).dtype not in (torch.int32, torch.int64) for index in given.values()):
-        raise NoPaddingRule("an index is a mask")
+        raise NoPaddingRule("an index is neither int32 nor int64")
     shape = broadcast([rewrite.extents_of(index) for index in given.values()])
     valid_indices = [
         None if index is None else checked_indices(rewrite, index, table, dim, from_end=True) for dim, index in enumerate(indices)
@@ -264,7 +264,7 @@ def _index_select(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, dim, index = node.args
     extents = rewrite.extents_of(table)
     if not extents or value(index).dim() != 1:
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
     found = with_extent(extents, dim, rewrite.extents_of(index)[0])
     node.update_arg(2, checked_indices(rewrite, index, table, dim, from_end=False, is_index=dim != 1))
@@ -277,7 +277,7 @@ def _gather(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     extents, found = rewrite.extents_of(table), rewrite.extents_of(index)
     if not extents or len(extents) != len(found):
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
     for d, (own, wanted) in enumerate(zip(extents, found, strict=True)):
         prefixes = [extent.non_uniform == Extent.of(size_of(value(item).shape[d])) for extent, item in ((own, table), (wanted, index))]

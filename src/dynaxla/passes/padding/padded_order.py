@@ -152,10 +152,10 @@ def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
         count, start = size_of(size), starts[dim]
         if count == whole[dim]:
             if start != 0:
-                raise NoPaddingRule("a view starts behind the start of its dimension")
+                raise NoPaddingRule("a view with the full size of a dimension does not start at its first position")
             continue
         if not (_is_never_negative(original, start) and _is_never_negative(original, whole[dim] - count - start)):
-            raise NoPaddingRule("a view reaches over the end of its dimension")
+            raise NoPaddingRule("a view may extend beyond its dimension")
         require_single_prefix(rewrite, source, [dim])
         shape[dim], extents[dim] = size, Extent.of(count)
         source = rewrite.slice_from(source, dim, start, shape)

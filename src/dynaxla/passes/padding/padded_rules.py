@@ -109,7 +109,7 @@ def pointwise(rewrite: PaddingRewrite, node: Node) -> Any:
     several = value(node)
     if isinstance(several, (tuple, list)):
         return [found for _ in several]
-    return found if len(found) == several.dim() else _refuse("its result is of another rank")
+    return found if len(found) == several.dim() else _refuse("its result has another rank than its broadcast operands")
 
 
 def _use_true_number(rewrite: PaddingRewrite, node: Node) -> None:
@@ -465,7 +465,7 @@ def _triangle(rewrite: PaddingRewrite, node: Node) -> Extents:
     found, tensor = rewrite.extents_of(node.args[0]), value(node)
     rewrite.require_exact(*node.args[1:])
     if any(found[dim].non_uniform != Extent.of(size_of(tensor.shape[dim])) for dim in (-1, -2) if rewrite.is_padded(found[dim])):
-        raise NoPaddingRule("it has a flattened dimension")
+        raise NoPaddingRule("its operand has a flattened dimension")
     return (*found[:-2], found[-2].non_uniform, found[-1].non_uniform)
 
 

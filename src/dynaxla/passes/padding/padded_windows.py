@@ -69,7 +69,7 @@ def _convolution(rewrite: PaddingRewrite, node: Node) -> Any:
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
-    """Masks batch and spatial dimensions, since the gradients of weights are sums over them."""
+    """Masks batch and spatial dimensions, since the gradients of weights are sums over these dimensions."""
     grad, images, *rest = node.args
     assert isinstance(grad, Node)
     assert isinstance(images, Node)
@@ -300,7 +300,7 @@ def _as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
     source_dims = [dim for dim, count in enumerate(sizes_of(x)) if count != 1 and steps[dim] != 0]
     broadcast_dims = [dim for dim, (count, step) in enumerate(zip(size, stride, strict=True)) if count == 1 or step == 0]
     unmatched = [dim for dim in range(len(size)) if dim not in broadcast_dims]
-    order: dict[int, int] = {}  # from the result's dimensions to those of `view`
+    order: dict[int, int] = {}  # from the result's dimensions to the dimensions of `view`
     extents = list(rewrite.prefixes(result, uniform=True))
     windowed = []
     for dim in source_dims:
@@ -322,7 +322,7 @@ def _as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
         require_single_prefix(rewrite, source, [dim])
         shape = [*x.shape[:dim], result.shape[outer], *x.shape[dim + 1 :], window_size]
         if size_of(x.unfold(dim, window_size, window_step).shape[dim]) != size[outer]:
-            raise NoPaddingRule("its windows end at another place than the padded dimension")
+            raise NoPaddingRule("the number of its windows does not fit the size of the padded dimension")
         view = rewrite.add(aten.unfold.default, (source, dim, window_size, window_step), shape, result)
         order |= {outer: dim, inner: x.dim()}
         extents[outer], extents[inner] = Extent.of(size[outer]), Extent.of(window_size)

@@ -41,7 +41,7 @@ def _write_slices(rewrite: PaddingRewrite, node: Node) -> Extents:
     assert isinstance(index, Node)
     extents = rewrite.extents_of(table)
     if not extents or value(index).dim() != 1:
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
     result_extents = _resolved(extents)
     if node.target in _FILLS:
@@ -82,7 +82,7 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     assert isinstance(index, Node)
     extents, wanted = _resolved(rewrite.extents_of(table)), _resolved(rewrite.extents_of(index))
     if not extents or len(wanted) != len(extents):
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
     for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
         # A shorter index that is not padded writes to valid positions only.
@@ -225,7 +225,7 @@ def _slice_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
         rewrite.require_exact(start, argument(node, "end"), step)
         return result
     if step != 1 or own[dim].non_uniform != Extent.of(count):
-        raise NoPaddingRule("a slice has a step, or is of a flattened dimension")
+        raise NoPaddingRule("a slice with a step, or of a flattened dimension, is written")
     require_single_prefix(rewrite, table, [dim])
     if isinstance(start, int) and start < 0:
         if argument(node, "end") not in (None, END):

@@ -111,23 +111,27 @@ RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node
 LATE_WRITES = Pass(
     "late_writes", "aten", split_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
 )
-PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No tensor depends on a number that the graph returns increased.")
+PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No input is a number on which only other numbers depend.")
 FREEZE = Pass(
     "freeze",
     "aten",
     freeze,
-    "One graph has the values that depend on parameters and buffers alone; the other computes none of them.",
+    "The prepared graph computes values that depend only on parameters and buffers, and the rest computes only views and outputs of these.",
     lambda frozen: (frozen.prepared, frozen.rest),
 )
-RANDOM_HOISTING = Pass("random_hoisting", "aten", hoist, "With exact_rng, torch draws ahead of all other ops, in the user's order.")
-DEVICE_ORDER = Pass("device_order", "aten", assign_devices, "Each node has a device, or a reason to run between programs.")
+RANDOM_HOISTING = Pass(
+    "random_hoisting", "aten", hoist, "With exact_rng, torch runs the random ops before all other ops, in the user's order."
+)
+DEVICE_ORDER = Pass("device_order", "aten", assign_devices, "Each node has one device, or a reason to run between programs.")
 SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no node that a program cannot contain.")
 PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
 
-PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a program of their own, which runs before any write.")
-TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes stand only before ops and results that need them.")
-BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "Values are the same to the last bit, with fewer roundings.")
-PARTITIONABLE = Pass("partitionable", "jaxpr", partitionable, "No branch depends on the platform; dimensions are merged late.")
+PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a separate program, which runs before any write.")
+TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes are only before ops and results that need them.")
+BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "All values are the same to the last bit, with fewer roundings.")
+PARTITIONABLE = Pass(
+    "partitionable", "jaxpr", partitionable, "No branch depends on the platform, and dimensions are merged only where an op needs it."
+)
 SHARDED = Pass("sharded", "jaxpr", sharded_as, "The results have the shardings of the buffers.")
 OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the layouts of open arrays; others are row-major.")
 

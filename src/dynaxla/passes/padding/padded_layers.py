@@ -93,8 +93,8 @@ def _attend(rewrite: PaddingRewrite, node: Node, first: int) -> tuple[Extents, .
             set_argument(node, "attn_mask", rewrite.masked(mask, [last], masked_value, with_extent(mask_extents, last, columns)))
         elif not (argument(node, "is_causal") and rows == columns):
             set_argument(node, "attn_mask", _new_mask(rewrite, node, operands[1], columns))
-    wanted = (rows, columns, columns)
-    return tuple((batch, item[1], own.non_uniform, item[_WIDTH_DIM]) for item, own in zip(extents, wanted, strict=True))
+    sequences = (rows, columns, columns)
+    return tuple((batch, item[1], own.non_uniform, item[_WIDTH_DIM]) for item, own in zip(extents, sequences, strict=True))
 
 
 def _new_mask(rewrite: PaddingRewrite, node: Node, key: Any, columns: Extent) -> Node:
@@ -275,16 +275,19 @@ def _index_select(rewrite: PaddingRewrite, node: Node) -> Extents:
 def _gather(rewrite: PaddingRewrite, node: Node) -> Extents:
     """Reads one element for each index, at the index's own position in all other dimensions."""
     table, dim, index = node.args[:3]
-    extents, found = rewrite.extents_of(table), rewrite.extents_of(index)
-    if not extents or len(extents) != len(found):
+    extents, index_extents = rewrite.extents_of(table), rewrite.extents_of(index)
+    if not extents or len(extents) != len(index_extents):
         raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
-    for d, (own, wanted) in enumerate(zip(extents, found, strict=True)):
-        prefixes = [extent.non_uniform == Extent.of(size_of(value(item).shape[d])) for extent, item in ((own, table), (wanted, index))]
-        if d != dim and own.non_uniform != wanted.non_uniform and not all(prefixes):
+    for d, (table_extent, index_extent) in enumerate(zip(extents, index_extents, strict=True)):
+        prefixes = [
+            extent.non_uniform == Extent.of(size_of(value(item).shape[d]))
+            for extent, item in ((table_extent, table), (index_extent, index))
+        ]
+        if d != dim and table_extent.non_uniform != index_extent.non_uniform and not all(prefixes):
             raise NoPaddingRule("operands are padded along different sizes")
     node.update_arg(2, checked_indices(rewrite, index, table, dim, from_end=False, is_index=False))
-    return tuple(extent.non_uniform for extent in found)
+    return tuple(extent.non_uniform for extent in index_extents)
 
 
 @rule(aten.one_hot.default)

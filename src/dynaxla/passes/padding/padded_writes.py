@@ -24,7 +24,7 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, Node) and isinstance(item.meta.get("val"), torch.Tensor)
 
 
-def _resolved(extents: Extents) -> Extents:
+def _non_uniform(extents: Extents) -> Extents:
     return tuple(extent.non_uniform for extent in extents)
 
 
@@ -43,7 +43,7 @@ def _write_slices(rewrite: PaddingRewrite, node: Node) -> Extents:
     if not extents or value(index).dim() != 1:
         raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
-    result_extents = _resolved(extents)
+    result_extents = _non_uniform(extents)
     if node.target in _FILLS:
         rewrite.require_exact(node.args[3])
     else:
@@ -80,13 +80,13 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(index, Node)
-    extents, wanted = _resolved(rewrite.extents_of(table)), _resolved(rewrite.extents_of(index))
-    if not extents or len(wanted) != len(extents):
+    extents, index_extents = _non_uniform(rewrite.extents_of(table)), _non_uniform(rewrite.extents_of(index))
+    if not extents or len(index_extents) != len(extents):
         raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
-    for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
+    for d, (table_extent, index_extent) in enumerate(zip(extents, index_extents, strict=True)):
         # A shorter index that is not padded writes to valid positions only.
-        if d != dim and own != other and (rewrite.is_padded(other) or not _is_prefix(own, table, d)):
+        if d != dim and table_extent != index_extent and (rewrite.is_padded(index_extent) or not _is_prefix(table_extent, table, d)):
             raise NoPaddingRule("operands are padded along different sizes")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
     if reduce not in ("set", *_NEUTRAL, *_BY_EDGE_FILLING):
@@ -94,15 +94,17 @@ def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     source = node.args[3]
     if _is_tensor(source):
         assert isinstance(source, Node)
-        for d, (own, other) in enumerate(zip(_resolved(rewrite.extents_of(source)), wanted, strict=True)):
-            is_read = d != dim and _is_prefix(own, source, d) and _is_prefix(other, index, d)
-            if own != other and not is_read and (rewrite.is_padded(own) or rewrite.is_padded(other)):
+        for d, (source_extent, index_extent) in enumerate(zip(_non_uniform(rewrite.extents_of(source)), index_extents, strict=True)):
+            is_read = d != dim and _is_prefix(source_extent, source, d) and _is_prefix(index_extent, index, d)
+            if source_extent != index_extent and not is_read and (rewrite.is_padded(source_extent) or rewrite.is_padded(index_extent)):
                 raise NoPaddingRule("operands are padded along different sizes")
-        filled = rewrite.masked(source, [dim], _NEUTRAL[reduce], wanted) if reduce in _NEUTRAL else rewrite.edge_filled(source, [dim])
+        filled = (
+            rewrite.masked(source, [dim], _NEUTRAL[reduce], index_extents) if reduce in _NEUTRAL else rewrite.edge_filled(source, [dim])
+        )
         node.update_arg(3, filled)
     else:
         rewrite.require_exact(source)
-    other_dims = [d for d in range(len(wanted)) if d != dim]
+    other_dims = [d for d in range(len(index_extents)) if d != dim]
     index = rewrite.edge_filled(rewrite.masked(index, other_dims, 0), [dim])
     node.update_arg(2, checked_indices(rewrite, index, table, dim, from_end=False, is_index=False, is_padding_valid=True))
     return extents
@@ -124,7 +126,7 @@ def _index_put(rewrite: PaddingRewrite, node: Node) -> Extents:
     assert isinstance(table, Node)
     assert isinstance(values, Node)
     index_by_dim = {dim: index for dim, index in enumerate(indices) if index is not None}
-    extents = _resolved(rewrite.extents_of(table))
+    extents = _non_uniform(rewrite.extents_of(table))
     if any(value(index).dtype in (torch.bool, torch.uint8) for index in index_by_dim.values()):
         return _masked_put(rewrite, node, index_by_dim)
     accumulate = argument(node, "accumulate")
@@ -132,25 +134,30 @@ def _index_put(rewrite: PaddingRewrite, node: Node) -> Extents:
     dims = sorted(index_by_dim)
     at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
     rest = tuple(extent for dim, extent in enumerate(extents) if dim not in index_by_dim)
-    wanted = (*rest[:at], *shape, *rest[at:])
-    written = rewrite.extents_of(values)
-    broadcast([wanted, written])
+    region_extents = (*rest[:at], *shape, *rest[at:])
+    value_extents = rewrite.extents_of(values)
+    broadcast([region_extents, value_extents])
     result_dims = range(at, at + len(shape))
-    first = len(wanted) - len(written)
+    first = len(region_extents) - len(value_extents)
     index_dims = [dim - first for dim in result_dims if dim >= first]
     if accumulate:
-        if any(rewrite.is_padded(wanted[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in result_dims):
+        if any(
+            rewrite.is_padded(region_extents[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in result_dims
+        ):
             # One value is broadcast to valid positions and padding: expand it, so that the padding can be zero.
             sizes = _written_shape(rewrite, node, at, index_by_dim, table)
             expanded = rewrite.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
-            rewrite.extents[expanded] = tuple(wanted)
-            values, written, index_dims = expanded, tuple(wanted), list(result_dims)
+            rewrite.extents[expanded] = tuple(region_extents)
+            values, value_extents, index_dims = expanded, tuple(region_extents), list(result_dims)
             first = 0
-        operand_extents = tuple(wanted[first + dim] if first + dim in result_dims else own for dim, own in enumerate(written))
+        operand_extents = tuple(region_extents[first + dim] if first + dim in result_dims else own for dim, own in enumerate(value_extents))
         node.update_arg(2, rewrite.masked(values, index_dims, 0, operand_extents))
     else:
         node.update_arg(2, rewrite.edge_filled(values, index_dims))
-        if any(rewrite.is_padded(wanted[first + dim]) and not _alike(rewrite, written[dim], wanted[first + dim]) for dim in index_dims):
+        if any(
+            rewrite.is_padded(region_extents[first + dim]) and not _matches_region(rewrite, value_extents[dim], region_extents[first + dim])
+            for dim in index_dims
+        ):
             raise NoPaddingRule("operands are padded along different sizes")
     changed = list(indices)
     for dim, index in index_by_dim.items():
@@ -164,8 +171,9 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _alike(rewrite: PaddingRewrite, own: Extent, wanted: Extent) -> bool:
-    return not own.factors or own.uniform or own.non_uniform == wanted.non_uniform
+def _matches_region(rewrite: PaddingRewrite, own: Extent, region_extent: Extent) -> bool:
+    """True if the values of a dimension are broadcast, uniform, or have the extent of the written region."""
+    return not own.factors or own.uniform or own.non_uniform == region_extent.non_uniform
 
 
 def _size(size: Any) -> Any:

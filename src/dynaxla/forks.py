@@ -97,9 +97,8 @@ def _after_fork() -> None:
 def _reset_lock(lock_object: Any) -> None:
     """Releases a lock, unless it is a reentrant lock that this thread holds."""
     is_owned = getattr(lock_object, "_is_owned", None)
-    reinitialize = getattr(
-        lock_object, "_at_fork_reinit", None
-    )  # Source: CPython, Lib/threading.py, which renews its own locks in this way
+    # Source: CPython, Lib/threading.py, which resets its own locks in this way.
+    reinitialize = getattr(lock_object, "_at_fork_reinit", None)
     if reinitialize is not None and not (is_owned is not None and is_owned()):
         reinitialize()
 

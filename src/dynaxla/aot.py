@@ -17,9 +17,9 @@ from .buffers.lost_writes import LostWrite, LostWrites, unwatched
 from .buffers.overlaps import AliasGuard, internally_overlapping
 from .capture.decompositions import decompositions
 from .capture.graph import AtenGraph, Phase
-from .capture.graph_cache import KeptGraph, key_of
+from .capture.graph_cache import CachedGraph, key_of
 from .capture.inputs import Sizes
-from .capture.runtime_wrapper import around, leading_writes, rederived_outputs
+from .capture.runtime_wrapper import leading_writes, rederived_outputs, with_leading_writes
 from .config import Options
 from .engine.protocol import Runner
 from .errors import OptionError
@@ -29,7 +29,7 @@ from .passes.joint.partition import LateOutput, partition
 from .runtime import capture_lock
 from .runtime.store import Store
 
-# The reason to let torch run a graph whose inputs overlap.
+# The reason to run a graph with torch's kernels if its inputs overlap.
 OVERLAP = "it writes to an input that shares memory with another input or overlaps itself, and AOTAutograd did not detect that"
 
 
@@ -46,8 +46,8 @@ class AotCapture:
         build: returns the runner of an ATen graph.
         facts: receives the facts about the graph.
         overlapping: the positions of inputs that share memory in a way that AOTAutograd does not detect.
-        cache: the store that keeps the graph for later processes, and the graph's key there; None if it is not kept.
-        is_pickled: True if torch pickles the result: then it must be AOTAutograd's own, and must not call functions from outside of torch.
+        cache: the store in which later processes find the graph, and the graph's key there; None if the graph is not cached.
+        is_pickled: True if torch pickles the compiled function. Then the function must be AOTAutograd's own, without dynaxla's wrapper.
     """
 
     module: GraphModule
@@ -60,12 +60,13 @@ class AotCapture:
     overlapping: Collection[int] = ()
     cache: tuple[Store, str] | None = None
     is_pickled: bool = False
+    # The compiled function without AOTAutograd's wrapper, if the wrapper is not needed (runtime_wrapper.py).
     _unwrapped: Callable[..., Any] | None = field(default=None, init=False)
 
     def run(self) -> Callable[..., Any]:
-        """Returns the compiled function. The caller guards `facts.overlaps`.
+        """Returns the compiled function. The caller must check `facts.overlaps` at each call.
 
-        Raises: LostWrite for a graph that torch must run; the errors of AOTAutograd and of `build`.
+        Raises: LostWrite for a graph that must run with torch's kernels; the errors of AOTAutograd and of `build`.
         """
         name, nodes = f"dynaxla_{self.number}", len(self.module.graph.nodes)
         try:
@@ -74,7 +75,8 @@ class AotCapture:
         finally:
             # AOTAutograd keeps the backward compiler, and with it this object, as long as the compiled function lives.
             self.example_inputs = ()
-        # TorchDynamo disables itself around a backend's function. AOTAutograd's helper adds a wrapper that does so again, at every call.
+        # TorchDynamo never traces the function of a backend. AOTAutograd's helper adds a wrapper for the same purpose, which takes time at
+        # every call.
         if self._unwrapped is not None:
             return self._unwrapped
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
@@ -124,15 +126,15 @@ class AotCapture:
         written = None
         if metadata is not None and not self.is_pickled:
             written = leading_writes(metadata, module, self.module, self.example_inputs)
-        # Before `build`, which may change the graph.
-        cached = KeptGraph.of(graph, written) if self.cache is not None and written is not None else None
+        # The cache entry is made before `build`, which may change the graph.
+        cached = CachedGraph.of(graph, written) if self.cache is not None and written is not None else None
         runner = self.build(graph)
         self._find_overlaps(metadata, module)
         if self.cache is not None and cached is not None:
             store, key = self.cache
             store.put(key, cached.text())
         if written is not None:
-            self._unwrapped = around(runner, written)
+            self._unwrapped = with_leading_writes(runner, written)
         return runner
 
     def _name(self, phase: Phase) -> str:
@@ -146,7 +148,10 @@ class AotCapture:
         return graph
 
     def _find_overlaps(self, metadata: Any, module: GraphModule) -> None:
-        """Finds the inputs that the graph writes to, and inputs that may overlap in later calls. Raises: LostWrite."""
+        """Finds the inputs that the graph writes to, and the inputs that may overlap in later calls. Stores both in `facts`.
+
+        Raises: LostWrite if an input that the graph writes to overlaps in this call.
+        """
         written, parameters = _written_inputs(metadata, self.example_inputs)
         self.facts.written_inputs = written
         if written and written & {*self.overlapping, *internally_overlapping(self.example_inputs)}:
@@ -157,13 +162,13 @@ class AotCapture:
 
 
 def cache_location(module: GraphModule, example_inputs: Sequence[Any], options: Options, facts: Sequence[Any]) -> tuple[Store, str] | None:
-    """Returns the store of graphs and a graph's key there; None if such a graph cannot be cached.
+    """Returns the store of graphs, and a graph's key there. None if the graph cannot be cached.
 
     Args:
         module: TorchDynamo's graph, on the CPU.
         example_inputs: the graph's inputs.
         options: the options of the compilation.
-        facts: see `graph_cache.key_of`.
+        facts: further plain data on which the ATen graph depends.
     """
     wants_gradients = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)
     store = None if wants_gradients else options.store("graphs")
@@ -174,7 +179,7 @@ def cache_location(module: GraphModule, example_inputs: Sequence[Any], options: 
 def load_from_cache(
     location: tuple[Store, str], example_inputs: Sequence[Any], number: int, build: Callable[[AtenGraph], Any], facts: GraphFacts
 ) -> Callable[..., Any] | None:
-    """Returns the compiled function of a graph that an earlier process has captured; None if there is none.
+    """Returns the compiled function of a graph that an earlier process has captured. None if the store does not have the graph.
 
     Args:
         location: the result of `cache_location`.
@@ -183,7 +188,7 @@ def load_from_cache(
         build: returns the runner of an ATen graph.
         facts: receives the facts about the graph.
     """
-    cached = KeptGraph.find(*location)
+    cached = CachedGraph.find(*location)
     if cached is None:
         return None
     with capture_lock.capturing():
@@ -195,14 +200,14 @@ def load_from_cache(
     overlaps = AliasGuard(example_inputs, cached.written, cached.static, static=True)
     if overlaps.is_needed:
         facts.overlaps = overlaps
-    return cached.around(runner)
+    return cached.with_writes(runner)
 
 
 def _written_inputs(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
     """Returns the positions of TorchDynamo's inputs that a graph writes to, and the positions of parameters and buffers.
 
-    If AOTAutograd has other inputs than TorchDynamo, a graph with any write counts as writing to all inputs. Both sets are empty for a
-    graph without writes.
+    Both sets are empty for a graph without writes. If AOTAutograd has another number of inputs than TorchDynamo, returns all positions and
+    an empty set.
 
     Args:
         metadata: AOTAutograd's `ViewAndMutationMeta`, or None if there is none.

@@ -40,7 +40,7 @@ _graph_numbers = itertools.count()
 def dynaxla(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph. It is traced once, lowered and compiled for each combination of input sizes, and from then on only run.
+    """Compiles a graph. The graph is traced once. For each combination of input sizes it is lowered and compiled once, and then only run.
 
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
@@ -49,7 +49,7 @@ def dynaxla(
 
 
 def _compile_with_engines(module: GraphModule, example_inputs: Sequence[Any], parsed: Options) -> Callable[..., Any]:
-    """Compiles a graph with dynaxla alone, or with the engines of the options."""
+    """Compiles a graph with dynaxla alone, or with several competing engines if the options name some."""
     if not parsed.engines:
         return _compile(module, example_inputs, parsed)
     if getattr(torch._functorch.config, "force_autograd_cache", False):
@@ -65,7 +65,7 @@ def dynaxla_auto(
 ) -> Callable[..., Any]:
     """Compiles a graph with several engines, and runs it with the fastest engine whose results are correct.
 
-    The options are the options of `dynaxla`, and `engines`, which is ["dynaxla", "inductor", "eager"] by default.
+    The options are the options of `dynaxla`, and `engines`: the competing backends, by default ["dynaxla", "inductor", "eager"].
     """
     return _compile_with_engines(module, example_inputs, Options.parse(options, mode, "dynaxla_auto"))
 
@@ -73,9 +73,9 @@ def dynaxla_auto(
 def dynaxla_retrace(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph. It is traced at every call, as with lazy tensors; the program's hash finds the executable.
+    """Compiles a graph. The graph is traced at every call, as with lazy tensors, and the executable is found by the program's hash.
 
-    This is a baseline for measurements.
+    This backend is a baseline for measurements.
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
@@ -99,7 +99,7 @@ def dynaxla_retrace(
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """Compiles a graph of ATen ops that may write to its inputs. Call it under `torch.no_grad()`.
+    """Compiles a graph of ATen ops that may write to its inputs. The caller must disable gradients with `torch.no_grad()`.
 
     Raises: the errors of `dynaxla`; CaptureError for a graph with collectives or with other asynchronous work.
     """
@@ -123,7 +123,7 @@ def _compile(
 
 
 def _guarded(compiled: Callable[..., Any], module: GraphModule, options: Options, facts: GraphFacts) -> Callable[..., Any]:
-    """Returns the compiled function, with torch's kernels for calls whose inputs overlap in a way that it does not support."""
+    """Returns a function that calls the compiled function, or runs torch's kernels if inputs overlap in an unsupported way."""
     if facts.overlaps is None:
         return compiled
     return guarded(compiled, functools.partial(_run_with_torch, module, options, OVERLAP), facts.overlaps)
@@ -138,7 +138,7 @@ def _compile_unguarded(
     collectives: bool = True,
     has_competitors: bool = False,
 ) -> Callable[..., Any]:
-    """Compiles a graph. The caller must guard `facts.overlaps`.
+    """Compiles a graph. The caller must check `facts.overlaps` at each call (`_guarded`).
 
     Args:
         module: the graph.
@@ -226,7 +226,7 @@ def _will_be_pickled(module: GraphModule, options: Options, retrace: bool) -> bo
     if not getattr(torch._functorch.config, "force_autograd_cache", False):
         return False
     _check_picklable(module, options, retrace)
-    return bool(torch._functorch.config.bundled_autograd_cache)  # without it torch looks up results, but stores only Inductor's
+    return bool(torch._functorch.config.bundled_autograd_cache)  # if it is off, torch looks up results, but stores only Inductor's
 
 
 def _check_device_jax_options(options: Options, is_pickled: bool) -> None:
@@ -252,7 +252,7 @@ def _check_device_jax_options(options: Options, is_pickled: bool) -> None:
 def _check_picklable(module: GraphModule, options: Options, retrace: bool) -> None:
     """Checks that torch can pickle AOTAutograd's result, which it does under aot_compile and with force_autograd_cache.
 
-    Stores the other facts on which the result depends in an attribute of the module, so that torch's cache key has them.
+    Sets an attribute of the module to the other facts on which the result depends, so that torch's cache key covers these.
 
     Raises: UnsupportedVersion for a torch that pickles only Inductor's results; OptionError.
     """
@@ -272,7 +272,7 @@ def _check_picklable(module: GraphModule, options: Options, retrace: bool) -> No
 
 
 def _run_with_torch(module: GraphModule, options: Options, reason: str, *args: Any) -> Any:
-    """Runs TorchDynamo's graph in eager mode, for a reason. Raises: UnsupportedTensor if options.fallback is "error"."""
+    """Runs TorchDynamo's graph in eager mode, and counts the fallback. Raises: UnsupportedTensor if options.fallback is "error"."""
     if options.fallback == "error":
         raise UnsupportedTensor(
             f"dynaxla cannot compile a graph, and the fallback to torch is off: {reason}",
@@ -289,7 +289,7 @@ def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.d
 
 
 def _names_current_gpu(module: GraphModule) -> bool:
-    """True if a node of the graph names the device "cuda" without an index, which means the current GPU, or calls `.cuda()`."""
+    """True if a node of the graph names the device "cuda" without an index, or calls `.cuda()`: both mean the current GPU."""
     leaves = pytree.tree_leaves([(node.args, dict(node.kwargs)) for node in module.graph.nodes])
     return any(leaf in ("cuda", torch.device("cuda")) for leaf in leaves if isinstance(leaf, (str, torch.device))) or any(
         node.op == "call_method" and node.target == "cuda" for node in module.graph.nodes

@@ -100,9 +100,9 @@ def _field(
     """Returns a field of `Options`.
 
     Args:
-        default: the value unless a variable or an option sets it.
-        values: see `OptionDocumentation`, also for text, variable, example and backend.
-        backend_default: the default with that backend, if it differs from `default`.
+        default: the value if neither the environment variable nor an option sets the field.
+        values, text, variable, example, backend: see `OptionDocumentation`.
+        backend_default: the default with the backend `backend`, if it differs from `default`.
         read: parses the environment variable.
     """
 
@@ -273,12 +273,12 @@ class Options:
         return Options(**{field_of_option.get(name, name): value for name, value in given.items()})
 
     def store(self, folder: str) -> Store | None:
-        """Returns the store in the folder of the cache directory with this name.
+        """Returns the store in a folder of the cache directory.
 
-        Returns None if the cache is off, or if the user has no cache directory. With event listeners, also for all folders but "tuning"
-        and "self_tests", since cached programs have no line numbers of the user's code.
+        Returns None if the cache is off, or if the user has no cache directory. If there are event listeners, returns None for all folders
+        except "tuning" and "self_tests", since cached programs have no line numbers of the user's code.
 
-        Raises: OptionError for a directory that the user chose but that cannot be used.
+        Raises: OptionError if the user has chosen a directory that cannot be used.
         """
         if events.has_listeners() and folder not in ("tuning", "self_tests"):
             return None
@@ -291,7 +291,7 @@ class Options:
     def facts(self) -> tuple[Any, ...]:
         """The values of the options that a compiled program depends on.
 
-        These are all options except the time of compilation, directories, the number of executables, glibc's settings, and engines.
+        These are all options except `compile`, the directories, `executables`, `heap` and `engines`.
         """
         return tuple(
             sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
@@ -327,10 +327,10 @@ def documentation() -> dict[str, OptionDocumentation]:
     return {item.name: item.metadata["documentation"] for item in fields(Options)}
 
 
-# The fields of `Options` whose option has another name, an old one.
+# The fields of `Options` with another name than their option, by field. The option has kept an old name.
 _OPTION_OF_FIELD = {"implementations": "forms"}
 
-# The options that each setting excludes when they are on, with the reasons.
+# For each setting (an option and its value), the options that must not be turned on with it, with the reasons.
 _EXCLUSIVE_OPTIONS = {
     ("compile", "background"): {
         "freeze": "freeze computes values at the first call that later calls read: leave one of the two options out",

@@ -1,4 +1,4 @@
-"""Checks of the environment for `dynaxla doctor`. Each check returns findings: facts, problems, and their fixes."""
+"""Checks of the environment for `dynaxla doctor`. Each check returns findings: facts, problems, and how to fix the problems."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable
 
 
 def examine_caches() -> list[Finding]:
-    """Checks the cache directory, and if it also keeps traced graphs."""
+    """Checks that the cache directory can be used, and that traced graphs are cached, too."""
     if os.environ.get("DYNAXLA_CACHE") == "":
         return [Finding("caches", "programs and traced graphs", "off: DYNAXLA_CACHE is empty")]
     try:

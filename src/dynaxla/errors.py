@@ -1,8 +1,8 @@
 """The exceptions that dynaxla raises. Each exception has its facts as fields, and a hint with a remedy.
 
-They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on, instead of wrapping them in
+The exceptions derive from TorchDynamo's `ShortenTraceback`, so that `torch.compile` raises them as they are, and does not wrap them in
 `BackendCompilerFailed`. Their tracebacks have the user's frames and the innermost frame. With TORCHDYNAMO_VERBOSE=1 (torch's own switch for
-full tracebacks) they have all frames, and the exceptions that caused them.
+full tracebacks), the tracebacks have all frames, and the causes of the exceptions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A forked child has XLA's memory but none of its threads, and XLA cannot be repaired there. XLA's compiler keeps threads for the whole
 process (one of them waits to report slow compilations) and communicates with them at every compilation. The thread pool of a client is
-missing too, and freeing the client would wait for these threads. So a child of a process that has used XLA does not use XLA: torch's own
+missing, too, and freeing the client would wait for these threads. So a child of a process that has used XLA does not use XLA: torch's own
 kernels run the graphs (eager_fallback.py), and no XLA object is freed. A child of a process that has only imported dynaxla can use XLA.
 """
 
@@ -36,7 +36,7 @@ _has_lost_xla = False
 def lock() -> Any:
     """Returns a lock that is free in a forked child, even if another thread held it in the parent.
 
-    The lock is reentrant, because a signal handler or a finalizer may run while its thread holds the lock, and take it again.
+    The lock is reentrant: a signal handler or a finalizer may run in the thread that holds the lock, and acquire the lock again.
     """
     new_lock = threading.RLock()
     reset_after_fork(new_lock)
@@ -64,7 +64,7 @@ def has_lost_xla() -> bool:
 
 
 def fork_error() -> ForkError:
-    """Returns the error to raise in a child of a process that had used XLA."""
+    """Returns the error to raise if XLA is needed in a child of a process that had used XLA."""
     from .errors import ForkError  # imports torch, which takes seconds
 
     return ForkError(
@@ -84,6 +84,7 @@ def _had_used_jax() -> bool:
 
 
 def _after_fork() -> None:
+    """Runs in each forked child: resets the locks, and then notifies the listeners."""
     global _has_lost_xla
     for lock_object in list(_locks):
         _reset_lock(lock_object)
@@ -94,10 +95,10 @@ def _after_fork() -> None:
 
 
 def _reset_lock(lock_object: Any) -> None:
+    """Releases a lock, unless it is a reentrant lock that this thread holds."""
     is_owned = getattr(lock_object, "_is_owned", None)
-    reinitialize = getattr(
-        lock_object, "_at_fork_reinit", None
-    )  # Source: CPython, Lib/threading.py, which renews its own locks in this way
+    # Source: CPython, Lib/threading.py, which resets its own locks in this way.
+    reinitialize = getattr(lock_object, "_at_fork_reinit", None)
     if reinitialize is not None and not (is_owned is not None and is_owned()):
         reinitialize()
 

@@ -1,7 +1,7 @@
 """Compiles a graph with DTensors under `options={"distributed": "spmd"}`.
 
-The graph of global tensors goes through AOTAutograd, and XLA's partitioner splits the resulting programs. The inputs and outputs of a
-program are this process's local shards.
+AOTAutograd traces the graph of global tensors (global_view.py), and XLA's partitioner splits the resulting programs. The inputs and outputs
+of a program are the local shards of this process.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def report_not_partitioned(name: str, reason: NotPartitioned, options: Options) 
         events.emit(events.StepFellBack(name, "as with distributed='xla'", reason.message))
     if reason.message not in _logged_reasons:
         _logged_reasons.add(reason.message)
-        place = f" (first at {reason.where})" if reason.where else ""
+        location = f" (first at {reason.where})" if reason.where else ""
         hint = f"; {reason.hint}" if reason.hint else ""
-        dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s%s", name, reason.message, place, hint)
+        dump.log.warning("XLA does not partition %s, which runs as with distributed='xla': %s%s%s", name, reason.message, location, hint)
 
 
 def _interpreter(module: GraphModule) -> Interpreter:
@@ -123,13 +123,13 @@ def _interpreter(module: GraphModule) -> Interpreter:
     return interpreter
 
 
-def _check_wrapper(metadata: Any, count: int, placeholders: int) -> None:
+def _check_wrapper(metadata: Any, input_count: int, placeholder_count: int) -> None:
     """Raises NotPartitioned for a graph whose AOTAutograd wrapper does more than call the program.
 
     Args:
         metadata: AOTAutograd's `ViewAndMutationMeta`.
-        count: the number of inputs of the graph of global tensors.
-        placeholders: the number of placeholders of the ATen graph.
+        input_count: the number of inputs of the graph of global tensors.
+        placeholder_count: the number of placeholders of the ATen graph.
     """
     if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
         raise NotPartitioned("it writes to an input")
@@ -137,7 +137,7 @@ def _check_wrapper(metadata: Any, count: int, placeholders: int) -> None:
     if aliases or metadata.num_intermediate_bases:
         output = f"output {aliases[0]}" if aliases else "an output"
         raise NotPartitioned(f"{output} shares memory with an input or another output", hint="return output.clone() instead")
-    if metadata.tokens or metadata.is_rng_op_functionalized or count != placeholders:
+    if metadata.tokens or metadata.is_rng_op_functionalized or input_count != placeholder_count:
         raise NotPartitioned("it has other effects than its results")
 
 
@@ -150,7 +150,7 @@ def _output_of(node: torch.fx.Node) -> int:
 
 
 class _LocalShards:
-    """The function that TorchDynamo calls. It converts DTensors to local shards, runs the programs, and converts the results back."""
+    """The function that TorchDynamo calls: converts DTensors to local shards, runs the programs, and converts the results to DTensors."""
 
     def __init__(self, view: GlobalView, compiled: Callable[..., Any]) -> None:
         self._inputs = list(view.inputs.items())
@@ -159,7 +159,7 @@ class _LocalShards:
         self._outputs, self._constants = tuple(view.outputs), tuple(view.constants)
 
     def __call__(self, *args: Any) -> list[Any]:
-        shards = [args[position].unsqueeze(0) if boundary.is_own else args[position].to_local() for position, boundary in self._inputs]
+        shards = [args[position].unsqueeze(0) if boundary.is_local else args[position].to_local() for position, boundary in self._inputs]
         results = iter(self._compiled(*shards))
         return [
             constant if boundary is None else self._to_output(next(results), boundary)
@@ -169,14 +169,14 @@ class _LocalShards:
     def _to_output(self, shard: torch.Tensor, boundary: BoundaryTensor) -> torch.Tensor:
         if boundary.placements is not None:
             return _ToDTensor.apply(shard, self._mesh.mesh, boundary.placements)
-        return shard.squeeze(0) if boundary.is_own else shard
+        return shard.squeeze(0) if boundary.is_local else shard
 
 
 class _ToDTensor(torch.autograd.Function):
     """Wraps this process's local shard of a global tensor as a DTensor.
 
-    For a partial sum the first process along a mesh axis gets the full value and the other processes get zeros, so that the sum does not
-    round in any dtype.
+    For a partial sum, the first process along a mesh axis gets the full value and the other processes get zeros, so that the sum is exact
+    in any dtype.
     """
 
     @staticmethod

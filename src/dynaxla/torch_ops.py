@@ -4,8 +4,8 @@
 
     aten.cumsum.default  # torch's OpOverload, or a MissingOp
 
-torch removes an op now and then (`aten.cholesky` in 2.14), and older releases lack newer ops. A lowering, a decomposition or a pass may
-name an op that is missing without an error: a `MissingOp` is never the target of a node, and the registry leaves it out.
+torch sometimes removes an op (`aten.cholesky` in 2.14), and older releases lack newer ops. A lowering, a decomposition or a pass may name a
+missing op without an error: a `MissingOp` is never the target of a node, and the registry of lowerings leaves it out.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def with_user_frames_only(error: Error) -> Error:
     """Returns the exception with only the user's frames and the innermost frame of its traceback; see `is_verbose`."""
     from torch.compiler import disable
 
-    # torch handles errors of a call while TorchDynamo still traces each new frame, and rejects generators.
+    # While torch handles an error of a call, TorchDynamo still traces each new frame, and TorchDynamo rejects generators.
     return error if is_verbose() else disable(_with_user_frames_only)(error)
 
 

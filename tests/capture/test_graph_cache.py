@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.fingerprint import captured_text, fingerprint
 from dynaxla.capture.graph import AtenGraph
-from dynaxla.capture.graph_cache import KeptGraph, key_of
+from dynaxla.capture.graph_cache import CachedGraph, key_of
 from dynaxla.config import Options
 from dynaxla.lowering import registry
 from dynaxla.observe import metrics
@@ -234,8 +234,8 @@ def test_lowerings_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.external_lowerings() is None
 
 
-def kept_of(function: Callable[..., Any], *inputs: Any) -> KeptGraph | None:
-    return KeptGraph.of(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs)), ())
+def kept_of(function: Callable[..., Any], *inputs: Any) -> CachedGraph | None:
+    return CachedGraph.of(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs)), ())
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def kept_of(function: Callable[..., Any], *inputs: Any) -> KeptGraph | None:
 def test_a_graph_is_what_it_was(function: Callable[..., Any]) -> None:
     x = torch.randn(3, 4)
     module = make_fx(function, tracing_mode="fake")(x)
-    found = KeptGraph.of(AtenGraph("graph", module, (0,)), ())
+    found = CachedGraph.of(AtenGraph("graph", module, (0,)), ())
     assert found is not None
-    again = KeptGraph.read(found.text())
+    again = CachedGraph.read(found.text())
     assert again == found
     assert again.static == (0,)
     assert fingerprint(again.module()) == fingerprint(module)
@@ -268,10 +268,10 @@ def test_what_would_not_be_the_same_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     constant, large = torch.ones(3), torch.ones(1 << 15)
     assert kept_of(lambda x: [x + 1], x) is not None
     assert kept_of(lambda x: [torch.ops.dynaxla_kept_test.twice(x).conj()], x.to(torch.complex64)) is None, "conjugate bits"
-    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant])(x)), ()) is not None
-    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x.sum() + large])(x)), ()) is None, "a large constant"
-    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant[:1]])(x)), ()) is not None
-    assert KeptGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a backward pass follows"
+    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant])(x)), ()) is not None
+    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x.sum() + large])(x)), ()) is None, "a large constant"
+    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + constant[:1]])(x)), ()) is not None
+    assert CachedGraph.of(AtenGraph("graph", make_fx(lambda x: [x + 1])(x), phase="forward"), ()) is None, "a backward pass follows"
     internals.wrong_decoder_of_floats(monkeypatch)
     assert kept_of(lambda x: [x + 1.5], x) is None, "another number"
 

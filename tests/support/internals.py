@@ -317,7 +317,7 @@ def late_writes_of(patch: Patch, smallest_bytes: int) -> None:
 
 def late_writes_without_checks(patch: Patch) -> None:
     """Calls wait for no check before they write, as on a GPU."""
-    patch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    patch.setattr(late_writes, "has_late_checks", lambda _: True)
 
 
 def repeated_blocks_of(patch: Patch, smallest_bytes: int) -> None:
@@ -556,7 +556,7 @@ def late_writes_found(patch: Patch) -> list[late_writes.LateWrites]:
     found: list[late_writes.LateWrites] = []
 
     def take(graph: Any) -> late_writes.LateWrites | None:
-        if (late := late_writes.take_late_writes(graph)) is not None:
+        if (late := late_writes.split_late_writes(graph)) is not None:
             found.append(late)
         return late
 

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..capture.graph import goes_along
+from ..capture.graph import is_device_agnostic
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import events, metrics
 from ..runtime import guards, private, transfer
@@ -148,7 +148,7 @@ class Arguments:
                 hint="call it through torch.compile, whose guards compile the function again",
             )
         if tensor.device != self._torch_device:
-            if not goes_along(tensor):
+            if not is_device_agnostic(tensor):
                 raise DynaxlaError(
                     f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device} as input {index}",
                     hint="call it through torch.compile, whose guards compile the function again",

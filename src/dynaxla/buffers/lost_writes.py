@@ -30,7 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..capture.eager_strides import as_in_eager_mode
+from ..capture.eager_strides import with_eager_strides
 from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import has_internal_overlap
@@ -92,7 +92,7 @@ class LostWrites(TorchDispatchMode):
         written = pytree.tree_leaves([kwargs.get(name, args[position : position + 1]) for position, name in _written_arguments(func)])
         for tensor in written:
             self.check(func, tensor)
-        result = as_in_eager_mode(func, args, kwargs, func(*args, **kwargs))
+        result = with_eager_strides(func, args, kwargs, func(*args, **kwargs))
         if _is_view(func) and isinstance(args[0], FunctionalTensor):
             self._record_view(func, args, result)
         else:

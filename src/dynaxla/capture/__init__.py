@@ -1,1 +1,1 @@
-"""Turns TorchDynamo's graphs into functional ATen graphs, and describes how the inputs and outputs of these lie in memory."""
+"""Helpers for the capture by AOTAutograd: decompositions, corrections of strides, the captured ATen graphs, and their cache."""

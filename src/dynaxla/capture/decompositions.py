@@ -33,9 +33,9 @@ def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int])
 
 
 def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fills a clone of x if x is not dense. As in eager mode, the result keeps the order of x's dimensions in memory.
+    """Fills a clone of x if x is not dense. As in eager mode, the result has the memory order of x's dimensions.
 
-    torch's fake implementation keeps this order only for dense x.
+    torch's fake implementation keeps the memory order only if x is dense.
     """
     return NotImplemented if is_non_overlapping_and_dense_or_false(x) else torch.index_fill(x.clone(), dim, index, value)
 
@@ -48,14 +48,14 @@ def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
-    """Returns a clone of x, with x's shape, if x has no elements, as eager mode does. Other calls are not decomposed."""
+    """Returns a clone of x if x has no elements. Other calls are not decomposed. Eager mode keeps x's shape in this case, too."""
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
 
 
 def _batch_norm_in_memory_format(op: OpOverload) -> Callable[..., Any]:
     """Returns a decomposition of a batch norm op that first converts x to the memory format that torch suggests.
 
-    On the CPU, eager mode's result is contiguous or channels-last for each order of x's dimensions in memory.
+    On the CPU, eager mode's result is contiguous or channels-last, for any memory order of x's dimensions.
     """
 
     def batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -133,8 +133,7 @@ def cudnn_rnn(
     """Rewrites cuDNN's recurrent network for its lowering, which takes time as the first dimension and draws no random numbers.
 
     With `batch_first`, the result is a transposed view, as in eager mode. The dropout masks between layers are computed by native_dropout.
-    The masks take the place of `dropout_state` among the arguments, and of the reserve among the results: the backward pass reads them
-    there.
+    The masks replace the argument `dropout_state`, and the result `reserve`, from which the backward pass reads the masks.
     """
     if batch_first and not batch_sizes:
         out, *rest = torch._cudnn_rnn(
@@ -227,10 +226,10 @@ def _quantization_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 @functools.lru_cache(maxsize=4)
-def _cached_decompositions(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
+def _cached_decompositions(platform: str, lowering_count: int) -> dict[OpOverload, Callable[..., Any]]:
     """Returns the decompositions for a platform except those of quantization. Cached.
 
-    registered: the number of lowerings; part of the cache key, so that a new lowering invalidates the cache.
+    lowering_count: the number of registered lowerings. It is only part of the cache key, so that a new lowering invalidates the cache.
     """
     core = {
         op: kernel_refusals.unless_refused(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None

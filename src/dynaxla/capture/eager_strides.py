@@ -28,18 +28,18 @@ from .. import forks
 from ..lowering import dtypes, kernel_refusals
 from ..runtime import private
 
-# Ops that are not tried: kernels that interpret weights as pointers, kernels that need lengths that match each other, and ops that compute
-# nothing.
-_OPAQUE = re.compile(
+# Parts of the names of ops whose kernels are not tried: kernels that interpret weights as pointers, kernels that need lengths that match
+# each other, and ops that compute nothing.
+_UNTRIED_NAMES = re.compile(
     "mkldnn|quant|fbgemm|pack|sparse|nested|jagged|cudnn|miopen|rnn|lstm|gru|cslt|ctc|assert|functional_sym|pin_memory|empty"
 )
 
 # A kernel is tried with the operands' own sizes if operands and results have at most this many elements, else with smaller sizes.
 _MAX_ELEMENTS = 1 << 16
-# The same limit for a kernel that does not check its numeric arguments, and so can only be tried with operands that match the arguments.
-# Ops in `flop_registry` (products, convolutions) are excluded: with so many elements they take too long.
+# The same limit for a kernel that does not check its numeric arguments: such a kernel must not be tried with smaller sizes, because its
+# arguments may not match these. Ops in `flop_registry` (products, convolutions) are excluded: with so many elements they take too long.
 _MAX_ELEMENTS_UNCHECKED = 1 << 24
-# If a kernel is tried with smaller sizes, longer dimensions are cut to the first of these sizes; if the kernel refuses it, to the second.
+# A trial with smaller sizes cuts longer dimensions to the first of these sizes. If the kernel refuses the operands, the second is tried.
 _SHORT_SIZES = (4, 8)
 
 # The maximum number of cached results.
@@ -48,8 +48,8 @@ _MAX_CACHED = 4096
 _trial_results: dict[Any, Any] = {}
 
 
-def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """Returns the traced result of an op, a tensor or several, with the strides of the op's kernel."""
+def with_eager_strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """Returns the traced result of an op (a tensor or a structure of tensors) with the strides that the op's kernel gives."""
     if forks.has_lost_xla() or not _can_be_tried(op):  # in a forked child, kernels that wait for threads would not return
         return result
     operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -65,7 +65,7 @@ def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 @functools.cache
 def _can_be_tried(op: OpOverload) -> bool:
     """True if an op returns only new tensors, and its kernel can be tried without side effects."""
-    if op.namespace not in ("aten", "prims") or op.is_view or op._schema.is_mutable or _OPAQUE.search(op._schema.name):
+    if op.namespace not in ("aten", "prims") or op.is_view or op._schema.is_mutable or _UNTRIED_NAMES.search(op._schema.name):
         return False
     if any(item.alias_info is not None for item in op._schema.returns):
         return False
@@ -109,8 +109,8 @@ def _orders_to_copy(
         if _differing_orders(traced, from_kernel) is None:
             return None
         if _differing_orders(_from_kernel(op, args, kwargs, max_size, fake=True), from_kernel) is None:
-            # For small operands, the fake implementation agrees with the kernel and the decomposition does not. So the fake implementation
-            # gives the strides for the real sizes, too.
+            # For small operands, the fake implementation has the kernel's memory order and the decomposition does not. So the fake
+            # implementation's order for the real sizes is taken as the kernel's.
             return _differing_orders(traced, _from_fake_implementation(op, args, kwargs))
         return _differing_orders(traced, from_kernel)
     return None
@@ -121,7 +121,10 @@ _SizesStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _sizes_and_strides(x: torch.Tensor) -> _SizesStrides | None:
-    """Returns sizes and strides as numbers. A symbol counts as its hint, its value in the traced call; None if a symbol has no hint."""
+    """Returns a tensor's sizes and strides as ints. A symbol's hint, its value in the traced call, replaces the symbol.
+
+    Returns None if a symbol has no hint.
+    """
     sizes, strides = [_number(size) for size in x.shape], [_number(step) for step in x.stride()]
     if any(number is None for number in (*sizes, *strides)):
         return None
@@ -142,23 +145,28 @@ def _differing_orders(
     """
     if traced is None or expected is None or len(traced) != len(expected):
         return None
-    orders = [None if one is None or other is None else _differing_order(one, other) for one, other in zip(traced, expected, strict=True)]
+    orders = [
+        None if traced_spec is None or expected_spec is None else _differing_order(traced_spec, expected_spec)
+        for traced_spec, expected_spec in zip(traced, expected, strict=True)
+    ]
     return orders if any(order is not None for order in orders) else None
 
 
 def _differing_order(traced: _SizesStrides, expected: _SizesStrides) -> tuple[int, ...] | None:
-    """Returns the memory order of `expected`, or None if the tensor is not dense or has the traced order."""
+    """Returns the memory order of `expected`. None if `expected` is not dense, has other sizes, or has the traced order."""
     (sizes, strides), (expected_sizes, _) = traced, expected
-    if len(sizes) != len(expected_sizes) or any((size > 1) != (other > 1) for size, other in zip(sizes, expected_sizes, strict=True)):
+    if len(sizes) != len(expected_sizes) or any(
+        (size > 1) != (expected_size > 1) for size, expected_size in zip(sizes, expected_sizes, strict=True)
+    ):
         return None
     order = _dense_order(expected)
     if order is None or 0 in sizes:
         return None
-    dense, step = [0] * len(sizes), 1
+    dense_strides, step = [0] * len(sizes), 1
     for dim in reversed(order):
-        dense[dim], step = step, step * sizes[dim]
-    same = all(size <= 1 or mine == theirs for size, mine, theirs in zip(sizes, strides, dense, strict=True))
-    return None if same else order
+        dense_strides[dim], step = step, step * sizes[dim]
+    has_order = all(size <= 1 or stride == dense_stride for size, stride, dense_stride in zip(sizes, strides, dense_strides, strict=True))
+    return None if has_order else order
 
 
 def _dense_order(spec: _SizesStrides) -> tuple[int, ...] | None:
@@ -176,7 +184,9 @@ def _dense_order(spec: _SizesStrides) -> tuple[int, ...] | None:
 def _from_kernel(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], max_size: int | None, fake: bool = False
 ) -> list[_SizesStrides | None] | None:
-    """Returns the sizes and strides of the kernel's results; None if the kernel refuses the operands. Cached.
+    """Returns the sizes and strides of a kernel's results, None in the place of a result that is no tensor. Cached.
+
+    Returns None if the kernel refuses the operands.
 
     Args:
         op, args, kwargs: the traced call.
@@ -188,8 +198,8 @@ def _from_kernel(
         if len(_trial_results) >= _MAX_CACHED:
             _trial_results.clear()
         _trial_results[key] = _try_kernel(op, args, kwargs, max_size, fake)
-    found: list[_SizesStrides | None] | None = _trial_results[key]
-    return found
+    result: list[_SizesStrides | None] | None = _trial_results[key]
+    return result
 
 
 def _key(value: Any, max_size: int | None) -> Any:
@@ -204,9 +214,9 @@ def _key(value: Any, max_size: int | None) -> Any:
 
 
 def _shortened(spec: _SizesStrides, max_size: int | None) -> _SizesStrides | None:
-    """Returns sizes of at most `max_size`, and strides with the same order, gaps and broadcasts.
+    """Returns sizes of at most `max_size`, and strides with the same memory order, gaps and broadcasts.
 
-    None if dimensions overlap, except by broadcasting.
+    Returns None if dimensions overlap, except by broadcasting.
     """
     sizes, strides = spec
     if max_size is None:
@@ -237,8 +247,8 @@ def _try_kernel(
         if short is None:
             raise ValueError("no operand of these sizes has the traced strides")
         sizes, strides = short
-        extent = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
-        flat = torch.zeros(extent, dtype=value.dtype)  # zeros are valid as indices, too
+        length = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
+        flat = torch.zeros(length, dtype=value.dtype)  # zeros are valid as indices, too
         if value.dtype.is_floating_point and value.dtype.itemsize > 1:
             flat.uniform_(generator=generator)
         return flat.as_strided(sizes, strides)

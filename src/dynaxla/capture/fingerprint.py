@@ -39,8 +39,8 @@ def fingerprint(module: GraphModule) -> str | None:
 def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """Returns a TorchDynamo graph as text, with the metadata of its inputs and the user's source lines. None if the graph has no text.
 
-    The graph only names the functions that it calls, and AOTAutograd traces into them. So a graph has a text only if all its functions
-    belong to torch or Python, and no two inputs share memory: AOTAutograd detects shared memory on the tensors themselves.
+    The graph only names the functions that it calls, and AOTAutograd traces into these. So a graph has a text only if all its functions
+    belong to torch or Python. No two inputs may share memory, since AOTAutograd detects shared memory on the tensors themselves.
     """
     if not all(type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) for item in example_inputs):
         return None
@@ -61,7 +61,7 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
 
 
 def _input_metadata(node: Node) -> str:
-    """Returns TorchDynamo's metadata of an input as text: the fake tensor, and the mark of a parameter or buffer.
+    """Returns TorchDynamo's metadata of an input as text: the fake tensor, and TorchDynamo's mark of parameters and buffers.
 
     Raises: _Unknown, for example for symbolic sizes.
     """
@@ -98,7 +98,7 @@ def _called_function(node: Node) -> str:
 
 
 def _is_known_code(function: Any) -> bool:
-    """False for Python code of another package, which can assign its functions into torch under torch's names."""
+    """False for a Python function of another package, which can assign its functions to names in torch's modules."""
     return not isinstance(function, FunctionType) or str(function.__globals__.get("__name__")).partition(".")[0] in _KNOWN_MODULES
 
 
@@ -111,12 +111,12 @@ def _lines(module: GraphModule) -> Iterator[str]:
     storages: dict[int, int] = {}
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
-        parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
+        fields = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
         # kernel_refusals.py checks only ops that the user called directly.
         is_called_by_user = str(node.meta.get("original_aten") or node.target) == str(node.target)
         description = repr(node.meta.get("desc"))
-        parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {is_called_by_user}"]
-        yield " | ".join(parts)
+        fields += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {is_called_by_user}"]
+        yield " | ".join(fields)
 
 
 def _target(module: GraphModule, node: Node) -> str:
@@ -159,7 +159,7 @@ def _argument(value: Any, numbers: Mapping[Node, int]) -> str:
 
 
 def _value(value: Any, storages: dict[int, int]) -> str:
-    """Returns the metadata of a node's value as text. storages: a number for each storage of an earlier value; new storages are added."""
+    """Returns the metadata of a node's value as text. storages: a number for each storage. New storages are added."""
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_value(item, storages) for item in value) + ",)"
     if not isinstance(value, torch.Tensor):

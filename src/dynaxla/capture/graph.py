@@ -14,16 +14,19 @@ from ..runtime import devices
 from ..torch_ops import aten
 from .inputs import check_tensor
 
-# The results that a forward graph saves for its backward graph are read by no other code.
+# The pass that a graph computes. Only the backward graph reads the results that a forward graph saves.
 Phase = Literal["forward", "backward", "inference"]
 
 
 class OpenLayouts:
-    """The inputs of a graph whose memory order is open: the graph's first program chooses the order, and the caller passes the inputs so.
+    """The inputs of a graph for which XLA chooses the memory order.
+
+    XLA chooses the order when it compiles the graph's first program. From then on, the caller passes these inputs in this order.
 
     Attributes:
-        positions: the positions of the open inputs.
-        orders: the memory order of each open input, by position, as in `runtime.layout.Layout.ordered`; None until a program has chosen.
+        positions: the positions of these inputs.
+        orders: the chosen memory order of each of these inputs, by position, as in `runtime.layout.Layout.ordered`; None until XLA has
+            chosen.
     """
 
     def __init__(self, positions: Collection[int] = ()) -> None:
@@ -33,7 +36,7 @@ class OpenLayouts:
 
 @dataclass(frozen=True)
 class AtenGraph:
-    """A graph as AOTAutograd returns it.
+    """A functional ATen graph, and the facts about it that later stages need.
 
     Attributes:
         name: the graph's name.
@@ -41,10 +44,10 @@ class AtenGraph:
         static: the positions of parameters and buffers among the inputs.
         phase: the pass that the graph computes. Results that a forward program passes only to its backward program may have other strides
             than in the graph.
-        waits: True if a call waits for the program's checks also on a GPU, because later writes depend on several programs.
-        open_inputs: the inputs whose memory order is open.
-        rederived_outputs: the indices of outputs that the caller derives again from an input. Of the graph's own results for these outputs,
-            the caller reads only the sizes and strides.
+        waits: True if a call waits for the outcome of the program's checks even on a GPU, because writes outside of the program follow.
+        open_inputs: the inputs for which XLA chooses the memory order.
+        rederived_outputs: the indices of outputs that the caller derives from an input (an input itself or a view of an input). The caller
+            reads only the sizes and strides of the graph's own results for these outputs.
         is_lowered: True if every op is known to have a lowering.
     """
 
@@ -74,7 +77,7 @@ def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 # Ops whose result may be on a different device than their operand.
-COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)
+DEVICE_COPY_OPS = (aten._to_copy.default, torch.ops.prims.device_put.default)
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
@@ -88,44 +91,47 @@ def is_array(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_quantized
 
 
-def goes_along(tensor: torch.Tensor) -> bool:
-    """True if an op may take a tensor together with tensors on any other device.
+def is_device_agnostic(tensor: torch.Tensor) -> bool:
+    """True if an op may take this tensor together with tensors on any other device.
 
-    As in eager mode, this is true for CPU tensors of rank 0. It is also true for CPU tensors without elements, such as the tokens with
-    which AOTAutograd orders effects.
+    As in eager mode, an op may take CPU tensors of rank 0. It may also take CPU tensors without elements, such as the tokens with which
+    AOTAutograd orders effects.
     """
     return tensor.device.type == "cpu" and (not tensor.dim() or any(isinstance(size, int) and not size for size in tensor.shape))
 
 
-def computed_on(node: Node) -> set[torch.device]:
+def compute_devices(node: Node) -> set[torch.device]:
     """Returns the devices of a node's operands and results.
 
-    Tensors that go along with any device (`goes_along`) and constants that a copy op reads are left out.
+    Device-agnostic tensors (`is_device_agnostic`) and constants that a copy op reads are left out.
     """
     if node.op in ("get_attr", "output"):
         return set()
-    sources = [source for source in node.all_input_nodes if not (source.op == "get_attr" and node.target in COPIES)]
-    return {tensor.device for item in (node, *sources) for tensor in tensors_of(item) if not goes_along(tensor)}
+    sources = [source for source in node.all_input_nodes if not (source.op == "get_attr" and node.target in DEVICE_COPY_OPS)]
+    return {tensor.device for item in (node, *sources) for tensor in tensors_of(item) if not is_device_agnostic(tensor)}
 
 
-def graph_devices(module: GraphModule, between: Collection[Node] = ()) -> set[torch.device]:
-    """Returns the devices that a graph computes on. If all tensors go along with any device, returns the devices of these tensors.
+def graph_devices(module: GraphModule, run_by_torch: Collection[Node] = ()) -> set[torch.device]:
+    """Returns the devices that a graph computes on. If all tensors are device-agnostic, returns the devices of these tensors.
 
     Args:
         module: the graph.
-        between: the nodes that run between programs. XLA need not hold a tensor that only these nodes read or return.
+        run_by_torch: the nodes that torch runs between programs. A tensor that only these nodes read or return may be sparse or
+            quantized.
 
-    Raises: UnsupportedTensor.
+    Raises: UnsupportedTensor for any other tensor that XLA cannot hold.
     """
     computing: set[torch.device] = set()
     all_devices: set[torch.device] = set()
     for node in module.graph.nodes:
-        is_outside_xla = node in between or (between and node.users and all(user in between or user.op == "output" for user in node.users))
+        is_outside_xla = node in run_by_torch or (
+            run_by_torch and node.users and all(user in run_by_torch or user.op == "output" for user in node.users)
+        )
         for tensor in tensors_of(node):
             if not is_outside_xla or is_array(tensor):
                 check_tensor(tensor, "a tensor of the graph")
             all_devices.add(tensor.device)
-        computing |= computed_on(node)
+        computing |= compute_devices(node)
     return computing or all_devices
 
 

@@ -2,7 +2,7 @@
 
 A graph is cached if AOTAutograd's wrapper does nothing for this graph, or only writes the first results to inputs (runtime_wrapper.py). The
 key covers all facts that determine AOTAutograd's graph: the captured graph and its inputs, the options, the versions, dynaxla's sources,
-and torch's settings. A graph that cannot be written as text and as JSON is not cached.
+and torch's settings. A graph is not cached if it has no text (fingerprint.py) or no JSON form (graph_json.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..runtime.store import Store
 from .fingerprint import captured_text, fingerprint
 from .graph import AtenGraph, written_inputs
 from .graph_json import Unwritable, decoded, encoded
-from .runtime_wrapper import around
+from .runtime_wrapper import with_leading_writes
 
 _AUTOCAST = ("cpu", "cuda")
 # The maximum size of a constant. A graph with a larger constant is not cached.
@@ -57,7 +57,7 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
         [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST],
         torch.is_autocast_cache_enabled(), torch.is_anomaly_enabled(), private.is_forward_mode_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory, [ask() for ask in private.BACKEND_SETTINGS],
+        torch.utils.deterministic.fill_uninitialized_memory, [get_setting() for get_setting in private.BACKEND_SETTINGS],
         [private.float32_precision(*setting) for setting in private.FLOAT32_PRECISIONS], torch.backends.cpu.get_cpu_capability(),
         torch._functorch.config.get_hash(), torch.fx.experimental._config.get_hash(),
     )  # fmt: skip
@@ -66,21 +66,21 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
 
 
 def foreign_kernels() -> list[str]:
-    """Returns the kernels of ATen's ops, as op/key, that a package other than torch has registered from Python.
+    """Returns the kernels of ATen's ops, as "op/dispatch key", that a package other than torch has registered from Python.
 
-    If there is such a kernel, no traced graph is cached: the key has no version of the kernel's package.
+    If there is such a kernel, no traced graph is cached: the cache key does not cover the version of the kernel's package.
     """
     names = filter(_may_change_traces, private.implemented_in_python())
     return sorted(name for name in names if not name.startswith("prims/") and not private.is_registered_by_torch(name))
 
 
 def _may_change_traces(kernel: str) -> bool:
-    """True if a kernel that is registered from Python can change AOTAutograd's trace on a CPU. kernel: as op/key."""
+    """True if a kernel that is registered from Python can change AOTAutograd's trace on a CPU. kernel: as "op/dispatch key"."""
     return kernel.startswith(("aten/", "prims/")) and not kernel.endswith(("Meta", "CUDA", "MPS", "XPU"))
 
 
 @dataclass(frozen=True)
-class KeptGraph:
+class CachedGraph:
     """An inference graph in the cache, with the writes that AOTAutograd's wrapper does after the graph.
 
     Attributes:
@@ -96,10 +96,12 @@ class KeptGraph:
     is_lowered: bool = False
 
     @staticmethod
-    def of(graph: AtenGraph, written: Sequence[int]) -> KeptGraph | None:
-        """Returns a graph's cache entry, or None if the graph cannot be cached.
+    def of(graph: AtenGraph, written: Sequence[int]) -> CachedGraph | None:
+        """Returns a graph's cache entry. None if the graph cannot be cached, for example because JSON does not reproduce the graph.
 
-        None, for example, if JSON does not reproduce the graph. `is_lowered` is that of the CPU.
+        Args:
+            graph: the graph, for programs on the CPU.
+            written: the positions of the inputs that the first results are written to.
         """
         text = fingerprint(graph.module)
         if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits:
@@ -109,27 +111,27 @@ class KeptGraph:
         try:
             called = [node for node in graph.module.graph.nodes if node.op == "call_function"]
             is_lowered = all(is_plain_python(node) or find_rule(node, "cpu") is not None for node in called)
-            kept = KeptGraph(encoded(graph.module, _MAX_CONSTANT_BYTES), graph.static, tuple(written), is_lowered)
+            cached = CachedGraph(encoded(graph.module, _MAX_CONSTANT_BYTES), graph.static, tuple(written), is_lowered)
         except Unwritable:
             return None
-        again = KeptGraph.read(kept.text())
-        return again if fingerprint(again.module()) == text else None
+        reread = CachedGraph.read(cached.text())
+        return reread if fingerprint(reread.module()) == text else None
 
     def text(self) -> bytes:
         """Returns the entry as the JSON text that `read` parses."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @staticmethod
-    def read(text: bytes) -> KeptGraph:
-        """Returns the entry that `text` wrote."""
+    def read(text: bytes) -> CachedGraph:
+        """Returns the entry with this JSON text, a result of the method `text`."""
         entry = json.loads(text)
-        return KeptGraph(entry["nodes"], tuple(entry["static"]), tuple(entry["written"]), entry["is_lowered"])
+        return CachedGraph(entry["nodes"], tuple(entry["static"]), tuple(entry["written"]), entry["is_lowered"])
 
     @staticmethod
-    def find(store: Store, key: str) -> KeptGraph | None:
+    def find(store: Store, key: str) -> CachedGraph | None:
         """Returns the entry with this key in a store, or None."""
         text = store.get(key)
-        return KeptGraph.read(text) if text is not None else None
+        return CachedGraph.read(text) if text is not None else None
 
     def graph(self, name: str) -> AtenGraph:
         """Returns the AtenGraph that AOTAutograd's trace would give."""
@@ -139,6 +141,6 @@ class KeptGraph:
         """Returns the graph's module, with fake tensors of the current capture's fake mode."""
         return decoded(self.nodes)
 
-    def around(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
+    def with_writes(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
         """Returns a function for TorchDynamo that calls a program and then does the writes of AOTAutograd's wrapper."""
-        return around(program, self.written)
+        return with_leading_writes(program, self.written)

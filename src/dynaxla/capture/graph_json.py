@@ -66,7 +66,7 @@ def _encoded_nodes(module: GraphModule, max_constant_bytes: int | None) -> list[
             raise Unwritable(f"a call of {node.target}")
         target = None if node.target is operator.getitem else str(node.target)
         original = node.meta.get("original_aten")
-        # A missing metadata entry is written as None: consumers do not distinguish the two.
+        # A missing metadata entry is written as None, since consumers do not distinguish a missing entry from None.
         op = str(original) if original is not None else None
         described = node.meta.get("val"), node.meta.get("desc"), op, user_frame(node.meta.get("stack_trace"))
         parts = node.args, dict(node.kwargs), *described
@@ -75,7 +75,7 @@ def _encoded_nodes(module: GraphModule, max_constant_bytes: int | None) -> list[
 
 
 def _encoded_constant(module: GraphModule, name: str, max_constant_bytes: int | None) -> Any:
-    """Returns shape, dtype and bytes of a constant tensor. The caller must check by `fingerprint` that these reproduce the constant.
+    """Returns shape, dtype and bytes of a constant tensor. The caller must check, by `fingerprint`, that the decoded constant is the same.
 
     Raises: Unwritable.
     """
@@ -92,8 +92,8 @@ def _encoded_constant(module: GraphModule, name: str, max_constant_bytes: int | 
 
 
 def _decoded_constant(shape: list[int], dtype: str, content: str) -> torch.Tensor:
-    kind: torch.dtype = _DECODERS["dtype"](dtype)
-    return torch.frombuffer(bytearray.fromhex(content), dtype=kind).reshape(shape)
+    torch_dtype: torch.dtype = _DECODERS["dtype"](dtype)
+    return torch.frombuffer(bytearray.fromhex(content), dtype=torch_dtype).reshape(shape)
 
 
 def _encoded(value: Any, numbers: Mapping[Node, int], storages: dict[int, int]) -> Any:
@@ -198,11 +198,11 @@ def _function(name: str | None) -> Callable[..., Any]:
 
 def _fake(
     mode: FakeTensorMode, storages: dict[int, torch.UntypedStorage], shape: list[int], stride: list[int], offset: int, nbytes: int,
-    number: int, dtype: str, device: str, requires_grad: bool,
+    storage_number: int, dtype: str, device: str, requires_grad: bool,
 ) -> FakeTensor:  # fmt: skip
-    storage = storages.get(number)
+    storage = storages.get(storage_number)
     if storage is None:
-        storage = storages[number] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
-    kind: torch.dtype = _DECODERS["dtype"](dtype)
-    fake = FakeTensor(mode, torch.empty(0, dtype=kind, device="meta").set_(storage, offset, shape, stride), torch.device(device))
+        storage = storages[storage_number] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+    torch_dtype: torch.dtype = _DECODERS["dtype"](dtype)
+    fake = FakeTensor(mode, torch.empty(0, dtype=torch_dtype, device="meta").set_(storage, offset, shape, stride), torch.device(device))
     return fake.requires_grad_() if requires_grad else fake

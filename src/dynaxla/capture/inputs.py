@@ -14,7 +14,7 @@ from ..lowering.dtypes import is_supported
 
 
 class Sizes:
-    """The sources of a graph's symbolic sizes: int inputs, or dimensions of tensor inputs.
+    """Finds the values of a graph's symbolic sizes among the inputs of a call: int inputs, or dimensions of tensor inputs.
 
     Attributes:
         numbers: the positions of the inputs that are numbers.
@@ -40,12 +40,12 @@ class Sizes:
         self.is_static = not self.numbers and not self._dims
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the key of a call's executable among those of one graph: the type and value of each number, and each symbolic size."""
+        """Returns the type and value of each number, and each symbolic size: calls with equal keys can share an executable of the graph."""
         numbers = [(type(args[index]), args[index]) for index in self.numbers]
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
     def sources(self) -> dict[Any, tuple[int, int | None]]:
-        """Returns, by expression (mostly a symbol), the position of the input with its value and, for a tensor, the dimension."""
+        """Returns, by expression (mostly a symbol), the position of the input with its value and, for a tensor, the dimension, or None."""
         return dict(self._sources)
 
     def values(self, args: Sequence[Any]) -> SymbolValues:

@@ -1,7 +1,7 @@
 """Detects inference graphs for which AOTAutograd's runtime wrapper is not needed, and replaces the wrapper.
 
-The wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and leaves gradient mode. Most inference
-graphs need none of this, and the wrapper takes two to three microseconds at every call.
+The wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and disables gradient mode. Most
+inference graphs need none of these, and the wrapper takes two to three microseconds at every call.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .graph import written_inputs
 def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
     """Returns the positions of the inputs to which the wrapper writes the first results. None if the wrapper does other work, too.
 
-    If there are no such inputs, TorchDynamo can call the graph's program directly.
+    If the wrapper writes to no input, TorchDynamo can call the graph's program directly.
 
     Args:
-        metadata: AOTAutograd's ViewAndMutationMeta, which describes the inner tensors of subclasses, not the subclasses.
+        metadata: AOTAutograd's ViewAndMutationMeta. It describes the inner tensors of subclasses, not the subclasses.
         module: the inference graph.
         captured: TorchDynamo's graph, which has the subclasses.
         example_inputs: the inputs of TorchDynamo's graph.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
-    plain = (
+    only_writes = (
         len(placeholders) == len(example_inputs)
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
         and not any(map(is_traceable_wrapper_subclass, example_inputs))
@@ -43,13 +43,13 @@ def leading_writes(metadata: Any, module: GraphModule, captured: GraphModule, ex
         and not metadata.is_rng_op_functionalized
     )
     written = tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data)
-    return written if plain and list(written_inputs(module.graph).items()) == list(enumerate(written)) else None
+    return written if only_writes and list(written_inputs(module.graph).items()) == list(enumerate(written)) else None
 
 
-def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
+def with_leading_writes(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
     """Returns a function for TorchDynamo that calls a program and writes the first results to inputs, as AOTAutograd's wrapper does.
 
-    If a result is the input itself, the program has written the input already.
+    If a result is the input itself, the program has already written to the input.
 
     Args:
         program: takes a list of arguments, and may clear the list.
@@ -95,7 +95,7 @@ def _returns_plain_tensors(captured: GraphModule) -> bool:
 
 
 def _needs_only_copies(info: Any) -> bool:
-    """True if the wrapper leaves an input unchanged, or only copies a result to the input, which does not require grad."""
+    """True if the wrapper leaves an input unchanged, or only copies a result to an input that does not require grad."""
     untouched = not info.mutates_metadata and not info.mutates_storage_metadata and not info.mutation_inductor_storage_resize
     return untouched and (not info.mutates_data or (not info.requires_grad and info.mutation_type is MutationType.MUTATED_OUT_GRAPH))
 

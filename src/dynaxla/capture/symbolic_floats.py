@@ -1,8 +1,8 @@
 """Decompositions for Python floats that change from call to call, such as a scheduled learning rate: such a float stays a graph input.
 
-TorchDynamo passes such a float to the graph as a tensor, and reads a symbolic float from the tensor. PyTorch rewrites ops with symbolic
-floats to ops with tensors, but only a few basic ops. For any other op, PyTorch compiles the graph again for each new value. The
-decompositions here reduce the other ops, and the `_foreach` ops of optimizers, to the basic ops. Calls without symbolic floats are not
+TorchDynamo passes such a float to the graph as a tensor, and the graph reads a symbolic float from the tensor. PyTorch rewrites a few basic
+ops with symbolic floats to ops with tensors. If any other op takes a symbolic float, PyTorch compiles the graph again for each new value.
+The decompositions here reduce these ops, and the `_foreach` ops of optimizers, to the basic ops. Calls without symbolic floats are not
 decomposed.
 
 Source: torch.fx.passes._tensorify_python_scalars (SUPPORTED_OPS).
@@ -30,10 +30,10 @@ def _has_symbolic_float(values: Sequence[Any]) -> bool:
 
 
 def _pointwise(formula: Callable[..., Tensor], *operands: Any) -> Tensor:
-    """Evaluates a formula in the dtype in which eager mode's kernels compute, and rounds the result once."""
-    kinds = [operand if isinstance(operand, Tensor) else 1.0 for operand in operands]
-    wide, dtype = elementwise_dtypes(*kinds, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
-    return formula(*(operand.to(wide) if isinstance(operand, Tensor) else operand for operand in operands)).to(dtype)
+    """Evaluates a formula in the dtype in which eager mode's kernels compute, and rounds the result once. operands: tensors and numbers."""
+    dtype_operands = [operand if isinstance(operand, Tensor) else 1.0 for operand in operands]
+    compute_dtype, dtype = elementwise_dtypes(*dtype_operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    return formula(*(operand.to(compute_dtype) if isinstance(operand, Tensor) else operand for operand in operands)).to(dtype)
 
 
 def _scalar_tensor(number: Any, like: Tensor) -> Tensor:
@@ -65,14 +65,14 @@ def _addr(x: Tensor, y: Tensor, z: Tensor, *, beta: Any = 1, alpha: Any = 1) -> 
     if not _has_symbolic_float([beta, alpha]):
         return NotImplemented
 
-    def rows(x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Tensor:
+    def formula(x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Tensor:
         """Returns beta * x + alpha * outer(y, z). With beta = 0, x is ignored, even if x has NaNs."""
         product = y * alpha * z
         if isinstance(beta, SymFloat):
             return torch.where(_scalar_tensor(beta, x) == 0, 0.0, x * beta) + product
         return product if beta == 0 else x * beta + product
 
-    return _pointwise(rows, x, y[:, None], z, beta, alpha)
+    return _pointwise(formula, x, y[:, None], z, beta, alpha)
 
 
 def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
@@ -109,16 +109,16 @@ def _for_each_tensor(function: Callable[..., Tensor], keyword: str | None = None
         length = next(len(operand) for operand in operands if isinstance(operand, list | tuple))
         results = []
         for index in range(length):
-            chosen = [operand[index] if isinstance(operand, list | tuple) else operand for operand in operands]
-            named = {keyword: chosen.pop()} if keyword is not None and not isinstance(chosen[-1], Tensor) else {}
-            results.append(function(*chosen, **named, **keywords))
+            call_operands = [operand[index] if isinstance(operand, list | tuple) else operand for operand in operands]
+            call_keywords = {keyword: call_operands.pop()} if keyword is not None and not isinstance(call_operands[-1], Tensor) else {}
+            results.append(function(*call_operands, **call_keywords, **keywords))
         return results
 
     return decomposition
 
 
 def _with_tensor_bound(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns `minimum` or `maximum` for a bound that is a number."""
+    """Returns a function like `function` (minimum or maximum) that takes a number as its second operand."""
     return lambda x, bound: _pointwise(lambda x, bound: function(x, _scalar_tensor(bound, x)), x, bound)
 
 

@@ -19,7 +19,7 @@ from ..config import Options
 from ..lowering.torch_equivalence import is_interchangeable
 from ..observe import dump, metrics
 from ..passes import pipeline
-from ..passes.padding.padded_graph import Padded
+from ..passes.padding.padded_graph import PaddedGraph
 from ..runtime import background, eager_fallback, late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
 from .eager_executable import EagerGraph
@@ -55,7 +55,7 @@ class Bucket:
         if isinstance(padded, str):
             level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # "auto": the user has not asked for buckets
             dump.log.log(level, "%s is compiled for each combination of sizes, without buckets: %s", graph.name, padded)
-        if not isinstance(padded, Padded):
+        if not isinstance(padded, PaddedGraph):
             return self._inner.runner(graph)
         exact_combinations = EXACT_COMBINATIONS if self._options.sizes == "auto" else 0
         return BucketProgram(self._inner, graph, padded, self._options, self._fill, exact_combinations)
@@ -78,7 +78,9 @@ class BucketProgram:
         exact_combinations: The number of combinations of sizes that get exact executables before others get buckets.
     """
 
-    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, options: Options, fill: Fill, exact_combinations: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, graph: AtenGraph, padded: PaddedGraph, options: Options, fill: Fill, exact_combinations: int = 0
+    ) -> None:
         self._boxed_call = True
         self.name = graph.name
         self._engine, self._graph, self._padded, self._fill = engine, graph, padded, fill

@@ -12,7 +12,7 @@ import torch
 
 from ..buffers.overlaps import has_internal_overlap
 from ..lowering import SymbolValues, TensorSpec
-from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, ViewOutput
+from ..passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, PaddedGraph, ViewOutput
 from ..passes.padding.valid_sizes import Extents
 from ..runtime import private, transfer
 from ..runtime.cache import LeastRecentlyUsed
@@ -337,7 +337,7 @@ class PaddedCalls:
         capacity: The number of combinations of rounded sizes that are remembered.
     """
 
-    def __init__(self, padded: Padded, device: torch.device, capacity: int) -> None:
+    def __init__(self, padded: PaddedGraph, device: torch.device, capacity: int) -> None:
         self._padded, self._device = padded, device
         self._interned: dict[Any, Any] = {}  # equal extents, and equal specs, are one object
         self._computed: set[_SymbolicSpec] = set()

@@ -85,14 +85,14 @@ class Scheduler:
         if counters is None:
             return self._frozen(graph) if self._options.freeze else self.split(graph)
         # Positions among the inputs of the rest.
-        static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
+        static = tuple(counters.rest_inputs.index(position) for position in graph.static if position in counters.rest_inputs)
         rest = dataclasses.replace(graph, module=counters.rest, static=static, rederived_outputs=frozenset())
         run = self._frozen(rest) if self._options.freeze else self.split(rest)
         indices = range(len(graph.module.graph.output_node().args[0]))
         outputs = [("output", index) for index in indices]
-        counted = [outputs[index] for index in indices if index not in counters.returned]
-        count = Step(StepKind.PYTHON, lambda numbers: counters.counted(*numbers), counters.sources, counted)
-        program = Step(StepKind.PROGRAM, run, counters.kept, [outputs[index] for index in counters.returned], counters.rest)
+        counted = [outputs[index] for index in indices if index not in counters.rest_outputs]
+        count = Step(StepKind.PYTHON, lambda numbers: counters.counter_graph(*numbers), counters.counter_inputs, counted)
+        program = Step(StepKind.PROGRAM, run, counters.rest_inputs, [outputs[index] for index in counters.rest_outputs], counters.rest)
         return Schedule(graph.name, range(len(graph.module.graph.find_nodes(op="placeholder"))), [count, program], outputs)
 
     def _frozen(self, graph: AtenGraph) -> Runner:
@@ -149,7 +149,7 @@ class Scheduler:
         unreported = last_writes(module, unsupported) | drawn
         arranged = pipeline.DEVICE_ORDER(module, unsupported.keys() | drawn) if has_several_devices(module) else None
         if arranged is not None:
-            unsupported |= arranged.crossings
+            unsupported |= arranged.multi_device_nodes
             unreported |= {node for node, reason in unsupported.items() if reason == COPY}
         self._report(unsupported, unreported)
         graph = dataclasses.replace(graph, module=module)
@@ -223,10 +223,10 @@ def _with_late_writes(inputs: int, run: Runner, late: LateWrites) -> Schedule:
 
     steps = [
         Step(StepKind.PYTHON, check, late.written, ()),
-        Step(StepKind.PROGRAM, run, late.inputs, results, module),
-        Step(StepKind.WRITE, write, [*late.read, *results[late.count :]], ()),
+        Step(StepKind.PROGRAM, run, late.program_inputs, results, module),
+        Step(StepKind.WRITE, write, [*late.write_inputs, *results[late.output_count :]], ()),
     ]
-    return Schedule(run.name, range(inputs), steps, results[: late.count])
+    return Schedule(run.name, range(inputs), steps, results[: late.output_count])
 
 
 def _outputs(outputs: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The list of rewrites between TorchDynamo's graph and StableHLO, in the order in which a graph meets them.
+"""The list of rewrites between TorchDynamo's graph and StableHLO, in the order in which they run.
 
-Each rewrite is a `Pass`: a function of a graph, with an invariant that holds of the graph after it. Code that rewrites a graph calls the
-pass from this list. `dynaxla.explain` and the option `dump` show the number of nodes before and after each pass.
+Each rewrite is a `Pass`: a function of a graph, with an invariant that holds for the rewritten graph. Code that rewrites a graph calls one
+of these passes. `dynaxla.explain` and the option `dump` show the number of nodes before and after each pass.
 
 Passes of level "dynamo" run when the backend receives a graph, "joint" passes while AOTAutograd divides the joint graph of a training
 step, "aten" passes before a graph is compiled, and "jaxpr" passes for each combination of sizes.
@@ -20,9 +20,9 @@ from torch.fx import Graph, GraphModule
 
 from ..capture.graph import AtenGraph
 from ..observe import rewrites
-from .aten.device_transfers import arrange, remove_detours
+from .aten.device_transfers import assign_devices, remove_detours
 from .aten.freeze import freeze
-from .aten.late_writes import take_late_writes
+from .aten.late_writes import split_late_writes
 from .aten.python_counters import split_counters
 from .aten.random_hoisting import hoist
 from .aten.split import split
@@ -49,10 +49,10 @@ class Pass(Generic[Parameters, Result]):
     Attributes:
         name: the name that reports show.
         level: the kind of graph: "dynamo", "joint", "aten" or "jaxpr".
-        function: takes the graph as its first argument. It changes that graph and returns nothing, or returns what it made of the graph, or
-            returns None for a graph that needs no change.
+        function: takes the graph as its first argument. Either changes this graph and returns nothing, or returns a result with the
+            rewritten graph, or returns None for a graph that needs no change.
         invariant: a statement that holds after the pass.
-        graphs: returns the graphs in the function's result whose sizes are reported.
+        graphs: takes the function's result, and returns the graphs whose sizes are reported.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Pass(Generic[Parameters, Result]):
     graphs: Callable[[Any], Any] = lambda result: result
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        """Calls the function, and reports the number of nodes before and after if anybody asks for it."""
+        """Calls the function. Reports the number of nodes before and after to the listeners and the dump, if there are any."""
         before = sizes(args[0]) if rewrites.are_reported() else []
         result = self.function(*args, **kwargs)
         if before:
@@ -73,8 +73,8 @@ class Pass(Generic[Parameters, Result]):
 def sizes(value: Any) -> list[int]:
     """Returns the number of nodes of each graph in a value: a graph, or a dataclass or sequence with graphs.
 
-    For a traced program, this is its number of equations. A pass that takes and returns functions has no sizes; `rewrites.tracing` reports
-    those.
+    For a traced program, returns the number of equations. A function has no size: for passes that take and return functions,
+    `rewrites.tracing` reports the sizes.
     """
     if isinstance(value, (Graph, GraphModule)):
         return [len((value if isinstance(value, Graph) else value.graph).nodes)]
@@ -97,8 +97,8 @@ COMPOSITES = Pass(
     "AOTAutograd traces resampling, shrinking functions and circular padding as ops with a lowering.",
 )
 
-DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op but a copy has its operands on one device, where that is possible.")
-SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "Of an input that the user's code mutates, the forward graph saves a clone.")
+DETOURS = Pass("detours", "joint, aten", remove_detours, "Each op except copies has its operands on one device, where this is possible.")
+SAVED_CLONES = Pass("saved_clones", "joint", save_clones, "The forward graph saves a clone of each input that the user's code mutates.")
 REGATHER = Pass("regather", "joint", regather_parameters, "The backward graph recomputes values that are all-gathered from parameters.")
 KEYED_DRAWS = Pass(
     "keyed_draws", "joint", key_recomputed_ops, "A random op that is recomputed draws from a saved key or a saved generator state."
@@ -109,29 +109,33 @@ MIN_CUT = Pass(
 RESTORED_DRAWS = Pass("restored_draws", "joint", finish_partitioned, "Every node has a fake value, and every keyed op has a key.")
 
 LATE_WRITES = Pass(
-    "late_writes", "aten", take_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
+    "late_writes", "aten", split_late_writes, "Nothing can fail after the first late write, and no written value depends on an earlier one."
 )
-PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No tensor depends on a number that the graph returns increased.")
+PYTHON_COUNTERS = Pass("python_counters", "aten", split_counters, "No input is a number on which only other numbers depend.")
 FREEZE = Pass(
     "freeze",
     "aten",
     freeze,
-    "One graph has the values that depend on parameters and buffers alone; the other computes none of them.",
+    "The prepared graph computes values that depend only on parameters and buffers, and the rest computes only views and outputs of these.",
     lambda frozen: (frozen.prepared, frozen.rest),
 )
-RANDOM_HOISTING = Pass("random_hoisting", "aten", hoist, "With exact_rng, torch draws ahead of all other ops, in the user's order.")
-DEVICE_ORDER = Pass("device_order", "aten", arrange, "Each node has a device, or a reason to run between programs.")
+RANDOM_HOISTING = Pass(
+    "random_hoisting", "aten", hoist, "With exact_rng, torch runs the random ops before all other ops, in the user's order."
+)
+DEVICE_ORDER = Pass("device_order", "aten", assign_devices, "Each node has one device, or a reason to run between programs.")
 SPLIT = Pass("split", "aten", split, "A compiled part has one device, and no node that a program cannot contain.")
 PADDING = Pass("padding", "aten", pad, "With rounded sizes, no valid element of a result depends on padding.")
 
-PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a program of their own, which runs before any write.")
-TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes stand only before ops and results that need them.")
-BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "Values are the same to the last bit, with fewer roundings.")
-PARTITIONABLE = Pass("partitionable", "jaxpr", partitionable, "No branch depends on the platform; dimensions are merged late.")
+PRECHECKS = Pass("prechecks", "jaxpr", prechecks.split, "The checks are a separate program, which runs before any write.")
+TRANSPOSES = Pass("transposes", "jaxpr", defer_transposes, "Transposes are only before ops and results that need them.")
+BFLOAT16_ROUNDING = Pass("bfloat16_rounding", "jaxpr", round_rarely, "All values are the same to the last bit, with fewer roundings.")
+PARTITIONABLE = Pass(
+    "partitionable", "jaxpr", partitionable, "No branch depends on the platform, and dimensions are merged only where an op needs it."
+)
 SHARDED = Pass("sharded", "jaxpr", sharded_as, "The results have the shardings of the buffers.")
 OPEN_LAYOUTS = Pass("open_layouts", "jaxpr", with_open_layouts, "XLA chooses the layouts of open arrays; others are row-major.")
 
-# The order in which a graph meets them.
+# All passes, in the order in which they run.
 PASSES: Sequence[Pass[Any, Any]] = (
     NESTED_REGIONS, COMPOSITES,
     DETOURS, SAVED_CLONES, REGATHER, KEYED_DRAWS, MIN_CUT, RESTORED_DRAWS,

@@ -3,8 +3,8 @@
 Everything in `torch._C`, `jax._src` and `jaxlib` is private, and so are names with an underscore on torch's and JAX's public modules and
 classes. The definition excludes the modules that every backend of torch.compile uses (`torch._dynamo`, `torch._functorch`,
 `torch._inductor`, `torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and
-`_python_dispatch`), and the names and properties of ops (`aten._softmax`, `op._schema`). The test repository/test_sources.py checks all
-other sources by the same definition.
+`_python_dispatch`), and the names and properties of ops (`aten._softmax`, `op._schema`). tests/repository/test_sources.py checks all other
+sources by the same definition.
 
 Each entry point is looked up once, when this module is imported. Entry points with a public alternative are in `Fast`, and None if this
 torch or jaxlib lacks them. The others have no alternative: if one is missing, its first use raises UnsupportedVersion.

@@ -134,7 +134,7 @@ def result_is_contiguous() -> AbstractContextManager[Any]:
 @FAULTS.add
 def strides_are_those_of_fake_tensors() -> AbstractContextManager[Any]:
     """Kernels of eager mode whose results have other strides are not asked."""
-    return patch.object(lost_writes, "as_in_eager_mode", lambda op, args, kwargs, result: result)
+    return patch.object(lost_writes, "with_eager_strides", lambda op, args, kwargs, result: result)
 
 
 @FAULTS.add

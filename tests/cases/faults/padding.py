@@ -16,8 +16,8 @@ from torch.fx import Node
 from dynaxla.engine.padded_calls import ValidRegion
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
-from dynaxla.passes.padding import masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
-from dynaxla.passes.padding.masks import Masks
+from dynaxla.passes.padding import padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up, valid_sizes
+from dynaxla.passes.padding.padding_rewrite import PaddingRewrite
 from dynaxla.passes.padding.valid_sizes import Extent
 
 from . import FaultList
@@ -30,8 +30,8 @@ FAULTS = FaultList()
 def _unmasked(*ops: torch._ops.OpOverload) -> AbstractContextManager[Any]:
     """The rules of these ops say the same, but mask nothing."""
 
-    def without(right: Callable[[Masks, Node], Any]) -> Callable[[Masks, Node], Any]:
-        def rule(given: Masks, node: Node) -> Any:
+    def without(right: Callable[[PaddingRewrite, Node], Any]) -> Callable[[PaddingRewrite, Node], Any]:
+        def rule(given: PaddingRewrite, node: Node) -> Any:
             with patch.object(given, "masked", lambda node, *rest: node):
                 return right(given, node)
 
@@ -161,7 +161,7 @@ def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
 @FAULTS.add
 def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
     return patch.object(
-        padded_layers, "index_of", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
+        padded_layers, "checked_indices", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
     )
 
 
@@ -185,19 +185,19 @@ def mirrors_stand_at_the_rounded_end() -> AbstractContextManager[Any]:
 
 @FAULTS.add
 def flips_are_around_the_rounded_end() -> AbstractContextManager[Any]:
-    def turned(self: Masks, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
+    def rolled_or_flipped(self: PaddingRewrite, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
         value = node.meta["val"]
         added = self.add(aten.flip.default, (node, [dim]), value.shape, value)
-        self.extents[added] = self.of(node)
+        self.extents[added] = self.extents_of(node)
         return added if backwards else node
 
-    return patch.object(masks.Masks, "turned", turned)
+    return patch.object(PaddingRewrite, "rolled_or_flipped", rolled_or_flipped)
 
 
 @FAULTS.add
 def columns_alone_are_masked() -> AbstractContextManager[Any]:
-    right = masks.Masks.masked
-    return patch.object(masks.Masks, "masked", lambda self, node, dims, *rest: right(self, node, list(dims)[-1:], *rest))
+    right = PaddingRewrite.masked
+    return patch.object(PaddingRewrite, "masked", lambda self, node, dims, *rest: right(self, node, list(dims)[-1:], *rest))
 
 
 @FAULTS.add

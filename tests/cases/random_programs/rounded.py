@@ -13,7 +13,7 @@ import pytest
 from dynaxla import backend
 from dynaxla.passes import pipeline
 from dynaxla.passes.padding import round_up
-from dynaxla.passes.padding.padded_graph import Padded
+from dynaxla.passes.padding.padded_graph import PaddedGraph
 from support.comparisons import rounded_sizes
 from support.timing import quick_compilation
 
@@ -36,7 +36,7 @@ def everywhere() -> Iterator[list[str]]:
     def noticed(graph: Any) -> Any:
         found = pad(graph)
         if found is not None:
-            seen.append(ROUNDED if isinstance(found, Padded) else str(found).split(" (")[0])
+            seen.append(ROUNDED if isinstance(found, PaddedGraph) else str(found).split(" (")[0])
         return found
 
     with ExitStack() as stack:

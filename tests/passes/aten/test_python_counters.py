@@ -22,10 +22,10 @@ def traced(function: Callable[..., Any], *inputs: Any) -> GraphModule:
 
 def run(counters: Counters, *args: Any) -> list[Any]:
     """The whole graph by its two parts."""
-    rest = iter(counters.rest(*[args[index] for index in counters.kept]))
-    counted = iter(counters.counted(*[args[index] for index in counters.sources]))
-    count = len(counters.returned) + len(counters.counted.graph.output_node().args[0])
-    return [next(rest) if index in counters.returned else next(counted) for index in range(count)]
+    rest = iter(counters.rest(*[args[index] for index in counters.rest_inputs]))
+    counted = iter(counters.counter_graph(*[args[index] for index in counters.counter_inputs]))
+    count = len(counters.rest_outputs) + len(counters.counter_graph.graph.output_node().args[0])
+    return [next(rest) if index in counters.rest_outputs else next(counted) for index in range(count)]
 
 
 def test_what_is_counted_is_computed_beside_the_rest() -> None:
@@ -35,8 +35,8 @@ def test_what_is_counted_is_computed_beside_the_rest() -> None:
     module = traced(function, torch.randn(6, 2), 5, 3)
     counters = split_counters(module)
     assert counters is not None
-    assert (counters.kept, counters.returned, counters.sources) == ([0, 2], [1, 3], [1, 2])
-    assert not any(node.target in (aten.mul.Tensor, aten.add.Tensor) for node in counters.counted.graph.nodes)
+    assert (counters.rest_inputs, counters.rest_outputs, counters.counter_inputs) == ([0, 2], [1, 3], [1, 2])
+    assert not any(node.target in (aten.mul.Tensor, aten.add.Tensor) for node in counters.counter_graph.graph.nodes)
     x = torch.randn(6, 2)
     for n in (5, 8):
         torch.testing.assert_close(run(counters, x, n, 4), list(function(x, n, 4)))

@@ -15,7 +15,7 @@ from dynaxla.engine.scheduler import engine_for
 from dynaxla.lowering import Context
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import coverage
-from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, unsupported_nodes
+from dynaxla.passes.aten.unsupported_nodes import ASYNCHRONOUS, DATA_DEPENDENT, NOT_DENSE, WRITES, unsupported_nodes
 from support.models.graph_builder import Builder, begin_sum
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def test_the_other_reasons() -> None:
     number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol that is known by now
     sparse = build.call(aten._to_sparse.default, y, value=torch.eye(2).to_sparse())
     written = build.call(aten.copy_.default, x, y)
-    assert unsupported_nodes(build.module(number, sparse)) == {number: ON_VALUES, sparse: NO_ARRAY, written: WRITES}
+    assert unsupported_nodes(build.module(number, sparse)) == {number: DATA_DEPENDENT, sparse: NOT_DENSE, written: WRITES}
 
 
 @pytest.mark.parametrize("op", [torch.ops._c10d_functional.wait_tensor.default, aten.add_.Tensor], ids=str)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.passes.aten.write_chains import WrittenView, states
+from dynaxla.passes.aten.write_chains import WrittenView, written_views
 
 aten = torch.ops.aten
 
@@ -19,7 +19,7 @@ def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
     """What is known of a function's result, as a value of its first input."""
     module = make_fx(function, tracing_mode="fake")(*args)
     first = next(iter(module.graph.nodes))
-    found = states(module.graph, {first})
+    found = written_views(module.graph, {first})
     result = module.graph.output_node().args[0]
     assert isinstance(result, Node)
     return found.get(result)
@@ -28,7 +28,7 @@ def last(function: Callable[..., Tensor], *args: Tensor) -> WrittenView | None:
 def steps(state: WrittenView | None) -> list[tuple[str, list[str]]]:
     """The ops that write, each with the views that lead to its place."""
     assert state is not None
-    return [(write.op._schema.name[6:], [step.op._schema.name[6:] for step in write.place.steps]) for write in state.writes]
+    return [(write.op._schema.name[6:], [step.op._schema.name[6:] for step in write.view.steps]) for write in state.writes]
 
 
 def nested(c: Tensor, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_what_is_followed(function: Callable[..., Tensor], expected: list[tuple[
     args = torch.randn(3, 4, 5), torch.randn(5)
     state = last(function, *args)
     assert state is not None
-    assert state.place.is_whole
+    assert state.view.is_whole
     assert steps(state) == expected
 
 
@@ -106,7 +106,7 @@ def test_what_is_not(function: Callable[..., Tensor]) -> None:
 def test_a_place_is_known_by_where_it_lies() -> None:
     state = last(lambda c: c.transpose(0, 1).transpose(0, 1)[1].unsqueeze(0)[0], torch.randn(3, 4))
     assert state is not None
-    assert [step.op for step in state.place.steps] == [aten.select.int]
+    assert [step.op for step in state.view.steps] == [aten.select.int]
 
 
 @pytest.mark.parametrize("shared", [torch.zeros(1).expand(4), torch.zeros(3, 1).expand(3, 2)])

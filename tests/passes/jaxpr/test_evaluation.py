@@ -57,14 +57,14 @@ FUNCTIONS: dict[str, Callable[[Array], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_same_results(name: str) -> None:
     function, x = FUNCTIONS[name], jnp.asarray([0.5, -1.0, 2.0])
-    expected, found = jax.jit(function)(x), jax.jit(Boxes().of(function))(x)
+    expected, found = jax.jit(function)(x), jax.jit(Boxes().transform(function))(x)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def seen(function: Callable[[Array], Any], platform: str = "cpu") -> list[tuple[str, list[int]]]:
     boxes = Boxes(platform)
-    jax.jit(boxes.of(function)).trace(jnp.ones(3))
+    jax.jit(boxes.transform(function)).trace(jnp.ones(3))
     return boxes.names
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from dynaxla.passes.jaxpr.reshapes import Order, joining, reshaped
+from dynaxla.passes.jaxpr.reshapes import Order, grouped_order, reshaped
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_known(shape: Order, order: Order, wanted: Order, expected: tuple[Order,
 
 def test_joining() -> None:
     # Groups of channels the wrong way round; heads beside the batch, with places between them.
-    assert joining((2, 4, 8, 3, 5), (0, 3, 4, 2, 1), (2, 32, 3, 5)) == (0, 3, 4, 1, 2)
-    assert joining((2, 8, 12, 4), (0, 2, 1, 3), (16, 12, 4)) is None
-    assert joining((0, 6), (1, 0), (0, 1)) is None
+    assert grouped_order((2, 4, 8, 3, 5), (0, 3, 4, 2, 1), (2, 32, 3, 5)) == (0, 3, 4, 1, 2)
+    assert grouped_order((2, 8, 12, 4), (0, 2, 1, 3), (16, 12, 4)) is None
+    assert grouped_order((0, 6), (1, 0), (0, 1)) is None
 
 
 def test_random_ones() -> None:
@@ -61,7 +61,7 @@ def test_random_ones() -> None:
         if found is not None:
             kept += 1
             np.testing.assert_array_equal(array.reshape(found[0]).transpose(np.argsort(found[1])), value.reshape(wanted))
-        other = joining(shape, tuple(order), wanted)
+        other = grouped_order(shape, tuple(order), wanted)
         assert found is None or other is not None
         if other is not None:
             joined += 1

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.graph import AtenGraph, Phase
 from dynaxla.lowering.ops.masking import masked
-from dynaxla.passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, Padded, pad
+from dynaxla.passes.padding.padded_graph import ComputedOutput, InputOutput, NumberOutput, PaddedGraph, pad
 from support.comparisons.compare import assert_equal
 from support.comparisons.rounded_sizes import compiled, counts, poisoned
 
@@ -24,7 +24,7 @@ def graph(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference"
 
 
 def masks(padded: Any) -> list[Any]:
-    assert isinstance(padded, Padded), padded
+    assert isinstance(padded, PaddedGraph), padded
     return [node for node in padded.module.graph.nodes if node.target is masked]
 
 
@@ -48,7 +48,7 @@ def test_outputs() -> None:
         return [x, x[1:], y, x.shape[0] * 2, y]
 
     padded = pad(graph(function, X, 3))
-    assert isinstance(padded, Padded)
+    assert isinstance(padded, PaddedGraph)
     kinds = [type(output) for output in padded.outputs]
     assert kinds == [InputOutput, InputOutput, ComputedOutput, NumberOutput, ComputedOutput]
     assert padded.outputs[2] == padded.outputs[4]

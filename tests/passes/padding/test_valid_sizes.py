@@ -6,7 +6,17 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Min
 
-from dynaxla.passes.padding.valid_sizes import Extent, NoPaddingRule, _settled, broadcast, grows, joined, merged, quotient, reshaped
+from dynaxla.passes.padding.valid_sizes import (
+    Extent,
+    NoPaddingRule,
+    _canonical,
+    broadcast,
+    common_extent,
+    is_nondecreasing,
+    merge_fixed_factors,
+    quotient,
+    reshaped,
+)
 
 B, S, N = (sympy.Symbol(name, positive=True, integer=True) for name in "bsn")
 ROUNDED = {B, S}
@@ -34,36 +44,36 @@ def test_what_a_reshape_takes_apart_is_unknown(before: tuple[object, ...], after
 
 
 def test_what_an_input_should_have_been_taken_for_is_told() -> None:
-    for fails in (lambda: reshaped(extents(2 * S, 4), (2, S, 4), ROUNDED), lambda: joined([Extent((2, S)), Extent((2 * S,))])):
+    for fails in (lambda: reshaped(extents(2 * S, 4), (2, S, 4), ROUNDED), lambda: common_extent([Extent((2, S)), Extent((2 * S,))])):
         with pytest.raises(NoPaddingRule) as raised:
             fails()
-        assert raised.value.product == (2 * S, (2, S))
+        assert raised.value.factorization == (2 * S, (2, S))
 
 
 def test_positions_of_different_kinds_do_not_meet() -> None:
-    assert joined([Extent((B, S)), ONE, Extent((B * S,), uniform=True)]) == Extent((B, S))
-    assert joined([ONE, Extent((S,), uniform=True)]).uniform
+    assert common_extent([Extent((B, S)), ONE, Extent((B * S,), uniform=True)]) == Extent((B, S))
+    assert common_extent([ONE, Extent((S,), uniform=True)]).uniform
     assert broadcast([extents(B, 1, 4), extents(S, 4)]) == extents(B, S, 4)
     with pytest.raises(NoPaddingRule, match="padded along different sizes"):
-        joined([Extent((B, S)), Extent((B * S,))])
+        common_extent([Extent((B, S)), Extent((B * S,))])
 
 
 def test_sizes_that_never_shrink_are_known() -> None:
-    assert all(map(grows, [3, S, S + 1, S - 1, 2 * S * B, B * (S + 2), B * S**2]))
-    assert not any(map(grows, [-S, B - S, 5 - S, S % 4, 2**S, (S - 3) ** 2]))
+    assert all(map(is_nondecreasing, [3, S, S + 1, S - 1, 2 * S * B, B * (S + 2), B * S**2]))
+    assert not any(map(is_nondecreasing, [-S, B - S, 5 - S, S % 4, 2**S, (S - 3) ** 2]))
 
 
 def test_factors() -> None:
     assert (quotient(6 * S, 2 * S), quotient(S * B + B, B), quotient(S, B), quotient(5, 2)) == (3, S + 1, None, None)
     assert quotient(S + 1, 2) is None
-    assert merged([2, 3, S, 2, N, B], ROUNDED) == (6, S, 2 * N, B)
+    assert merge_fixed_factors([2, 3, S, 2, N, B], ROUNDED) == (6, S, 2 * N, B)
 
 
 def test_sizes_that_are_left_and_sizes_of_one_form() -> None:
     half, third = FloorDiv(S + 1, 2), FloorDiv(2 * S, 3)
-    assert all(map(grows, [S - half, 2 * S - half + 3, S - third]))
-    assert not any(map(grows, [S - 2 * half, half - S, S - FloorDiv(B, 2), S - FloorDiv(S * S, 2)]))
-    assert _settled(FloorDiv(S - 1, 2) + 1) == half
-    assert _settled(S + 1) == S + 1
-    assert (_settled(FloorDiv(S * S, S)), _settled(Min(S, S - 1)), _settled(Min(S, B))) == (S, S - 1, Min(S, B))
-    assert _settled(half + third + 1) == half + third + 1
+    assert all(map(is_nondecreasing, [S - half, 2 * S - half + 3, S - third]))
+    assert not any(map(is_nondecreasing, [S - 2 * half, half - S, S - FloorDiv(B, 2), S - FloorDiv(S * S, 2)]))
+    assert _canonical(FloorDiv(S - 1, 2) + 1) == half
+    assert _canonical(S + 1) == S + 1
+    assert (_canonical(FloorDiv(S * S, S)), _canonical(Min(S, S - 1)), _canonical(Min(S, B))) == (S, S - 1, Min(S, B))
+    assert _canonical(half + third + 1) == half + third + 1

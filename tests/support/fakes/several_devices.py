@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dynaxla.capture.graph import AtenGraph, goes_along, graph_device
+from dynaxla.capture.graph import AtenGraph, graph_device, is_device_agnostic
 from dynaxla.config import Options
 from dynaxla.engine.schedule import Schedule, StepKind
 from dynaxla.engine.scheduler import Scheduler
@@ -55,7 +55,7 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, on: Sequence[tor
             node.meta["val"].fake_device = torch.device(device)
         elif node.op == "call_function":
             operands = [tensor for source in node.all_input_nodes for tensor in _fakes(source)]
-            found = [operand.fake_device for operand in operands if not goes_along(operand)]
+            found = [operand.fake_device for operand in operands if not is_device_agnostic(operand)]
             for value in _fakes(node):
                 value.fake_device = found[0] if found else CPU
     module.recompile()

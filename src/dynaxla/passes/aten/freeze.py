@@ -1,4 +1,4 @@
-"""Splits off the part of an inference graph that depends only on parameters and buffers. This part is computed once, not at every call."""
+"""Splits off the part of an inference graph that depends only on parameters and buffers: it runs once, and not at every call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Frozen:
         module: the whole graph, with batch norms folded.
         prepared: the part that depends only on parameters and buffers.
         rest: the other part. The outputs of `prepared` are among the inputs of `rest`.
-        packed: True if `freeze` has packed weights.
+        packed: the result of `pack`: True if a weight is packed.
     """
 
     module: GraphModule
@@ -35,19 +35,21 @@ class Frozen:
     packed: bool
 
 
+# Changes a graph so that it reads packed weights: see the argument `pack` of `freeze`.
 Pack = Callable[[Graph, Collection[Node]], bool]
 
 
 def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambda graph, fixed: False) -> Frozen | None:
     """Splits a copy of a graph in two parts. Returns None if no computation depends only on parameters and buffers.
 
-    Views stay in `rest`, since they cost nothing, and so do values that the graph returns, since the caller may write to these values.
+    Views are computed in `rest`, since they cost nothing. Values that the graph returns are computed in `rest`, too, since the caller may
+    write to these values.
 
     Args:
         module: the graph.
         static_inputs: the positions of parameters and buffers among the inputs.
-        pack: changes a graph so that the graph reads packed weights (in another memory order). Returns True if a weight is packed. Its
-            second argument has the parameters, the buffers and the nodes that depend only on these.
+        pack: changes a graph so that the graph reads packed weights (in another memory order). Returns True if a weight is packed. The
+            second argument of `pack` has the parameters, the buffers and the nodes that depend only on these.
     """
     module = copy_graph(module)
     graph = module.graph
@@ -55,9 +57,9 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)
     packed = pack(graph, static | _fixed_nodes(graph, static))
-    returned = _returned(graph)
+    returned = _returned_nodes(graph)
     fixed = _fixed_nodes(graph, static) - returned
-    # A view becomes part of `prepared` only as an operand of a computation.
+    # A view is part of `prepared` only if a computation in `prepared` reads the view.
     prepared_nodes = {node for node in fixed if not is_view(node)}
     for node in reversed(graph.nodes):
         if node in prepared_nodes:
@@ -65,7 +67,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     if not prepared_nodes:
         return None
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    # Returned values and views are computed in both parts if both need them.
+    # Returned values and views are computed in both parts if both parts need them.
     shared = {node for node in prepared_nodes if node in returned or is_view(node)}
     rest = part_of(module, _without_unused([node for node in nodes if node not in prepared_nodes or node in shared], shared - returned))
     read = set(rest.inputs)
@@ -76,7 +78,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
 
 
 def _without_unused(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
-    """Returns `nodes` without the `optional` nodes that no other node reads."""
+    """Returns `nodes` without the `optional` nodes that no other node in `nodes` needs."""
     needed = {node for node in nodes if node not in optional}
     for node in reversed(nodes):
         if node in needed:
@@ -85,9 +87,9 @@ def _without_unused(nodes: Sequence[Node], optional: Collection[Node]) -> list[N
 
 
 def _fixed_nodes(graph: Graph, static: Collection[Node]) -> set[Node]:
-    """Returns the nodes that depend only on parameters, buffers and constants, without random numbers or side effects.
+    """Returns the nodes whose results are tensors that depend only on parameters, buffers and constants, at least one of these no constant.
 
-    Nodes that depend only on constants are left out.
+    Random ops and ops with side effects are left out.
     """
     fixed: set[Node] = set()
     constant: set[Node] = set()
@@ -114,8 +116,8 @@ def _is_tensor(node: Node) -> bool:
     return all(isinstance(item, torch.Tensor) for item in (value if isinstance(value, (tuple, list)) else [value]))
 
 
-def _returned(graph: Graph) -> set[Node]:
-    """Returns the nodes whose values the graph returns, and nodes whose values may share memory with these."""
+def _returned_nodes(graph: Graph) -> set[Node]:
+    """Returns the nodes whose values the graph returns, and the nodes of which returned values are views or tuple items."""
     returned = set(graph.output_node().all_input_nodes)
     for node in reversed(graph.nodes):
         if node in returned and (node.target is operator.getitem or is_view(node)):
@@ -126,7 +128,7 @@ def _returned(graph: Graph) -> set[Node]:
 def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
     """Folds each batch norm into its convolution, by scaling the convolution's weight and bias.
 
-    The weight and the bias must be parameters, and the batch norm the only consumer of the convolution.
+    Weight, bias and statistics must be parameters or buffers, and the batch norm must be the only consumer of the convolution.
 
     Source: Jacob et al., Quantization and Training of Neural Networks (arXiv:1712.05877), section 3.2.
     """
@@ -146,7 +148,7 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
 
 
 def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
-    """Makes convolutions read copies of row-major parameters: a program can choose the memory order of a copy.
+    """Makes convolutions read copies of row-major parameters, since XLA can choose the memory order of a copy. Used as `pack` of `freeze`.
 
     The weights of pointwise (1x1) convolutions are not copied: their memory order makes no difference.
 
@@ -179,9 +181,9 @@ def _fold_into_convolution(graph: Graph, convolution: Node, norm: Node) -> None:
     _, gamma, beta, mean, variance, _, epsilon = norm.args
     transposed, groups = settings[3], settings[5]
     dtype, shape = weight.meta["val"].dtype, weight.meta["val"].shape
-    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    compute_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
-    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
+    def add_op(op: Any, *args: Any, **kwargs: Any) -> Node:
         with graph.inserting_before(convolution):
             node = graph.call_function(op, args, kwargs)
         values = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
@@ -189,26 +191,26 @@ def _fold_into_convolution(graph: Graph, convolution: Node, norm: Node) -> None:
             node.meta["val"] = op(*values[0], **values[1])
         return node
 
-    def widened(node: Node) -> Node:
-        return node if node.meta["val"].dtype == wide else call(aten._to_copy.default, node, dtype=wide)
+    def upcast(node: Node) -> Node:
+        return node if node.meta["val"].dtype == compute_dtype else add_op(aten._to_copy.default, node, dtype=compute_dtype)
 
-    scale = call(aten.rsqrt.default, call(aten.add.Scalar, widened(variance), epsilon))
+    scale = add_op(aten.rsqrt.default, add_op(aten.add.Scalar, upcast(variance), epsilon))
     if gamma is not None:
-        scale = call(aten.mul.Tensor, scale, widened(gamma))
-    shift = call(aten.mul.Tensor, call(aten.neg.default, widened(mean)), scale)
+        scale = add_op(aten.mul.Tensor, scale, upcast(gamma))
+    shift = add_op(aten.mul.Tensor, add_op(aten.neg.default, upcast(mean)), scale)
     if bias is not None:
-        shift = call(aten.add.Tensor, shift, call(aten.mul.Tensor, widened(bias), scale))
+        shift = add_op(aten.add.Tensor, shift, add_op(aten.mul.Tensor, upcast(bias), scale))
     if beta is not None:
-        shift = call(aten.add.Tensor, shift, widened(beta))
+        shift = add_op(aten.add.Tensor, shift, upcast(beta))
     if transposed:
         # The shape is (in, out / groups, ...): the weights of a group of inputs get the scales of the group's outputs.
-        group_scales = call(aten.view.default, scale, [groups, 1, shape[1], *[1] * (len(shape) - 2)])
-        grouped = call(aten.view.default, widened(weight), [groups, shape[0] // groups, *shape[1:]])
-        scaled = call(aten.view.default, call(aten.mul.Tensor, grouped, group_scales), list(shape))
+        group_scales = add_op(aten.view.default, scale, [groups, 1, shape[1], *[1] * (len(shape) - 2)])
+        grouped = add_op(aten.view.default, upcast(weight), [groups, shape[0] // groups, *shape[1:]])
+        scaled = add_op(aten.view.default, add_op(aten.mul.Tensor, grouped, group_scales), list(shape))
     else:
-        scaled = call(aten.mul.Tensor, widened(weight), call(aten.view.default, scale, [shape[0], *[1] * (len(shape) - 1)]))
-    if dtype != wide:
-        scaled, shift = (call(aten._to_copy.default, node, dtype=dtype) for node in (scaled, shift))
+        scaled = add_op(aten.mul.Tensor, upcast(weight), add_op(aten.view.default, scale, [shape[0], *[1] * (len(shape) - 1)]))
+    if dtype != compute_dtype:
+        scaled, shift = (add_op(aten._to_copy.default, node, dtype=dtype) for node in (scaled, shift))
     convolution.args = (x, scaled, shift, *settings)
     for user in list(norm.users):
         user.replace_all_uses_with(convolution)

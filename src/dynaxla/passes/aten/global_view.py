@@ -1,12 +1,12 @@
 """Turns a graph with DTensors into a function of whole tensors, for which XLA's partitioner chooses the collectives.
 
 TorchDynamo's graph has the DTensors of the user's code. With whole tensors in place of the DTensors, the graph computes the same values. If
-the graph takes the local part of a process (`to_local`), the parts of all processes become one tensor with an extra dimension. Each further
-op is applied to each part (`torch.vmap`), until the graph makes a DTensor of the parts again (`from_local`). So ops on local tensors need
-no sharding rules of ours, and the local tensors may differ between processes.
+the graph takes the local tensor of a process (`to_local`), the local tensors of all processes become one tensor with an extra dimension.
+Each further op is applied to each local tensor (`torch.vmap`), until the graph makes a DTensor of the local tensors again (`from_local`).
+So ops on local tensors need no sharding rules, and the local tensors may differ between processes.
 
-`NotPartitioned` is raised for a graph that cannot be expressed in this way with eager mode's results. Such a graph is compiled on local
-tensors.
+`NotPartitioned` is raised for a graph that cannot be expressed in this way with eager mode's results. Such a graph is compiled for the
+local tensors of each process.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if torch.distributed.is_available():
 
 
 class NotPartitioned(DynaxlaError):
-    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message says the reason."""
+    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message gives the reason."""
 
 
+# For each dimension of a tensor, the names of the mesh axes that shard the dimension, joined by commas.
 Spec = tuple[str, ...]
 
 
@@ -44,14 +45,14 @@ class BoundaryTensor:
     """An input or output tensor of the graph.
 
     Attributes:
-        spec: for each dimension, the names of the mesh axes that shard the dimension in the program, joined by commas.
+        spec: the sharding of the tensor in the program.
         placements: the placements of a DTensor; None for a local tensor, and for a tensor that is equal on all processes.
-        is_own: True for a local tensor, which has an extra first dimension for the processes.
+        is_local: True for a local tensor. In the program it has an extra first dimension, for the processes.
     """
 
     spec: Spec
     placements: tuple[Any, ...] | None = None
-    is_own: bool = False
+    is_local: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ class GlobalView:
         self.outputs: list[BoundaryTensor | None] = []
         self.constants: list[Any] = []
         self.examples: list[torch.Tensor] = []
-        for position, (node, given) in enumerate(zip(captured.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
-            if isinstance(given, torch.Tensor):
+        for position, (node, example_input) in enumerate(zip(captured.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
+            if isinstance(example_input, torch.Tensor):
                 self.inputs[position] = self._input(node)
-            elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
+            elif isinstance(example_input, (torch.SymInt, torch.SymFloat, int, float)):
                 raise NotPartitioned(
                     f"its input {node.name} is a dynamic size or a number",
                     where=user_line(node),
@@ -120,13 +121,13 @@ class GlobalView:
         if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
             raise NotPartitioned(f"an input on {local.device} is not a plain CPU tensor", where=user_line(node))
         with local.fake_mode:
-            made = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
-        self.examples.append(made)
+            example = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
+        self.examples.append(example)
         return boundary
 
     def local_boundary(self, ndim: int) -> BoundaryTensor:
         """Returns the boundary tensor for a local tensor with `ndim` dimensions."""
-        return BoundaryTensor((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
+        return BoundaryTensor((",".join(self.mesh.axes), *[""] * ndim), is_local=True)
 
     def boundary(self, value: Any, node: Node) -> BoundaryTensor:
         """Returns the boundary tensor for a DTensor. Raises: NotPartitioned."""
@@ -153,18 +154,26 @@ class GlobalView:
 
     # Between local tensors and whole tensors
 
-    def local_tensors(self, whole: torch.Tensor, placements: Sequence[Any], back_kinds: Sequence[str]) -> LocalTensors:
-        """Returns the local tensors of a whole tensor. back_kinds: `grad_reduction` of `replicated_to_local`, for each mesh axis."""
-        for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, back_kinds, strict=True)):
+    def local_tensors(self, whole: torch.Tensor, placements: Sequence[Any], grad_reductions: Sequence[str]) -> LocalTensors:
+        """Returns the local tensors of a whole tensor.
+
+        Args:
+            whole: the whole tensor.
+            placements: the placement of the DTensor for each mesh axis.
+            grad_reductions: the argument `grad_reduction` of `replicated_to_local` for each mesh axis.
+        """
+        for index, (placement, size, axis, grad_reduction) in enumerate(
+            zip(placements, self.mesh.sizes, self.mesh.axes, grad_reductions, strict=True)
+        ):
             if placement.is_shard():
                 dim = placement.dim % (whole.ndim - index) + index
                 whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
             else:
-                whole = process_values.REPLICATED_TO_LOCAL(whole, index, size, axis, back)
+                whole = process_values.REPLICATED_TO_LOCAL(whole, index, size, axis, grad_reduction)
         return LocalTensors(whole.flatten(0, len(self.mesh.sizes) - 1))
 
     def whole_tensor(self, local: LocalTensors, placements: Sequence[Any]) -> torch.Tensor:
-        """Returns the whole tensor whose parts are these local tensors."""
+        """Returns the whole tensor of a DTensor with these local tensors. placements: the placement for each mesh axis."""
         whole = local.tensor.unflatten(0, self.mesh.sizes)
         for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
             if placement.is_shard():
@@ -217,7 +226,7 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
             if boundary is None:  # a mesh or group: its users have the necessary metadata
                 return None
             tensor = next(self._remaining_inputs)
-            return LocalTensors(tensor) if boundary.is_own else tensor
+            return LocalTensors(tensor) if boundary.is_local else tensor
         if node.op == "get_attr":
             constant = self.fetch_attr(node.target)
             if isinstance(constant, torch.nn.Module):
@@ -310,21 +319,21 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
                 hint="redistribute it to Replicate() or Shard(dim) before",
             )
         self._view.spec(value.placements, value.shape, node)
-        back_kinds = []
-        for placement, back in zip(value.placements, grad_placements or value.placements, strict=True):
-            if placement.is_shard() and not _are_equal_placements([placement], [back], value.ndim):
+        grad_reductions = []
+        for placement, grad_placement in zip(value.placements, grad_placements or value.placements, strict=True):
+            if placement.is_shard() and not _are_equal_placements([placement], [grad_placement], value.ndim):
                 raise NotPartitioned(
-                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                    f"to_local has grad_placements {grad_placement} for a tensor with the placement {placement}", where=user_line(node)
                 )
-            if isinstance(back, Partial) and back.reduce_op in ("sum", "avg"):
-                back_kinds.append(back.reduce_op)
-            elif placement.is_shard() or back.is_replicate():
-                back_kinds.append("same")
+            if isinstance(grad_placement, Partial) and grad_placement.reduce_op in ("sum", "avg"):
+                grad_reductions.append(grad_placement.reduce_op)
+            elif placement.is_shard() or grad_placement.is_replicate():
+                grad_reductions.append("same")
             else:
                 raise NotPartitioned(
-                    f"to_local has grad_placements {back} for a tensor with the placement {placement}", where=user_line(node)
+                    f"to_local has grad_placements {grad_placement} for a tensor with the placement {placement}", where=user_line(node)
                 )
-        return self._view.local_tensors(whole, value.placements, back_kinds)
+        return self._view.local_tensors(whole, value.placements, grad_reductions)
 
     def _redistribute(
         self,
@@ -345,9 +354,9 @@ class _WholeTensorInterpreter(torch.fx.Interpreter):
     def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> LocalTensors:
         if grad_placements is not None:
             raise NotPartitioned("full_tensor has grad_placements", where=user_line(node))
-        everywhere = (Replicate(),) * len(value.placements)
-        whole = self._redistributed(node, value, whole, everywhere)
-        return self._view.local_tensors(whole, everywhere, ["same"] * len(everywhere))
+        replicated = (Replicate(),) * len(value.placements)
+        whole = self._redistributed(node, value, whole, replicated)
+        return self._view.local_tensors(whole, replicated, ["same"] * len(replicated))
 
     def _redistributed(self, node: Node, value: Any, whole: torch.Tensor, placements: Sequence[Any]) -> torch.Tensor:
         if tuple(placements) == tuple(value.placements):
@@ -396,14 +405,14 @@ def _for_each_process(function: Callable[..., Any], args: Any, kwargs: Any) -> A
 
     function = _VMAP_REPLACEMENTS.get(function, function)
 
-    def one(*tensors: torch.Tensor) -> Any:
+    def call_in_process(*tensors: torch.Tensor) -> Any:
         local_leaves = list(leaves)
         for index, tensor in zip(local_indices, tensors, strict=True):
             local_leaves[index] = tensor
         local_args, local_kwargs = pytree.tree_unflatten(local_leaves, tree)
         return function(*local_args, **local_kwargs)
 
-    results = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in local_indices))
+    results = torch.vmap(call_in_process, randomness="error")(*(leaves[index].tensor for index in local_indices))
     return pytree.tree_map(LocalTensors, results)
 
 
@@ -425,7 +434,7 @@ _VMAP_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 
 def _check_against_eager(node: Node, value: Any) -> None:
-    """Raises NotPartitioned if a value differs from eager mode's in shape, dtype or kind."""
+    """Raises NotPartitioned if a node's value differs from eager mode's value in shape or dtype, or is local in place of a DTensor."""
     examples = pytree.tree_leaves(node.meta.get("example_value"))
     values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, LocalTensors))
     for found, example in zip(values, examples, strict=False):
@@ -442,7 +451,7 @@ def _check_against_eager(node: Node, value: Any) -> None:
 
 
 def _mesh_of(captured: GraphModule) -> ProcessMesh:
-    """Returns the mesh of all DTensors. Raises: NotPartitioned, if there are several meshes."""
+    """Returns the mesh of all DTensors. Raises: NotPartitioned if there are several meshes, or if the mesh is not supported."""
     meshes = []
     for node in captured.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("example_value")):
@@ -471,6 +480,7 @@ def _check_outputs(captured: GraphModule) -> None:
 
 
 def _local_tensor(node: Any) -> torch.Tensor | None:
+    """Returns the fake tensor of a node, the local tensor for a DTensor; None for any other value."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     value = private.local_tensor(value) if isinstance(value, DTensor) else value
     return value if isinstance(value, torch.Tensor) else None
@@ -493,8 +503,8 @@ def _gradient_placements(placements: Sequence[Any]) -> list[Any]:
     return [Replicate() if placement.is_partial() else placement for placement in placements]
 
 
-def _are_equal_placements(one: Sequence[Any], other: Sequence[Any], ndim: int) -> bool:
-    return [_normalized(item, ndim) for item in one] == [_normalized(item, ndim) for item in other]
+def _are_equal_placements(first: Sequence[Any], second: Sequence[Any], ndim: int) -> bool:
+    return [_normalized(item, ndim) for item in first] == [_normalized(item, ndim) for item in second]
 
 
 def _normalized(placement: Placement, ndim: int) -> Placement:

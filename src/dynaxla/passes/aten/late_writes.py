@@ -1,19 +1,19 @@
 """Moves writes to inputs out of a graph: torch's in-place ops do these late writes after the program has succeeded.
 
-XLA cannot write to torch's memory: a program that changes one row of a large input returns the whole input, which is then copied over the
-old input. If the input's final value is a chain of writes to views of the input (write_chains.py), the program returns the written values
-and their indices instead, and torch runs a second graph with the writes.
+XLA cannot write to torch's memory: a program that changes one row of a large input returns the whole input, and the result is then copied
+to the input. If the input's final value is a chain of writes to views of the input (write_chains.py), the program returns the written
+values and their indices instead, and torch runs a second graph with the writes.
 
 After the first late write nothing may fail, and no written value may depend on an earlier late write:
 
 - An op that checks indices stays in the program only for its check. If torch's in-place op could fail for another reason, the writes
   stay in the program.
-- A written value has memory of its own: the program copies a value that lies in an input's memory.
-- Graphs with in-place ops are left as they are. An output in the memory of a changed input is copied, too, unless AOTAutograd derives it
-  from the input itself after the call.
+- A written value has memory of its own: the program clones a value that shares an input's memory.
+- An output that shares the memory of a written input is cloned, too, unless AOTAutograd derives the output from the input after the call.
+- A graph with in-place ops has no late writes.
 
 Nodes that use the whole new value of an input, and outputs with memory of their own, still use the value that the program computes. A node
-that uses one view of it uses the value that was written to that view (written_places.py).
+that uses a view of the new value uses the value that was written to this view (written_values.py).
 
 On a GPU, calls return before the outcome of the program's checks is known. If a check has failed, the program returns valid indices and the
 old values, so that the late writes change nothing (`commit_if_ok`). Writes for which this is not possible stay in the program.
@@ -40,8 +40,8 @@ from ...runtime import private
 from ...torch_ops import aten
 from .device_transfers import has_several_devices
 from .split import symbols
-from .write_chains import InputView, ViewOp, Write, WrittenView, call, states, viewed_at
-from .written_places import read_places
+from .write_chains import InputView, ViewOp, Write, WrittenView, add_view, call, written_views
+from .written_values import read_written_values
 
 # An input gets late writes only if it has at least this many bytes per write. A smaller input is copied as a whole, which takes about ten
 # microseconds.
@@ -53,52 +53,52 @@ class LateWrites:
     """A graph without its late writes, and the graph of the late writes.
 
     Attributes:
-        graph: returns the whole graph's outputs, with the written inputs themselves in place of their new values, and then the parts:
+        graph: returns the whole graph's outputs, with the written inputs themselves in place of their new values, and then the *parts*:
             the written values and their indices.
-        inputs: the positions of the whole graph's inputs that `graph` takes.
-        count: the number of the whole graph's outputs.
+        program_inputs: the positions of the whole graph's inputs that `graph` takes.
+        output_count: the number of the whole graph's outputs.
         writes: the graph of the writes, which torch runs afterwards.
-        read: the positions of the whole graph's inputs that `writes` takes, before the parts.
+        write_inputs: the positions of the whole graph's inputs that `writes` takes, before the parts.
         written: the positions of all written inputs, whether `writes` or the program's caller writes to them.
     """
 
     graph: AtenGraph
-    inputs: Sequence[int]
-    count: int
+    program_inputs: Sequence[int]
+    output_count: int
     writes: GraphModule
-    read: Sequence[int]
+    write_inputs: Sequence[int]
     written: Sequence[int]
 
 
-def take_late_writes(graph: AtenGraph) -> LateWrites | None:
+def split_late_writes(graph: AtenGraph) -> LateWrites | None:
     """Splits the late writes off a graph. Returns None if the graph has no late writes."""
     nodes = graph.module.graph
     targets = written_inputs(nodes)
     if graph.phase != "inference" or not targets or has_several_devices(graph.module) or any(mutates(node.target) for node in nodes.nodes):
         return None
     placeholders = nodes.find_nodes(op="placeholder")
-    state_by_node = states(nodes, {placeholders[position] for position in targets.values()})
+    state_by_node = written_views(nodes, {placeholders[position] for position in targets.values()})
     outputs: Sequence[Any] = nodes.output_node().args[0]
     chains = {
         placeholders[position]: state
         for index, position in targets.items()
         if (state := state_by_node.get(outputs[index])) is not None and state.source is placeholders[position] and _is_large_enough(state)
-        if not waits_for_no_check(placeholders[position]) or all(map(_can_restore_old_values, state.writes))
+        if not has_late_checks(placeholders[position]) or all(map(_can_restore_old_values, state.writes))
     }
     return _Splitter(graph, chains, state_by_node).result() if chains else None
 
 
 def _is_large_enough(state: WrittenView) -> bool:
-    """True if `state` describes a whole input after writes, and the input is large for the number of writes."""
+    """True if `state` describes a whole input after writes, and the input has at least `MIN_BYTES_PER_WRITE` or a symbolic size."""
     value = state.source.meta["val"]
-    if not state.writes or not state.place.is_whole:
+    if not state.writes or not state.view.is_whole:
         return False
     sizes = [size for size in value.shape if isinstance(size, int)]
     return len(sizes) < value.dim() or math.prod(sizes) * value.itemsize >= MIN_BYTES_PER_WRITE * len(state.writes)
 
 
-def waits_for_no_check(node: Node) -> bool:
-    """True if calls of a program with this input return before the results of the program's checks are known."""
+def has_late_checks(node: Node) -> bool:
+    """True if calls of a program with this input return before the outcome of the program's checks is known."""
     return bool(node.meta["val"].device.type == "cuda")
 
 
@@ -126,7 +126,8 @@ class _Splitter:
         self._targets = written_inputs(graph.module.graph)
         self._program, self._copies = Graph(), dict[Node, Node]()
         self._program.graph_copy(graph.module.graph, self._copies)
-        # The graph of the writes. Its inputs are inputs of the whole graph (_read) and parts that the program returns (_parts).
+        # The graph of the writes. Its placeholders stand for inputs of the whole graph (_read) and for parts that the program returns
+        # (_parts). Both dicts are by the whole graph's node.
         self._late = Graph()
         self._read: dict[Node, Node] = {}
         self._parts: dict[Node, Node] = {}
@@ -136,17 +137,19 @@ class _Splitter:
 
     def result(self) -> LateWrites:
         """Returns both graphs."""
-        read_places(self._program, self._copies, {node: state for node, state in self._states.items() if state.source in self._chains})
+        read_written_values(
+            self._program, self._copies, {node: state for node, state in self._states.items() if state.source in self._chains}
+        )
         for source, state in self._chains.items():
             for write in state.writes:
                 if write.is_indexed:
                     self._copies[write.node].meta[FOR_CHECKS] = True
-                if waits_for_no_check(source):
+                if has_late_checks(source):
                     op, args = self._write_unless_failed(source, write)
-                    self._late.call_function(op, (self._late_view(source, write.place), *args))
+                    self._late.call_function(op, (self._late_view(source, write.view), *args))
                 else:
                     args, kwargs = torch.fx.node.map_arg((write.args, write.kwargs), self._argument)
-                    self._late.call_function(write.op, (self._late_view(source, write.place), *args), kwargs)
+                    self._late.call_function(write.op, (self._late_view(source, write.view), *args), kwargs)
         self._late.output(())
         _move_to_start([*self._read.values(), *self._parts.values()])
         outputs = [self._output(index, output) for index, output in enumerate(self._output_node.args[0])]
@@ -164,6 +167,7 @@ class _Splitter:
         return LateWrites(rest, inputs, len(outputs), GraphModule({}, self._late), read, written)
 
     def _input(self, node: Node) -> Node:
+        """Returns the placeholder for an input of the whole graph in the graph of the writes."""
         if node not in self._read:
             self._read[node] = self._late.placeholder(node.name)
         return self._read[node]
@@ -180,12 +184,12 @@ class _Splitter:
         return self._parts[node]
 
     def _cloned_out_of(self, node: Node, memory: _Memory) -> Node:
-        """Returns the program's node for a value, cloned if the value lies in `memory`."""
+        """Returns the program's node for a value, cloned if the value is in `memory`."""
         copy = self._copies[node]
         return call(self._program, aten.clone.default, copy) if _is_tensor(node) and memory.holds(node) else copy
 
     def _write_unless_failed(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
-        """Returns an in-place op, and the arguments after its target, that do a write.
+        """Returns an in-place op, and the arguments after its target, for a write whose failure is reported late.
 
         If a check of the program fails, the op writes the values from before the call.
         """
@@ -193,7 +197,7 @@ class _Splitter:
         def unless_failed(new: Node, old: Node) -> Node:
             return call(self._program, commit_if_ok, new, old)
 
-        old = self._old_view(source, write.place)
+        old = self._old_view(source, write.view)
         args = torch.fx.node.map_arg(write.args, self._copies.__getitem__)
         if write.op is aten.index_copy_.default:
             dim, index, new = args
@@ -215,20 +219,20 @@ class _Splitter:
         part = self._parts[node] = self._late.placeholder(f"part_{node.name}")
         return part
 
-    def _old_view(self, source: Node, place: InputView) -> Node:
+    def _old_view(self, source: Node, view: InputView) -> Node:
         """Returns the program's node for a view of an input before the call."""
-        return viewed_at(self._program, place, source, self._copies)
+        return add_view(self._program, view, source, self._copies)
 
-    def _late_view(self, source: Node, place: InputView) -> Node:
+    def _late_view(self, source: Node, view: InputView) -> Node:
         """Returns the node for a view of an input in the graph of the writes."""
-        view = self._input(source)
-        for count, step in enumerate(place.steps):
-            key = source, place.steps[: count + 1]
+        node = self._input(source)
+        for count, step in enumerate(view.steps):
+            key = source, view.steps[: count + 1]
             if key not in self._views:
-                view = self._late.call_function(step.op, (view, *torch.fx.node.map_arg(step.args, self._argument)))
-                self._views[key] = view if step.item is None else self._late.call_function(operator.getitem, (view, step.item))
-            view = self._views[key]
-        return view
+                node = self._late.call_function(step.op, (node, *torch.fx.node.map_arg(step.args, self._argument)))
+                self._views[key] = node if step.item is None else self._late.call_function(operator.getitem, (node, step.item))
+            node = self._views[key]
+        return node
 
     def _output(self, index: int, output: Any) -> Any:
         """Returns the program's node for one of the whole graph's outputs."""
@@ -237,13 +241,13 @@ class _Splitter:
         state = self._states.get(output)
         is_view_of_input = index in self._whole.rederived_outputs or index in self._targets
         if is_view_of_input and state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
-            return self._old_view(state.source, state.place)
+            return self._old_view(state.source, state.view)
         return self._copies[output] if index in self._whole.rederived_outputs else self._cloned_out_of(output, self._written_memory)
 
     def _erase_unused(self) -> list[int]:
         """Erases unused nodes and inputs of the program. Returns the positions of the remaining inputs.
 
-        An unused number must not stay an input, since each value of the number would compile a program.
+        An unused number must not stay an input, since a program would be compiled for each value of the number.
         """
         with_state = {self._copies[node] for node in self._states}
         for node in reversed(self._program.nodes):
@@ -274,7 +278,7 @@ class _Memory:
         self._storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
 
     def holds(self, node: Node) -> bool:
-        """True if a node's tensor lies in one of these storages."""
+        """True if a node's tensor shares one of these storages, according to its chain of views or its fake tensor."""
         origin = node
         while (source := view_source(origin)) is not None:
             origin = source

@@ -43,7 +43,7 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
     run_by_torch: set[Node] = set()
     for node in list(graph.nodes):
         if draws_random(node):
-            hoisted = _hoisted(graph, node, insertion_point)
+            hoisted = _hoist_node(graph, node, insertion_point)
             if hoisted is None:
                 insertion_point.last = node
                 hoisted = [node]
@@ -81,26 +81,30 @@ class _InsertionPoint:
         self.last = node
 
 
-def _hoisted(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
+def _hoist_node(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
     """Moves a random op to the insertion point, and returns the moved and added nodes, which torch must run.
 
-    Returns None, and changes nothing, if the op reads values, or sizes that no input holds.
+    Returns None, and changes nothing, if the op reads the elements of a tensor, or a symbolic size that is not an input.
     """
     if node.target is aten.native_dropout.default:
-        return _dropout(graph, node, insertion_point)
+        return _hoist_dropout(graph, node, insertion_point)
     tensors = node.all_input_nodes
     if not tensors:
         insertion_point.move(node)
         return [node]
-    if node.target not in _DRAWS_BY_SHAPE or tensors != [node.args[0]] or (empty := _empty(graph, tensors[0], insertion_point)) is None:
+    if (
+        node.target not in _DRAWS_BY_SHAPE
+        or tensors != [node.args[0]]
+        or (empty := _add_empty_like(graph, tensors[0], insertion_point)) is None
+    ):
         return None
     node.args = (empty, *node.args[1:])
     insertion_point.move(node)
     return [empty, node]
 
 
-def _dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
-    """Replaces a dropout by x * (mask / (1 - p)) and the mask, whose random numbers are those of eager mode. Returns as `_hoisted` does.
+def _hoist_dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list[Node] | None:
+    """Replaces a dropout by x * (mask / (1 - p)) and the mask. The mask has eager mode's random numbers. Returns: as `_hoist_node`.
 
     Source: ATen native/Dropout.cpp, _dropout (CPU), and native/cuda/Dropout.cu (CUDA).
     """
@@ -112,7 +116,7 @@ def _dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list
             mask = _call(graph, aten.full_like.default, x, keeps_all, dtype=torch.bool)
         _replace(graph, node, (out, mask))
         return []
-    empty = _empty(graph, x, insertion_point)
+    empty = _add_empty_like(graph, x, insertion_point)
     if empty is None:
         return None
     if x.meta["val"].device.type == "cpu":
@@ -134,20 +138,20 @@ def _dropout(graph: Graph, node: Node, insertion_point: _InsertionPoint) -> list
 
 
 def _replace(graph: Graph, node: Node, results: tuple[Node, ...]) -> None:
-    """Replaces each result of a node with several results by a node, and erases the replaced node."""
+    """Replaces a node with several results by a node for each result."""
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         graph.erase_node(user)
     graph.erase_node(node)
 
 
-def _empty(graph: Graph, like: Node, insertion_point: _InsertionPoint) -> Node | None:
-    """Adds an empty tensor, with the metadata of the tensor of `like`, at the insertion point.
+def _add_empty_like(graph: Graph, like: Node, insertion_point: _InsertionPoint) -> Node | None:
+    """Adds an empty tensor with the shape, strides, dtype and device of the tensor of `like`, at the insertion point.
 
-    Returns None if a size or stride is symbolic and no input holds its value.
+    Returns None if a size or stride is symbolic and is not an input.
     """
     value = like.meta["val"]
-    numbers = [_number(graph, item) for item in (*value.shape, *value.stride())]
+    numbers = [_size_argument(graph, item) for item in (*value.shape, *value.stride())]
     if any(item is None for item in numbers):
         return None
     sizes, strides, settings = numbers[: value.dim()], numbers[value.dim() :], {"dtype": value.dtype, "device": value.device}
@@ -156,14 +160,14 @@ def _empty(graph: Graph, like: Node, insertion_point: _InsertionPoint) -> Node |
     return insertion_point.call(aten.empty_strided.default, sizes, strides, **settings, fake=fake)
 
 
-def _number(graph: Graph, number: int | torch.SymInt) -> int | Node | None:
-    """Returns a size as an int, or as the graph input that has the value of the symbolic size; None if no input has the value."""
+def _size_argument(graph: Graph, number: int | torch.SymInt) -> int | Node | None:
+    """Returns a size or stride as an int, or as the graph's input with the symbolic value; None if there is no such input."""
     if isinstance(number, int):
         return number
-    return next((node for node in graph.nodes if node.op == "placeholder" and _equals_symbol(node.meta["val"], number)), None)
+    return next((node for node in graph.nodes if node.op == "placeholder" and _equals(node.meta["val"], number)), None)
 
 
-def _equals_symbol(value: Any, number: torch.SymInt) -> bool:
+def _equals(value: Any, number: torch.SymInt) -> bool:
     return isinstance(value, torch.SymInt) and bool(value.node.expr == number.node.expr)
 
 

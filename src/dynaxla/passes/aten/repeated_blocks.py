@@ -1,7 +1,7 @@
 """Finds consecutive repeated blocks in a graph, such as the layers of a transformer, which can share one program.
 
-AOTAutograd keeps the order in which the model ran its ops. So equal blocks are equal segments (runs of consecutive nodes) at equal
-distances. Two segments compute the same function if they have the same *structural key*. The key covers:
+AOTAutograd keeps the order in which the model ran its ops. So equal layers are equal *segments* (consecutive nodes) at equal distances in
+the graph. Two segments compute the same function if they have the same *structural key*. The key covers:
 
 - the ops in their order, with their numbers and constants;
 - the shape, strides and dtype of each result, and of each operand from outside the segment;
@@ -10,7 +10,7 @@ distances. Two segments compute the same function if they have the same *structu
 The key does not depend on the nodes that compute the outside operands, nor on the names of modules.
 
 A segment that is a program of its own adds about 20 microseconds of Python to a call, and XLA does not fuse ops across the boundaries of a
-segment. So only segments are split off whose matrix products read and write at least `MIN_PRODUCT_BYTES`.
+segment. So a segment is split off only if its matrix products read and write at least `MIN_PRODUCT_BYTES`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIN_PRODUCT_BYTES = 1 << 24
 # The minimum number of consecutive equal segments that are split off.
 MIN_REPEATS = 3
 
-# The number of periods that are tried for a range of nodes, the most frequent first.
+# The number of periods (distances between equal nodes) that are tried for a range of nodes, the most frequent period first.
 _MAX_TRIED_PERIODS = 16
 # The ops whose FLOPs torch counts (matrix products, convolutions, attention), and dynaxla's products with packed weights.
 _PRODUCTS = {*flop_registry, weight_orders.packed_linear.overloadpacket, weight_orders.packed_convolution.overloadpacket}
@@ -81,22 +81,22 @@ def split_into_segments(nodes: Sequence[Node], symbols: SymbolValues, layout: Ca
     Args:
         nodes: the computed nodes, in order, without constants.
         symbols: the values of the graph's symbolic sizes.
-        layout: returns a key of an outside operand, which becomes part of the structural key.
+        layout: returns a key of an outside operand's memory layout, which becomes part of the structural key.
     """
-    keys = _StructuralKeys(symbols, layout)
-    if sum(keys.product_bytes([node]) for node in nodes) < MIN_REPEATS * MIN_PRODUCT_BYTES:
+    structural_keys = _StructuralKeys(symbols, layout)
+    if sum(structural_keys.product_bytes([node]) for node in nodes) < MIN_REPEATS * MIN_PRODUCT_BYTES:
         return None
     numbers: dict[Hashable, int] = {}
-    tokens = [numbers.setdefault(keys.token(node), len(numbers)) for node in nodes]
+    tokens = [numbers.setdefault(structural_keys.token(node), len(numbers)) for node in nodes]
     live_values = _live_values(nodes)
     segments: list[Segment] = []
 
     def split(start: int, end: int) -> None:
         """Adds the segments of nodes[start:end]."""
-        repeats = _find_repeats(nodes, tokens, live_values, keys, start, end)
+        repeats = _find_repeats(nodes, tokens, live_values, structural_keys, start, end)
         if repeats is None:
             if start < end:
-                segments.append(Segment(nodes[start:end], keys.key_and_inputs(nodes[start:end])[1]))
+                segments.append(Segment(nodes[start:end], structural_keys.key_and_inputs(nodes[start:end])[1]))
             return
         first, equal = repeats
         split(start, first)
@@ -108,12 +108,14 @@ def split_into_segments(nodes: Sequence[Node], symbols: SymbolValues, layout: Ca
 
 
 def _find_repeats(
-    nodes: Sequence[Node], tokens: Sequence[int], live_values: Sequence[float], keys: _StructuralKeys, start: int, end: int
+    nodes: Sequence[Node], tokens: Sequence[int], live_values: Sequence[float], structural_keys: _StructuralKeys, start: int, end: int
 ) -> tuple[int, list[Segment]] | None:
-    """Returns the position of the first of some equal consecutive segments in nodes[start:end], and the segments. None if there are none.
+    """Finds equal consecutive segments in nodes[start:end].
 
-    Runs in which more nodes repeat earlier nodes are tried first, and for each run two offsets: those whose boundaries the fewest values
-    cross.
+    Returns: the position of the first segment, and the segments; None if there are none.
+
+    Periodic runs with more repeated nodes are tried first. For each run, the two offsets of the first segment are tried at which the fewest
+    values are live across the boundary of a segment.
     """
     for period, first, length in sorted(_periodic_runs(tokens, start, end), key=lambda run: run[0] - run[2] // run[0] * run[0]):
         count = length // period
@@ -121,11 +123,13 @@ def _find_repeats(
         for offset in offsets[:2]:
             boundaries = range(offset, offset + count * period + 1, period)
             if math.isinf(max(live_values[boundary] for boundary in boundaries)) or (
-                keys.product_bytes(nodes[offset : offset + period]) < MIN_PRODUCT_BYTES
+                structural_keys.product_bytes(nodes[offset : offset + period]) < MIN_PRODUCT_BYTES
             ):
                 continue
             parts = [nodes[boundary : boundary + period] for boundary in boundaries[:-1]]
-            segments = [Segment(part, inputs, key) for part, (key, inputs) in zip(parts, map(keys.key_and_inputs, parts), strict=True)]
+            segments = [
+                Segment(part, inputs, key) for part, (key, inputs) in zip(parts, map(structural_keys.key_and_inputs, parts), strict=True)
+            ]
             index, equal = _longest_equal_run(segments)
             if len(equal) >= MIN_REPEATS:
                 return offset + index * period, equal
@@ -133,7 +137,7 @@ def _find_repeats(
 
 
 def _periodic_runs(tokens: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the period, the start and the length of each run of tokens that repeats a period at least `MIN_REPEATS` times."""
+    """Yields the period, the start and the length of each run of tokens that consists of at least `MIN_REPEATS` equal periods."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
     for position in range(start, end):
@@ -160,9 +164,9 @@ def _longest_equal_run(segments: Sequence[Segment]) -> tuple[int, list[Segment]]
 
 
 def _live_values(nodes: Sequence[Node]) -> list[float]:
-    """Returns, for each boundary before a node and after the last node, the number of values that are computed before and read after it.
+    """Returns, for each boundary before a node and after the last node, the number of values that are live across this boundary.
 
-    Infinity if one of these values is neither a tensor nor a number.
+    A value is live from its node to its last user. The number is infinite if a live value is neither a tensor nor a number.
     """
     positions = {node: position for position, node in enumerate(nodes)}
     changes = [0.0] * (len(nodes) + 1)

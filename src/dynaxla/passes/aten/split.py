@@ -17,7 +17,7 @@ class GraphPart:
     """A part of a graph.
 
     Attributes:
-        compiled: True if the part becomes an XLA program, False if torch runs its nodes one by one.
+        compiled: True if the part becomes an XLA program, False if torch's kernels run its nodes.
         module: the part as a graph of its own.
         inputs: the nodes of the whole graph that the part reads.
         outputs: the part's nodes whose values later parts read or the graph returns.
@@ -30,7 +30,7 @@ class GraphPart:
 
 
 def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[GraphPart]:
-    """Splits a graph into parts that run in order. Arithmetic on sizes becomes part of the preceding part.
+    """Splits a graph into parts that run one after the other. Arithmetic on sizes goes to the preceding part.
 
     Args:
         module: the graph.
@@ -42,7 +42,7 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
 
     def assign(node: Node, compiled: bool, device: Any = None) -> None:
         last = groups[-1] if groups else None
-        if last is None or not last.takes(compiled, device):
+        if last is None or not last.accepts(compiled, device):
             last = _PartNodes(compiled)
             groups.append(last)
         last.device = last.device or device
@@ -58,11 +58,11 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
             for user in node.users:
                 if is_plain_python(user) and set(user.all_input_nodes) <= {node}:
                     assign(user, False)
-        elif _is_size(node) and device(node) is None:
+        elif _is_size_arithmetic(node) and device(node) is None:
             assign(node, groups[-1].compiled if groups else True)
         else:
             assign(node, True, device(node))
-    definitions = _Definitions(module)
+    definitions = _SymbolDefinitions(module)
     return [_part(module, group.compiled, group.nodes, definitions, device=group.device) for group in groups]
 
 
@@ -74,7 +74,7 @@ class _PartNodes:
     device: Any = None
     nodes: list[Node] = field(default_factory=list)
 
-    def takes(self, compiled: bool, device: Any) -> bool:
+    def accepts(self, compiled: bool, device: Any) -> bool:
         """True if a node can become a node of this part. device: the device that the node needs, or None."""
         return self.compiled == compiled and (device is None or self.device is None or device == self.device)
 
@@ -87,10 +87,11 @@ def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] 
         nodes: the part's nodes, in the graph's order.
         outputs: the part's outputs; None for all nodes that other nodes read.
     """
-    return _part(module, True, nodes, _Definitions(module), outputs)
+    return _part(module, True, nodes, _SymbolDefinitions(module), outputs)
 
 
-def _is_size(node: Node) -> bool:
+def _is_size_arithmetic(node: Node) -> bool:
+    """True if a node returns no tensor, or is arithmetic on numbers or the choice of an item."""
     return is_plain_python(node) or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
 
@@ -107,8 +108,12 @@ def symbols(value: Any) -> set[Any]:
     return free_symbols
 
 
-class _Definitions:
-    """The nodes that define each symbol of a graph: a number with the symbol's value, or else a tensor with this size on each device."""
+class _SymbolDefinitions:
+    """The nodes that define each symbol of a graph: a node whose value is the number, or else, for each device, a tensor with this size.
+
+    Attributes:
+        all: all these nodes.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         numbers: dict[Any, dict[Any, Node]] = {}
@@ -127,7 +132,7 @@ class _Definitions:
         self.all = {node for nodes in self._nodes.values() for node in nodes.values()}
 
     def node(self, symbol: Any, device: Any, before: Node) -> Node | None:
-        """Returns a node that defines a symbol, or None. A node on `device` that precedes the node `before` is preferred."""
+        """Returns a node that defines a symbol: preferably a node on `device` that precedes the node `before`. None if there is none."""
         nodes = self._nodes.get(symbol, {})
         on_device = nodes.get(device)
         if on_device is not None and self._positions[on_device] < self._positions[before]:
@@ -139,7 +144,7 @@ def _part(
     module: GraphModule,
     compiled: bool,
     nodes: Sequence[Node],
-    definitions: _Definitions,
+    definitions: _SymbolDefinitions,
     outputs: Sequence[Node] | None = None,
     device: Any = None,
 ) -> GraphPart:
@@ -153,8 +158,8 @@ def _part(
             elif source not in inside:
                 inputs[source] = None
     if compiled:
-        used = {symbol for node in (*inputs, *nodes) for symbol in symbols(node.meta.get("val"))}
-        defining = (definitions.node(symbol, device, nodes[0]) for symbol in used)
+        used_symbols = {symbol for node in (*inputs, *nodes) for symbol in symbols(node.meta.get("val"))}
+        defining = (definitions.node(symbol, device, nodes[0]) for symbol in used_symbols)
         inputs |= {node: None for node in defining if node is not None and node not in inside}
     if outputs is None:
         outputs = [node for node in nodes if node in definitions.all or any(user not in inside for user in node.users)]

@@ -2,14 +2,14 @@
 
 The reasons:
 
-ON_VALUES     The node introduces a symbol that no earlier node has, or its op carries `Tag.data_dependent_output`: the symbol of an
-              `.item()` may be known by then, but the number is still read from a tensor.
+DATA_DEPENDENT     The node introduces a symbol that no earlier node has, or its op carries `Tag.data_dependent_output`: the symbol of an
+              `.item()` may have occurred before, but the number is still read from a tensor.
 ASYNCHRONOUS  The op works in the background or with handles: see `dynaxla.lowering.asynchronous`. A program can hold a collective that
               returns its result, but a graph that a control-flow op calls cannot: nothing orders the collectives of two such graphs.
-WRITES        The op writes to an operand, which in a program would be a copy. Functionalization removes all such ops from a graph, except
-              for the writes of a backward pass to an input.
-NO_ARRAY      A tensor that the node takes or returns is sparse or quantized.
-DRAWS         The node draws random numbers and saves or restores the state of torch's generator.
+WRITES        The op writes to an operand. A program would write to a copy. Functionalization removes all such ops from a graph, except for
+              the writes of a backward pass to an input.
+NOT_DENSE      A tensor that the node takes or returns is sparse or quantized.
+GENERATOR_STATE         The node draws random numbers and saves or restores the state of torch's generator.
 NO_LOWERING   Only torch's kernel computes the node, and a program on the graph's platform cannot call it.
 """
 
@@ -28,11 +28,11 @@ from ...lowering.interpreter import needs_kernel
 from ...torch_ops import aten
 from ..joint.checkpointing import uses_saved_state
 
-ON_VALUES = "a size or number that it returns depends on the values of a tensor"
+DATA_DEPENDENT = "a size or number that it returns depends on the values of a tensor"
 ASYNCHRONOUS = "it is a collective, or it works with handles or in the background"
 WRITES = "it writes to an operand"
-NO_ARRAY = "it takes or returns a tensor that is not a dense array"
-DRAWS = "it saves or restores the state of torch's generator"
+NOT_DENSE = "it takes or returns a tensor that is not a dense array"
+GENERATOR_STATE = "it saves or restores the state of torch's generator"
 NO_LOWERING = "it has no lowering, and a program on this platform cannot call torch's kernel"
 
 
@@ -42,23 +42,25 @@ def unsupported_nodes(module: GraphModule, *, is_inner: bool = False) -> dict[No
     is_inner: True if a control-flow op calls the graph.
     """
     found: dict[Node, str] = {}
-    known: set[Any] = set()
+    known_symbols: set[Any] = set()
     for node in module.graph.nodes:
         symbols = free_unbacked_symbols(node.meta.get("val"))
         if node.op == "call_function":
-            if not symbols <= known or _has_tag(node, torch.Tag.data_dependent_output):
-                found[node] = ON_VALUES
+            if not symbols <= known_symbols or _has_tag(node, torch.Tag.data_dependent_output):
+                found[node] = DATA_DEPENDENT
             elif is_asynchronous(node) and (is_inner or not can_be_in_program(node)):
                 found[node] = ASYNCHRONOUS
             elif mutates(node.target):
                 found[node] = WRITES
             elif not all(is_array(leaf) for leaf in leaves(node) if isinstance(leaf, torch.Tensor)):
-                found[node] = NO_ARRAY
+                found[node] = NOT_DENSE
             elif uses_saved_state(node):
-                found[node] = DRAWS
-            elif reasons := {reason for inner in _inner(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {ON_VALUES}:
+                found[node] = GENERATOR_STATE
+            elif reasons := {reason for inner in _subgraphs(node) for reason in unsupported_nodes(inner, is_inner=True).values()} - {
+                DATA_DEPENDENT
+            }:
                 found[node] = min(reasons)
-        known |= symbols
+        known_symbols |= symbols
     return found
 
 
@@ -69,7 +71,10 @@ def nodes_without_lowering(module: GraphModule, platform: str) -> dict[Node, str
 
 
 def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:
-    """Returns the copies to inputs at the end of a backward graph: those among `found` that only such copies follow."""
+    """Returns the copies to inputs at the end of a backward graph.
+
+    found: the result of `unsupported_nodes`.
+    """
     last: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node.op == "output":
@@ -84,7 +89,7 @@ def _has_tag(node: Node, tag: torch.Tag) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
 
 
-def _inner(node: Node) -> list[GraphModule]:
+def _subgraphs(node: Node) -> list[GraphModule]:
     """Returns the subgraphs that a node's op calls."""
     owner = node.graph.owning_module
     found = []

@@ -20,11 +20,11 @@ from ...lowering.epilogue import following_activation
 from ...lowering.ops.convolution import CONVOLUTION, ConvolutionProblem
 from ...torch_ops import aten
 
-# The maximum number of rows of a matrix, or of positions of a convolution's result. With so many, packing takes a thirtieth of the kernel's
-# time.
+# The maximum number of rows of a matrix, or of positions of a convolution's result. With 1024 rows, oneDNN's own reordering of the weight
+# takes a thirtieth of the kernel's time.
 _MAX_ROWS = 1024
-# The minimum number of elements of a weight. For a smaller weight, the call of a kernel costs more than packing saves. With a single row,
-# the minimum is larger: below it, XLA's own dot is as fast.
+# The minimum number of elements of a weight. For a smaller weight, the call of a kernel costs more than packing saves. For a single row,
+# the minimum is larger: with a smaller weight, XLA's own dot is as fast.
 _MIN_ELEMENTS, _MIN_ELEMENTS_ONE_ROW = 1 << 14, 1 << 22
 
 
@@ -80,21 +80,21 @@ def _pack_convolution(
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if weight not in fixed or x in fixed or transposed or groups != 1 or len(_shape(weight)) != 4:
         return
-    (batch, _, *space), (out, *_) = _shape(node), _shape(weight)
-    if not _is_worthwhile(batch * math.prod(space), weight, [x, bias, node]):
+    (batch, _, *spatial_sizes), (out_channels, *_) = _shape(node), _shape(weight)
+    if not _is_worthwhile(batch * math.prod(spatial_sizes), weight, [x, bias, node]):
         return
     stride, padding, dilation = (tuple(values) * (2 // len(values)) for values in (stride, padding, dilation))
     padding_pairs = tuple((size, size) for size in padding)
     dtype = dtypes.to_jax(weight.meta["val"].dtype)
-    exact = lax.Precision.HIGHEST
+    precision = lax.Precision.HIGHEST
     problem = ConvolutionProblem(
-        _shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, exact, "cpu"
+        _shape(x), _shape(weight), _shape(node), stride, padding_pairs, (1, 1), dilation, 1, False, dtype, precision, "cpu"
     )
     implementation = CONVOLUTION.choose(problem, implementations).name
     if implementation != "onednn" and not (implementation == "patches" and math.prod(_shape(weight)[2:]) == 1):
         return
-    batch, channels, *x_space = _shape(x)
-    shapes = (batch, *x_space, channels), _shape(weight), (batch, *space, out)
+    batch, channels, *x_spatial_sizes = _shape(x)
+    shapes = (batch, *x_spatial_sizes, channels), _shape(weight), (batch, *spatial_sizes, out_channels)
     packing = weight_orders.of_convolution(*shapes, stride, padding_pairs, dilation, dtype, bias is not None, device)
     if packing is not None:
         arguments = [list(_shape(weight)), list(stride), list(padding), list(dilation)]
@@ -107,9 +107,9 @@ def _shape(node: Node) -> tuple[Any, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bool:
-    """True if all sizes are fixed, all dtypes are equal and supported by oneDNN, the rows are few and the weight is large."""
-    values = [node.meta["val"] for node in (weight, *others) if node is not None]
+def _is_worthwhile(rows: Any, weight: Node, operands: Sequence[Node | None]) -> bool:
+    """True if all sizes are fixed, all dtypes are equal and supported by oneDNN, there are few rows, and the weight is large."""
+    values = [node.meta["val"] for node in (weight, *operands) if node is not None]
     dtype = weight.meta["val"].dtype
     if not all(type(size) is int for value in values for size in value.shape) or any(value.dtype != dtype for value in values):
         return False
@@ -118,7 +118,7 @@ def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bo
 
 
 def _packed(graph: Graph, before: Node, weight: Node, order: Packing, packed_weights: dict[tuple[Node, Packing], Node]) -> Node:
-    """Returns the node of a packed weight, which is added in front of the node `before` if the weight is not packed yet."""
+    """Returns the node of a packed weight. Adds the node in front of the node `before` if the weight is not packed in this order yet."""
     if (weight, order) not in packed_weights:
         arguments = (weight, list(order.dims), list(order.blocked), list(order.sizes))
         with graph.inserting_before(before):

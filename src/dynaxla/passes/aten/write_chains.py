@@ -7,8 +7,8 @@ Functionalization turns `c[0, :, 3] = k` into reads and writes of whole tensors:
     c' = select_scatter(c, row, 0, 0)
 
 Each of these values is a view of c after some writes to views of c: `part` after no write, and the other values after one write, a `copy_`
-of k to the view `part`. This module derives this state (the view and the writes) node by node. A state describes only the values of a
-result, not its memory.
+of k to the view `part`. This module derives the *state* of each node: the view and the writes. A state describes only the elements of a
+node's result, not its memory: the result may be a copy.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ViewOp:
     Attributes:
         op: the view op.
         args: the arguments after the tensor.
-        item: the index of the view if the op returns several, else None.
+        item: the index of the view if the op returns several views, else None.
     """
 
     op: Any
@@ -87,12 +87,12 @@ class ViewOp:
 
 @dataclass(frozen=True)
 class InputView:
-    """A part of an input, reached by views.
+    """A view of an input.
 
     Attributes:
-        steps: the views, from the input on.
+        steps: the view ops that lead from the input to the view.
         specs: sizes, strides and offset of the input, and of the view after each step.
-        value: a fake tensor like the view.
+        value: a fake tensor with the view's metadata.
     """
 
     steps: tuple[ViewOp, ...]
@@ -104,6 +104,7 @@ class InputView:
         return other.specs[-1] in self.specs
 
     def is_same(self, other: InputView) -> bool:
+        """True if two views of one input have the same elements in the same order."""
         return self.specs[-1] == other.specs[-1]
 
     @property
@@ -111,22 +112,22 @@ class InputView:
         """True if the view is the whole input."""
         return self.specs[-1] == self.specs[0]
 
-    def is_apart(self, other: InputView) -> bool:
+    def is_disjoint(self, other: InputView) -> bool:
         """True if two views of one input are known to share no element.
 
         Only the first step that differs is compared: both steps must select disjoint ranges of the same dimension.
         """
-        for mine, theirs, spec in zip(self.steps, other.steps, self.specs, strict=False):
-            if mine != theirs:
+        for step, other_step, spec in zip(self.steps, other.steps, self.specs, strict=False):
+            if step != other_step:
                 sizes = spec[: len(spec) // 2]
-                one, another = _selected_range(mine, sizes), _selected_range(theirs, sizes)
-                if one is None or another is None or one[0] != another[0]:
+                selected, other_selected = _selected_range(step, sizes), _selected_range(other_step, sizes)
+                if selected is None or other_selected is None or selected[0] != other_selected[0]:
                     return False
-                return one[2] <= another[1] or another[2] <= one[1]
+                return selected[2] <= other_selected[1] or other_selected[2] <= selected[1]
         return False
 
-    def after(self, step: ViewOp) -> InputView | None:
-        """Returns the view that a further step gives, or None if the step cannot be a view of the input's memory."""
+    def with_step(self, step: ViewOp) -> InputView | None:
+        """Returns the view after one more step, or None if the result of the step cannot be a view of the input's memory."""
         mode = detect_fake_mode(self.value)
         if mode is None:
             return None
@@ -138,7 +139,7 @@ class InputView:
             return None
         value = value if step.item is None else value[step.item]
         spec = _spec(value)
-        if spec in self.specs:  # the step undoes earlier ones, as a second transpose does
+        if spec in self.specs:  # the step undoes earlier steps, such as a second transpose of the same dimensions
             length = self.specs.index(spec)
             return InputView(self.steps[:length], self.specs[: length + 1], value)
         return InputView((*self.steps, step), (*self.specs, spec), value)
@@ -146,52 +147,52 @@ class InputView:
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """The write of one op of the graph.
+    """A write to a view of an input, by one op of the functional graph.
 
     Attributes:
-        node: the op's node.
-        op: the in-place variant of the op.
-        place: the view of the input to which the op writes.
+        node: the functional op's node.
+        op: the in-place op that does the same write.
+        view: the view of the input to which the op writes.
         args: the in-place op's arguments after its target.
         kwargs: the in-place op's keyword arguments.
     """
 
     node: Node
     op: Any
-    place: InputView
+    view: InputView
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
     def is_indexed(self) -> bool:
-        """True if the op writes by index, and so checks indices."""
+        """True if index tensors give the written positions, so that the op checks indices."""
         return self.node.target in _INDEXED
 
 
 @dataclass(frozen=True)
 class WrittenView:
-    """A value that is a view of an input after writes.
+    """The state of a node: its value is a view of an input after writes to this input.
 
     Attributes:
         source: the input's node.
-        writes: the writes, in their order.
-        place: the view of the input.
+        writes: the writes, in the order in which they happen.
+        view: the view of the input.
     """
 
     source: Node
     writes: tuple[Write, ...]
-    place: InputView
+    view: InputView
 
     @property
-    def seen(self) -> tuple[Write, ...]:
-        """The writes on which the value may depend: all except the writes to views that are known to share no element with this view."""
-        return tuple(write for write in self.writes if not write.place.is_apart(self.place))
+    def visible_writes(self) -> tuple[Write, ...]:
+        """The writes on which the value may depend: all except writes to views that are known to share no element with this view."""
+        return tuple(write for write in self.writes if not write.view.is_disjoint(self.view))
 
 
-def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, WrittenView]:
-    """Returns the state of each value that is a view of one of these inputs after writes.
+def written_views(graph: Graph, inputs: Collection[Node]) -> dict[Node, WrittenView]:
+    """Returns the state of each node whose value is a view of one of these inputs, before or after writes.
 
-    No state refers to an input whose elements may share memory.
+    Inputs whose elements may share memory are left out.
     """
     state_by_node: dict[Node, WrittenView] = {}
     for node in graph.nodes:
@@ -220,20 +221,20 @@ def call(graph: Graph, op: Any, *args: Any) -> Node:
     return node
 
 
-def viewed_at(graph: Graph, place: InputView, source: Node, copies: Mapping[Node, Node]) -> Node:
+def add_view(graph: Graph, view: InputView, source: Node, copies: Mapping[Node, Node]) -> Node:
     """Adds the view ops that lead from an input to a view of the input, and returns the node of the last op.
 
     Args:
         graph: the graph to change.
-        place: the view.
-        source: the input's node in the graph of `place`.
-        copies: from the nodes of the graph of `place` to their copies in `graph`.
+        view: the view.
+        source: the input's node in the graph of `view`.
+        copies: from the nodes of the graph of `view` to their copies in `graph`.
     """
-    view = copies[source]
-    for step in place.steps:
-        view = call(graph, step.op, view, *torch.fx.node.map_arg(step.args, copies.__getitem__))
-        view = view if step.item is None else call(graph, operator.getitem, view, step.item)
-    return view
+    node = copies[source]
+    for step in view.steps:
+        node = call(graph, step.op, node, *torch.fx.node.map_arg(step.args, copies.__getitem__))
+        node = node if step.item is None else call(graph, operator.getitem, node, step.item)
+    return node
 
 
 def _state(node: Node, earlier: dict[Node, WrittenView]) -> WrittenView | None:
@@ -243,29 +244,30 @@ def _state(node: Node, earlier: dict[Node, WrittenView]) -> WrittenView | None:
         parts = node.args[0]
         if not isinstance(parts, Node) or parts.target not in _SPLITS or (base := earlier.get(parts.args[0])) is None or parts.kwargs:
             return None
-        return _viewed(base, base.place.after(ViewOp(parts.target, tuple(parts.args[1:]), node.args[1])))
+        return _with_view(base, base.view.with_step(ViewOp(parts.target, tuple(parts.args[1:]), node.args[1])))
     base = earlier.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     if base is None:
         return None
     if op in _IDENTITIES:
         return base
     if op in _VIEWS:
-        return _viewed(base, base.place.after(ViewOp(op, tuple(node.args[1:])))) if not node.kwargs else None
+        return _with_view(base, base.view.with_step(ViewOp(op, tuple(node.args[1:])))) if not node.kwargs else None
     if op in _SCATTERS and not node.kwargs:
         return _state_of_scatter(node, base, earlier)
-    if op in _OVERWRITES and not base.place.is_whole:
-        return _after_write(base, Write(node, _OVERWRITES[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+    if op in _OVERWRITES and not base.view.is_whole:
+        return _after_write(base, Write(node, _OVERWRITES[op], base.view, tuple(node.args[1:]), dict(node.kwargs)))
     if op in _INDEXED and _accepts_in_place(node):
-        return _after_write(base, Write(node, _INDEXED[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+        return _after_write(base, Write(node, _INDEXED[op], base.view, tuple(node.args[1:]), dict(node.kwargs)))
     return None
 
 
-def _viewed(state: WrittenView, place: InputView | None) -> WrittenView | None:
-    return WrittenView(state.source, state.writes, place) if place is not None else None
+def _with_view(state: WrittenView, view: InputView | None) -> WrittenView | None:
+    """Returns the state after the same writes with another view; None if there is no such view."""
+    return WrittenView(state.source, state.writes, view) if view is not None else None
 
 
 def _after_write(state: WrittenView, write: Write) -> WrittenView:
-    return WrittenView(state.source, (*state.writes, write), state.place)
+    return WrittenView(state.source, (*state.writes, write), state.view)
 
 
 def _state_of_scatter(node: Node, base: WrittenView, earlier: dict[Node, WrittenView]) -> WrittenView | None:
@@ -275,8 +277,8 @@ def _state_of_scatter(node: Node, base: WrittenView, earlier: dict[Node, Written
     a `copy_` to the view.
     """
     part, args = node.args[1], tuple(node.args[2:])
-    place = base.place.after(ViewOp(_SCATTERS[node.target], args))
-    if place is None or not isinstance(part, Node):
+    view = base.view.with_step(ViewOp(_SCATTERS[node.target], args))
+    if view is None or not isinstance(part, Node):
         return None
     state = earlier.get(part)
     count = len(base.writes)
@@ -284,11 +286,11 @@ def _state_of_scatter(node: Node, base: WrittenView, earlier: dict[Node, Written
         state is not None
         and state.source is base.source
         and state.writes[:count] == base.writes
-        and state.place.is_same(place)
-        and all(write.place.lies_in(place) for write in state.writes[count:])
+        and state.view.is_same(view)
+        and all(write.view.lies_in(view) for write in state.writes[count:])
     ):
-        return WrittenView(base.source, state.writes, base.place)
-    return _after_write(base, Write(node, aten.copy_.default, place, (part,), {}))
+        return WrittenView(base.source, state.writes, base.view)
+    return _after_write(base, Write(node, aten.copy_.default, view, (part,), {}))
 
 
 def _accepts_in_place(node: Node) -> bool:
@@ -340,7 +342,7 @@ def _number(value: Any) -> Any:
 
 
 def _has_distinct_elements(value: Any) -> bool:
-    """True for a strided, not expanded tensor that has neither the conjugate nor the negative bit."""
+    """True for a strided tensor without stride 0, and without the conjugate or negative bit."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     pairs: Sequence[tuple[Any, Any]] = list(zip(map(_number, value.shape), map(_number, value.stride()), strict=True))

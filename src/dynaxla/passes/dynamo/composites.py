@@ -1,12 +1,13 @@
-"""Preserves composite ops that torch.compile decomposes for each backend, whatever the backend's table of decompositions.
+"""Preserves composite functions that torch.compile always decomposes, even if the backend's table of decompositions lacks them.
 
 For resampling and two shrinking functions, torch has Python decompositions at the Autograd dispatch key. The decomposed gradient of
 resampling is a scatter. On the CPU, the gradient's own lowering (`lowering/ops/upsample.py`) or torch's kernel takes a half to a sixth of
-the scatter's time. So these functions run without torch's Python dispatcher while AOTAutograd traces TorchDynamo's graph: torch's C++ code
-computes the same sizes as in eager mode. The C++ code does not support symbolic sizes. With symbolic sizes, the functions are decomposed.
+the scatter's time. So these functions run without torch's Python dispatcher while AOTAutograd traces TorchDynamo's graph, and torch's C++
+code traces the same ops as in eager mode. The C++ code does not support symbolic sizes: with symbolic sizes, the functions are decomposed.
 
-Circular padding is composite in eager mode, too: torch copies into parts of a new tensor, and functionalization turns each copy into a
-whole new tensor. Here, concatenations replace the copies. Products get their own derivatives (product_derivatives.py).
+Two kinds of functions are replaced. Circular padding is decomposed in eager mode, too: torch copies into parts of a new tensor, and
+functionalization would turn each copy into a whole new tensor. Concatenations replace the copies. Products get derivatives of their own
+(product_derivatives.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SHRINKING_OPS = ("aten::hardshrink", "aten::softshrink")
 
 @contextlib.contextmanager
 def keep_composites(module: GraphModule) -> Iterator[None]:
-    """Within the context, changes TorchDynamo's graph and its subgraphs so that the calls of composite functions are not decomposed."""
+    """A context in which TorchDynamo's graph and its subgraphs call functions that are not decomposed. On exit, the graphs are restored."""
     graphs = [inner for inner in module.modules() if isinstance(inner, GraphModule)]
     originals = {node: (node.op, node.target) for inner in graphs for node in inner.graph.nodes if _is_decomposed(node)}
     changed = [inner for inner in graphs if not originals.keys().isdisjoint(inner.graph.nodes)]
@@ -49,6 +50,7 @@ def keep_composites(module: GraphModule) -> Iterator[None]:
 
 
 def _is_decomposed(node: Node) -> bool:
+    """True if a node calls a function that torch.compile would decompose and that this module preserves or replaces."""
     target: Any = node.target
     if node.op != "call_function":
         return node.op == "call_method" and target in ("prod", "cumprod")
@@ -63,7 +65,10 @@ def _is_decomposed(node: Node) -> bool:
 
 
 def _undecomposed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that replaces `function`. With symbolic sizes, or without elements, `function` itself is called."""
+    """Returns a function that calls `function` without its decomposition, or calls its replacement.
+
+    With symbolic sizes, or for tensors without elements, the returned function calls `function` itself.
+    """
     run = _REPLACEMENTS.get(function, _without_python_dispatcher)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +88,7 @@ def _without_python_dispatcher(function: Callable[..., Any], *args: Any, **kwarg
 
 
 def _circular_pad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Pads circularly by concatenations. Calls `function`, F.pad or its C++ implementation, for other modes and for unusual sizes."""
+    """Pads circularly by concatenations. For other modes and unusual sizes, calls `function`: F.pad or its C++ implementation."""
     arguments = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
     x, pad = arguments["input"], arguments["pad"]
     sides_by_dim = list(zip(range(x.ndim - 1, 1, -1), pad[::2], pad[1::2], strict=False))

@@ -1,9 +1,9 @@
 """Inlines regions of `torch.compiler.nested_compile_region` that write to their operands.
 
-TorchDynamo captures such a region once, and the graph calls the region with the op `invoke_subgraph`. If a region writes to an operand,
-such as a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and refuses the
-region if gradients are needed. So such regions are inlined before AOTAutograd traces the graph, and repeated_blocks.py finds their repeated
-blocks as in each other graph. A region that does not write to an operand stays a region.
+TorchDynamo captures a region once, and the graph calls the region with the op `invoke_subgraph`. If a region writes to an operand, such as
+a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and refuses the region if
+gradients are needed. So these regions are inlined before AOTAutograd traces the graph, and repeated_blocks.py finds the repeated blocks as
+in any other graph. A region that does not write to an operand stays a region.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from ...lowering.interpreter import constant_value
 from ...runtime import private
 
-_CALL = torch.ops.higher_order.invoke_subgraph
+_INVOKE_SUBGRAPH = torch.ops.higher_order.invoke_subgraph
 
 
 def inline_writing_regions(module: GraphModule) -> None:
@@ -28,43 +28,43 @@ def inline_writing_regions(module: GraphModule) -> None:
         module.recompile()
 
 
-def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
+def _inline_within(module: GraphModule, visited: set[GraphModule]) -> bool:
     """Inlines regions in a module's graph, without recompiling the module's code.
 
-    done: the visited submodules.
+    visited: the visited submodules.
     Returns: True if a region was inlined.
     """
     for source in module.graph.find_nodes(op="get_attr"):
         called = constant_value(module, source)
-        if isinstance(called, GraphModule) and called not in done:
-            done.add(called)
-            _inline_within(called, done)
+        if isinstance(called, GraphModule) and called not in visited:
+            visited.add(called)
+            _inline_within(called, visited)
             called.recompile()  # always: TorchDynamo inlines a region with a single call without recompiling the code
-    writing: dict[GraphModule, bool] = {}
-    for call in module.graph.find_nodes(op="call_function", target=_CALL):
+    has_writes: dict[GraphModule, bool] = {}
+    for call in module.graph.find_nodes(op="call_function", target=_INVOKE_SUBGRAPH):
         source = call.args[0]
         region = constant_value(module, source)
-        if region not in writing:
-            writing[region] = _writes(region)
-        if writing[region]:
+        if region not in has_writes:
+            has_writes[region] = _writes_to_operand(region)
+        if has_writes[region]:
             _inline(module, call, region)
             if not source.users:
                 module.graph.erase_node(source)
-    return any(writing.values())
+    return any(has_writes.values())
 
 
-def _writes(region: GraphModule) -> bool:
-    """True if a region writes to an operand: a run on fake tensors increases their version counters.
+def _writes_to_operand(region: GraphModule) -> bool:
+    """True if a region writes to an operand: if a run on fake tensors increases the version counter of an operand.
 
     False if the region cannot run on fake tensors.
     """
     values = [node.meta.get("example_value") for node in region.graph.find_nodes(op="placeholder")]
-    fakes = [value for value in values if isinstance(value, FakeTensor)]
-    if not fakes:
+    fake_operands = [value for value in values if isinstance(value, FakeTensor)]
+    if not fake_operands:
         return False
-    mode = fakes[0].fake_mode
-    symbols = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else contextlib.nullcontext()
-    with contextlib.suppress(Exception), torch.inference_mode(False), torch.no_grad(), mode, symbols:
+    mode = fake_operands[0].fake_mode
+    ignore_new_symbols = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else contextlib.nullcontext()
+    with contextlib.suppress(Exception), torch.inference_mode(False), torch.no_grad(), mode, ignore_new_symbols:
         # New fake tensors with their own memory, so that no other code changes their version counters.
         operands = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value for value in operands if isinstance(value, torch.Tensor)]
@@ -90,8 +90,8 @@ def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
         assert item.target is operator.getitem
         result = results[item.args[1]]
         for user in list(item.users):
-            given = user.args, user.kwargs
-            user.args, user.kwargs = torch.fx.node.map_arg(given, lambda node, item=item, to=result: to if node is item else node)
+            arguments = user.args, user.kwargs
+            user.args, user.kwargs = torch.fx.node.map_arg(arguments, lambda node, item=item, to=result: to if node is item else node)
         graph.erase_node(item)
     graph.erase_node(call)
 

@@ -1,9 +1,9 @@
 """Derivatives of `prod` and `cumprod` without a branch on the values.
 
-Eager mode inspects the values and takes a faster formula if there are no zeros, the usual case. A graph cannot inspect values. PyTorch's
-formulas for graphs scan all elements several times, which takes two to four times eager mode's time. In the formulas here, zeros cost only
-comparisons. If an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The gradient
-of the first zero of a running product may be NaN, too.
+Eager mode inspects the values, and uses a faster formula if there are no zeros, the usual case. A graph cannot inspect values. PyTorch's
+formulas for graphs scan all elements several times, which takes two to four times eager mode's time. The formulas here handle zeros by a
+few comparisons. If an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The
+gradient of the first zero of a running product may be NaN, too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _Product(torch.autograd.Function):
             grad, result = grad.unsqueeze(ctx.dim), result.unsqueeze(ctx.dim)
         is_zero = x == 0
         zeros = is_zero.sum(dims, keepdim=True)
-        others = torch.where(is_zero, 1, x)
-        others = others.prod() if ctx.dim is None else others.prod(ctx.dim, keepdim=True)
+        nonzero = torch.where(is_zero, 1, x)
+        nonzero_product = nonzero.prod() if ctx.dim is None else nonzero.prod(ctx.dim, keepdim=True)
         # If there is a zero, the gradient of each element that is not zero is 0, or NaN if the product is NaN (zero times infinity).
-        of_nonzero = torch.where(zeros == 0, grad * (result / x), grad * result)
-        gradient = torch.where(is_zero, torch.where(zeros == 1, grad * others, grad * result), of_nonzero)
+        grad_of_nonzero = torch.where(zeros == 0, grad * (result / x), grad * result)
+        gradient = torch.where(is_zero, torch.where(zeros == 1, grad * nonzero_product, grad * result), grad_of_nonzero)
         return (gradient if ctx.dim is not None else torch.where(zeros > 1, 0, gradient)), None, None
 
 
@@ -60,16 +60,16 @@ class _RunningProduct(torch.autograd.Function):
         shape = [1] * x.ndim
         shape[dim] = size
         positions = torch.arange(size, dtype=torch.int32, device=x.device).view(shape)
-        first = torch.where(x == 0, positions, size).amin(dim, keepdim=True)  # the position of the first zero
-        is_before, is_first = positions < first, positions == first
-        sums = torch.where(is_before, result * grad, 0).flip(dim).cumsum(dim).flip(dim)
-        without = torch.where(is_first, 1, x).cumprod(dim)
-        at_first = torch.where(is_before, 0, without * grad).sum(dim, keepdim=True)
-        return torch.where(is_before, sums / x, torch.where(is_first, at_first, 0)), None
+        first_zero = torch.where(x == 0, positions, size).amin(dim, keepdim=True)  # the position of the first zero
+        is_before, is_first_zero = positions < first_zero, positions == first_zero
+        suffix_sums = torch.where(is_before, result * grad, 0).flip(dim).cumsum(dim).flip(dim)
+        product_without_first_zero = torch.where(is_first_zero, 1, x).cumprod(dim)
+        grad_of_first_zero = torch.where(is_before, 0, product_without_first_zero * grad).sum(dim, keepdim=True)
+        return torch.where(is_before, suffix_sums / x, torch.where(is_first_zero, grad_of_first_zero, 0)), None
 
 
 def prod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `torch.prod` and `Tensor.prod`. function: the called function of these two."""
+    """Replaces `torch.prod` and `Tensor.prod`. function: the replaced function."""
     arguments = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | kwargs
     if not arguments.keys() <= {"input", "dim", "keepdim"} or not _is_differentiated(arguments["input"]):
         return function(*args, **kwargs)
@@ -77,7 +77,7 @@ def prod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def cumprod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `torch.cumprod` and `Tensor.cumprod`. function: the called function of these two."""
+    """Replaces `torch.cumprod` and `Tensor.cumprod`. function: the replaced function."""
     arguments = dict(zip(("input", "dim"), args, strict=False)) | kwargs
     if arguments.keys() != {"input", "dim"} or not _is_differentiated(arguments["input"]) or not arguments["input"].ndim:
         return function(*args, **kwargs)
@@ -85,6 +85,6 @@ def cumprod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_differentiated(x: torch.Tensor) -> bool:
-    """True if autograd, and neither functorch nor forward mode, differentiates a floating-point x."""
+    """True if x is a floating-point tensor that autograd differentiates, and neither functorch nor forward mode does."""
     uses_autograd = torch.is_grad_enabled() and x.requires_grad and x.is_floating_point()
     return uses_autograd and private.functorch_level() is None and forward_ad.unpack_dual(x).tangent is None

@@ -1,9 +1,9 @@
-"""A pass over a traced program that makes bfloat16 faster on the CPU: by fewer and faster roundings.
+"""A pass over a traced program that makes bfloat16 faster on the CPU, by fewer and faster roundings.
 
 XLA:CPU computes each op on bfloat16 in float32 and rounds the result. With 512-bit vectors, XLA's rounding takes three times as long as the
-same rounding written as bit arithmetic, and with shorter vectors half as long. Some roundings are redundant, such as the rounding of the
-maximum of rounded values. The pass keeps bfloat16 results as float32 arrays, and rounds such an array only if a consumer's result depends
-on the rounding. All values are the same to the last bit.
+same rounding written as bit arithmetic. With shorter vectors, XLA's rounding takes half as long as the bit arithmetic. Some roundings are
+redundant, such as the rounding of the maximum of rounded values. The pass keeps bfloat16 results as float32 arrays, and rounds such an
+array only if a consumer's result depends on the rounding. All values are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .evaluation import Evaluation, bind
 
 def round_rarely(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
     """Returns the same function for one platform, with fewer roundings. The returned function must be traced, for example by `jax.jit`."""
-    return _RoundingEvaluation(platform).of(program)
+    return _RoundingEvaluation(platform).transform(program)
 
 
 class _Float32Bfloat16:
     """A bfloat16 value in a float32 array.
 
     Attributes:
-        exact: a float32 array, whose elements rounded to bfloat16 are the value.
+        exact: a float32 array. Its elements, rounded to bfloat16, are the value.
         is_rounded: True if the elements of `exact` are bfloat16 numbers.
     """
 
@@ -48,7 +48,7 @@ class _Float32Bfloat16:
     def narrow(self) -> Array:
         """Returns the value in bfloat16."""
         if not machine.has_wide_vectors():
-            # Without the explicit rounding, no rounding would be left if a consumer converts back to float32: XLA drops both conversions.
+            # The rounding must be explicit: if a consumer converts back to float32, XLA drops both conversions.
             return lax.convert_element_type(self.rounded(), jnp.bfloat16)
         bits = lax.bitcast_convert_type(self.exact, np.uint32) if self.is_rounded else _rounded_bits(self.exact)
         high = lax.convert_element_type(lax.shift_right_logical(bits, _full_uint32(self.exact, 16)), np.uint16)
@@ -58,8 +58,8 @@ class _Float32Bfloat16:
 def _rounded_bits(x: Array) -> Array:
     """Returns the bits of a float32 x, of which the upper 16 bits are rounded to nearest even. The lower 16 bits are undefined.
 
-    The sum with 0x7FFF plus the lowest of the upper bits carries into the upper bits exactly if the rounding goes up. A fixed NaN replaces
-    each NaN, since the carry could make a NaN infinite.
+    The bits of x plus 0x7FFF plus the lowest of the upper bits carry into the upper bits exactly if x is rounded up. A fixed NaN replaces
+    each NaN, since the carry could turn a NaN into an infinity.
     """
     bits = lax.bitcast_convert_type(x, np.uint32)
     even = lax.bitwise_and(lax.shift_right_logical(bits, _full_uint32(x, 16)), _full_uint32(x, 1))
@@ -86,7 +86,7 @@ class _RoundingEvaluation(Evaluation[Any]):
 
     def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         results = self._results(equation, operands)
-        # An array with several uses is written to memory, or should be. In memory, bfloat16 takes half the space.
+        # A result with several uses becomes a bfloat16 array: XLA writes it to memory, where bfloat16 takes half the space.
         return [self.lower(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
 
     def _results(self, equation: Any, operands: list[Any]) -> Sequence[Any]:

@@ -20,11 +20,11 @@ Value = TypeVar("Value")
 
 
 class Evaluation(ABC, Generic[Value]):
-    """A pass over a program for one platform. Inlines nested `jit` and `custom_jvp` functions, and branches that are known.
+    """A pass over a program for one platform. Inlines nested `jit` and `custom_jvp` functions, and the platform's branches.
 
     Attributes:
         title: the name of the pass.
-        uses: the number of uses of each result of the equation that `apply` is called with.
+        uses: the number of uses of each result of the equation that `apply` gets.
     """
 
     title = ""
@@ -39,28 +39,28 @@ class Evaluation(ABC, Generic[Value]):
 
     @abstractmethod
     def lower(self, value: Value) -> Any:
-        """Returns the array of one of the pass's values."""
+        """Returns the array of a value of the pass."""
 
-    def give(self, index: int, value: Value) -> Any:
-        """Returns the array of a value that is the function's result with this index."""
+    def lower_result(self, index: int, value: Value) -> Any:
+        """Returns the array for a result of the program. index: the position among the results."""
         return self.lower(value)
 
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
-        """Returns the same value, whose array is written to memory (see materialize.py)."""
+        """Returns the same value with an array that XLA must write to memory (see materialize.py)."""
 
     @abstractmethod
     def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         """Returns the results of an equation of the program."""
 
-    def of(self, program: Callable[..., Any]) -> Callable[..., Any]:
+    def transform(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the same function, evaluated by this pass. The returned function must be traced, for example by `jax.jit`."""
 
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
             rewrites.note_evaluation(self.title, len(closed.jaxpr.eqns))
             results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
-            return jax.tree.unflatten(jax.tree.structure(shapes), [self.give(index, value) for index, value in enumerate(results)])
+            return jax.tree.unflatten(jax.tree.structure(shapes), [self.lower_result(index, value) for index, value in enumerate(results)])
 
         run.__name__ = program.__name__
         return run

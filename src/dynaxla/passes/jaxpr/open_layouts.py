@@ -1,10 +1,9 @@
 """Lets XLA choose the layouts of arrays that only dynaxla's own programs read or write.
 
-XLA's compiler for GPUs gives the operands and results of each operation the layouts that its kernels need (cuDNN's convolutions need
-channels last). At the program's arguments and results, XLA transposes to and from the layouts of these. If dynaxla owns both the producer
-and the consumer of an array, no transpose is needed: the program is compiled with an open layout of the array, and the compiled program
-reports the layout that XLA chose. For a result no report is needed: the result array has its layout, and the tensor made from the array has
-the matching strides.
+XLA's compiler for GPUs gives the operands and results of each operation the layouts that the operation's kernels need (cuDNN's convolutions
+need channels last). If the program's arguments and results have other layouts, XLA adds transposes. No transpose is needed for an array
+whose producer and consumers are all dynaxla's: the program is compiled with an *open* layout of the array, which XLA chooses, and the
+compiled program reports the chosen layout. For a result no report is needed, since the tensor for a result array gets the array's strides.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ def with_open_layouts(
         arguments: The indices of the arguments whose layouts are open.
         results: The indices of the results whose layouts are open.
     """
-    # The jaxpr is traced a second time, because the structure of the results carries the facts, which are known only after a trace.
+    # The jaxpr is traced a second time, since `out_shardings` must have the structure of the results. The structure of the traced program's
+    # results holds facts that are known only after the trace, and a list of arrays does not.
     evaluate = jaxpr_as_fun(traced.jaxpr)
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
@@ -69,7 +69,8 @@ def sharded_as(
         traced: The program.
         name: The program's name.
         avals: The shapes and dtypes with which the program was traced.
-        shardings: The shardings of the first results. XLA chooses the sharding if an entry is None, and of all further results.
+        shardings: The shardings of the first results. XLA chooses the sharding where an entry is None, and the shardings of all further
+            results.
         donated: The indices of the donated arguments.
     """
     evaluate = jaxpr_as_fun(traced.jaxpr)
@@ -83,10 +84,15 @@ def sharded_as(
         return jax.jit(run, keep_unused=True, donate_argnums=tuple(donated), out_shardings=out_shardings).trace(*avals)
 
 
-def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
-    """Checks that each array whose layout was not open is row-major. open_ones: the arrays with open layouts. Raises: CompilationError."""
+def check_closed(orders: Orders, open_indices: Collection[int]) -> None:
+    """Raises CompilationError if an array without an open layout is not row-major.
+
+    Args:
+        orders: The memory order of each array, by index.
+        open_indices: The indices of the arrays with open layouts.
+    """
     for index, order in orders.items():
-        if index not in open_ones and order != tuple(range(len(order))):
+        if index not in open_indices and order != tuple(range(len(order))):
             raise CompilationError(
                 f"XLA chose the dimension order {list(order)} for array {index}, and dynaxla requested row-major order",
                 hint="this version of jax or of its plugin ignores requested layouts: install another version",

@@ -1,7 +1,7 @@
 """Splits the checks off a program that overwrites its arguments: a separate program runs the checks first.
 
-A program cannot undo its in-place writes, and a choice between new and old values of a large argument at the program's end would copy the
-argument. Most checks are of indices, and indices are computed before most of the program runs.
+A program cannot undo its in-place writes. If the program chose between new and old values of an argument at its end, XLA would copy the
+argument. The checks can run first, because most of them check indices, which need only a small part of the computation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def split(
 
 
 def _is_cheap(program: ClosedJaxpr) -> bool:
-    """True if all equations from which the program's last result is computed are cheap."""
+    """True if all equations on which the program's last result (the check code) depends are cheap."""
     needed = {program.jaxpr.outvars[-1]}
     for equation in reversed(program.jaxpr.eqns):
         if needed.isdisjoint(equation.outvars):

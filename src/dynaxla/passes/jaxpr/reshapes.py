@@ -1,7 +1,7 @@
-"""Reshapes without copies of arrays whose dimensions have another order than those of the value. Used by transposes.py.
+"""Reshapes, without copies, of a value whose array has the value's dimensions in another order. Used by transposes.py.
 
 For example, a transpose and a reshape turn an image's tokens (batch, positions, channels) into (batch, channels, height, width) for a
-convolution. In channels-last memory, no element moves.
+convolution. With channels last in memory, no element moves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def reshaped(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> tu
 
     Args:
         shape: the shape of the value.
-        order: dimension i of the array is dimension order[i] of the value. The returned order is to be read in the same way.
+        order: dimension i of the array is dimension order[i] of the value. The returned order has the same meaning.
         new_shape: the new shape of the value.
     """
     if 0 in shape:
@@ -33,13 +33,13 @@ def reshaped(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> tu
         new_order += after
         del dims_in_memory[: len(before)]
     for dim, size in enumerate(new_shape):
-        if size == 1:  # any position is right; after its predecessor, the dimension keeps an unpermuted order unpermuted
+        if size == 1:  # any position is correct; the position after the preceding dimension keeps an unpermuted order unpermuted
             new_order.insert(new_order.index(dim - 1) + 1 if dim else 0, dim)
     return tuple(new_shape[dim] for dim in new_order), tuple(new_order)
 
 
-def joining(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> Order | None:
-    """Returns `order` with the dimensions of each group that the reshape merges sorted. None if other dimensions lie within a group.
+def grouped_order(shape: Sequence[int], order: Order, new_shape: Sequence[int]) -> Order | None:
+    """Returns `order` with the dimensions of each group (see `_groups`) sorted. None if dimensions of other groups are in between.
 
     `reshaped` may succeed with the returned order if it fails with `order`.
     """
@@ -59,11 +59,13 @@ def _groups(shape: Sequence[int], new_shape: Sequence[int]) -> dict[int, tuple[l
     The key is the first dimension of a group, the value the group's dimensions in both shapes. Dimensions of size 1 are left out.
     """
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    dims, others = ([dim for dim, size in enumerate(sizes) if size > 1] for sizes in (shape, new_shape))
+    dims, new_dims = ([dim for dim, size in enumerate(sizes) if size > 1] for sizes in (shape, new_shape))
     while dims:
         count, end = 1, 1
-        while (mine := math.prod(shape[dim] for dim in dims[:count])) != (theirs := math.prod(new_shape[dim] for dim in others[:end])):
-            count, end = (count + 1, end) if mine < theirs else (count, end + 1)
-        groups[dims[0]] = dims[:count], others[:end]
-        dims, others = dims[count:], others[end:]
+        while (size_before := math.prod(shape[dim] for dim in dims[:count])) != (
+            size_after := math.prod(new_shape[dim] for dim in new_dims[:end])
+        ):
+            count, end = (count + 1, end) if size_before < size_after else (count, end + 1)
+        groups[dims[0]] = dims[:count], new_dims[:end]
+        dims, new_dims = dims[count:], new_dims[end:]
     return groups

@@ -2,8 +2,8 @@
 
 Convolutions on the CPU need channels-last operands: each convolution has a transpose before and a transpose after it. XLA does not cancel
 the transposes between two convolutions, but computes the ops between them in the original order. This pass evaluates the traced program a
-second time and tracks the memory order of each array: a transpose only changes the order. Elementwise functions, reductions, windows,
-slices and similar ops work in each order, and reshapes in many orders. The operands of all other ops are transposed.
+second time and tracks the memory order of each array: a transpose only changes the order. Elementwise functions, reductions, window
+reductions, slices and similar ops work in any order, and reshapes in many orders. The operands of all other ops are transposed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import Array, lax
 from ...lowering.cpu.materialize import in_memory
 from ...lowering.cpu.vectorized_reductions import is_foldable, sum_rows, vectorized_sum
 from .evaluation import Evaluation, bind
-from .reshapes import joining, reshaped
+from .reshapes import grouped_order, reshaped
 
 Order = tuple[int, ...]
 Orders = dict[int, Order]
@@ -28,7 +28,7 @@ Orders = dict[int, Order]
 
 @dataclass(frozen=True)
 class Ordered:
-    """A value, and an array that has the value's dimensions in some order.
+    """A value, as an array that has the value's dimensions in some order.
 
     Attributes:
         array: dimension i is dimension order[i] of the value.
@@ -97,21 +97,23 @@ Value = Ordered | _Broadcast
 
 
 def defer_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
-    """Returns the same function for one platform with deferred transposes, and the orders of its free results.
+    """Returns the same function for one platform, with deferred transposes, and the orders of its free results.
 
-    The returned function must be traced, for example by `jax.jit`. The trace fills the orders: dimension i of a free result is dimension
-    orders[index][i] of the original result. A result without an entry has the original order.
+    The returned function must be traced, for example by `jax.jit`. The trace fills the dict of orders: dimension i of a free result is
+    dimension orders[index][i] of the original result. A result without an entry has the original order.
 
     Args:
         program: the function.
         platform: the platform.
-        free: the indices of the results that may have their dimensions in any order.
+        free: the indices of the free results: their dimensions may have any order.
     """
     evaluation = _TransposeEvaluation(platform, free)
-    return evaluation.of(program), evaluation.orders
+    return evaluation.transform(program), evaluation.orders
 
 
 class _TransposeEvaluation(Evaluation[Value]):
+    """The pass. Attributes: `orders`, see `defer_transposes`."""
+
     title = "transposes"
 
     def __init__(self, platform: str, free: Collection[int]) -> None:
@@ -125,7 +127,7 @@ class _TransposeEvaluation(Evaluation[Value]):
     def lower(self, value: Value) -> Any:
         return value.plain()
 
-    def give(self, index: int, value: Value) -> Any:
+    def lower_result(self, index: int, value: Value) -> Any:
         if index not in self._free or not isinstance(value, Ordered):
             return value.plain()
         self.orders[index] = value.order
@@ -174,8 +176,8 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
 def _sum_rows_in_parts(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
     """Returns `sum_rows` of the array. If an equation of `_FUSED_INTO_SUMS` computed the array, the array is computed and added in parts.
 
-    XLA does not fuse an elementwise function into a sum over rows: the function's whole result is written to memory first. In parts, one
-    loop computes the parts of the function's result and adds these to each other.
+    XLA does not fuse an elementwise function into a sum over rows: the function's whole result is written to memory first. If the sum is
+    written as a sum of parts, one loop computes the parts of the function's result and adds these to each other.
     """
     axis = next((axis for axis in axes if array.shape[axis] > 1), axes[0])
     size = array.shape[axis]
@@ -191,7 +193,8 @@ def _sum_rows_in_parts(value: Value, array: Array, order: Order, axes: Sequence[
 def _slice_of(value: Value, order: Order, axis: int, start: int, stop: int, depth: int) -> Any:
     """Returns the slice of a value from start to stop along dimension order[axis].
 
-    Up to a depth, slices of the operands of `value.equation` are computed, and the equation is applied to these.
+    If an equation of `_FUSED_INTO_SUMS` computed the value, the equation is applied to slices of its operands. depth: the maximum number of
+    nested equations.
     """
     if not _rank(value):
         return value.plain()
@@ -227,8 +230,8 @@ def _common_order(operands: Sequence[Value]) -> Order | None:
     ranks = {_rank(item) for item in operands} - {0}
     if len(ranks) != 1:
         return None
-    others = [item for item in operands if isinstance(item, Ordered) and not item.is_plain]
-    return max(others, key=lambda item: item.array.size).order if others else tuple(range(ranks.pop()))
+    permuted = [item for item in operands if isinstance(item, Ordered) and not item.is_plain]
+    return max(permuted, key=lambda item: item.array.size).order if permuted else tuple(range(ranks.pop()))
 
 
 def _transpose(value: Value, permutation: Sequence[int]) -> Value:
@@ -239,9 +242,9 @@ def _transpose(value: Value, permutation: Sequence[int]) -> Value:
 
 
 def _reshape(equation: Any, value: Value) -> Value | None:
-    """Returns the reshaped value without a move of elements, or with one transpose of the operand.
+    """Returns the reshaped value, computed without a copy or with one transpose of the operand.
 
-    None if this is impossible or unnecessary (the operand is not permuted), and if the equation permutes or repeats elements.
+    None if neither is possible, if the operand is not permuted, or if the equation permutes or repeats elements.
     """
     if equation.primitive.name == "reshape" and equation.params["dimensions"] is not None:
         return None
@@ -253,7 +256,7 @@ def _reshape(equation: Any, value: Value) -> Value | None:
     shape = [value.array.shape[value.order.index(dim)] for dim in range(len(value.order))]
     if (result := reshaped(shape, value.order, new_shape)) is not None:
         return Ordered(lax.reshape(value.array, result[0]), result[1])
-    if (order := joining(shape, value.order, new_shape)) is not None and (result := reshaped(shape, order, new_shape)) is not None:
+    if (order := grouped_order(shape, value.order, new_shape)) is not None and (result := reshaped(shape, order, new_shape)) is not None:
         return Ordered(lax.reshape(value.to(order), result[0]), result[1])
     return None
 
@@ -261,7 +264,7 @@ def _reshape(equation: Any, value: Value) -> Value | None:
 def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
     """Binds a convolution to the arrays of its operands, since XLA accepts convolutions with operands in any order.
 
-    The result gets the order of the first operand: batch, channels and space are in the same places.
+    The result has the memory order of the first operand: batch, channels and spatial dimensions have the same positions.
     """
     x, y = (item if isinstance(item, Ordered) else _unpermuted(item.plain()) for item in operands)
     numbers = equation.params["dimension_numbers"]
@@ -276,13 +279,13 @@ def _gather(equation: Any, operands: Sequence[Value]) -> Value | None:
     """Binds a gather like that of `jnp.take`, which replaces one dimension by the dimensions of the indices. None for other gathers."""
     value, (start, params) = operands[0], (operands[1].plain(), equation.params)
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    others = [dim for dim in range(_rank(value)) if dim not in numbers.collapsed_slice_dims]
-    is_take = len(others) == _rank(value) - 1 and numbers.start_index_map == numbers.collapsed_slice_dims and np.ndim(start) > 1
+    uncollapsed_dims = [dim for dim in range(_rank(value)) if dim not in numbers.collapsed_slice_dims]
+    is_take = len(uncollapsed_dims) == _rank(value) - 1 and numbers.start_index_map == numbers.collapsed_slice_dims and np.ndim(start) > 1
     if not isinstance(value, Ordered) or value.is_plain or not is_take or numbers.operand_batching_dims:
         return None
     (dim,) = numbers.collapsed_slice_dims
     position, count = value.order.index(dim), np.ndim(start) - 1  # `count` dimensions of the indices replace the dimension at `position`
-    kept = [numbers.offset_dims[others.index(item)] for item in value.order if item != dim]
+    kept = [numbers.offset_dims[uncollapsed_dims.index(item)] for item in value.order if item != dim]
     index_dims = [dim for dim in range(len(kept) + count) if dim not in numbers.offset_dims]
     changed = lax.GatherDimensionNumbers(
         offset_dims=(*range(position), *range(position + count, len(kept) + count)),
@@ -308,7 +311,7 @@ ELEMENTWISE = frozenset([
 
 # Functions that are fused into each part of a sum over rows.
 _FUSED_INTO_SUMS = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
-# The maximum number of such functions in a chain.
+# The maximum number of such functions, one applied to the result of the other, that are fused.
 _MAX_FUSED_DEPTH = 3
 # The maximum number of parts of a sum.
 _MAX_PARTS = 8
@@ -332,7 +335,7 @@ def _permute_entries(*names: str) -> ParameterChange:
 
 
 def _rename_dimensions(name: str) -> ParameterChange:
-    """Returns a function that replaces the dimensions in a parameter by the array's. The parameter is a dimension or a tuple of these."""
+    """Returns a function that replaces the value's dimensions in a parameter by the array's. The parameter is a dimension or a tuple."""
 
     def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
         given = params[name]

@@ -1,9 +1,9 @@
 """Random ops in checkpointed regions: the backward graph recomputes these ops and must get the same random numbers.
 
-torch's partitioner recognizes such ops by a tag. It makes the forward graph save the generator's state before each op, and the backward
-graph draw from the saved state. torch's kernels run these nodes between programs (`uses_saved_state`), which gives eager mode's numbers, as
-the option exact_rng requires. Without this option, a random op with a lowering is rewritten before the partitioner runs: as a pure function
-of a key, which the forward graph saves.
+torch's partitioner recognizes such ops by a tag. The partitioner makes the forward graph save the generator's state before each op, and the
+backward graph draw from the saved state. torch's kernels run these nodes between programs (`uses_saved_state`), which gives eager mode's
+numbers, as the option exact_rng requires. Without this option, a random op with a lowering is rewritten before the partitioner runs: as a
+pure function of a random key, which the forward graph saves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def uses_saved_state(node: Node) -> bool:
 def key_recomputed_ops(joint: GraphModule, platform: str, exact_rng: bool) -> None:
     """Rewrites random ops that the backward graph recomputes as nodes with the target `keyed`.
 
-    A node that draws no random numbers, such as attention without dropout, is rewritten without a key, so that torch's partitioner does not
-    treat it as random. `finish_partitioned` restores its op.
+    A node that draws no random numbers, such as attention without dropout, gets the target `keyed` without a key, so that torch's
+    partitioner does not treat the node as random. `finish_partitioned` restores the node's op.
 
     Args:
         joint: the joint graph of the forward and the backward pass, which is changed.
@@ -60,8 +60,8 @@ def key_recomputed_ops(joint: GraphModule, platform: str, exact_rng: bool) -> No
 def save_states_as_tensors(platform: str) -> Iterator[None]:
     """A context in which torch's partitioner saves generator states as tensors on every platform.
 
-    By default, graphs on CUDA would have `torch.Generator` objects as inputs. On the CPU they have tensors by default, so the setting is
-    not changed there: before torch 2.12 all threads would see the change.
+    By default, graphs on CUDA would have `torch.Generator` objects as inputs. On the CPU, torch saves tensors by default. There the setting
+    is not changed, since before torch 2.12 all threads would see the change.
     """
     name = "graphsafe_rng_functionalization"
     with config.patch({name: False}) if platform != "cpu" and hasattr(config, name) else contextlib.nullcontext():
@@ -112,7 +112,7 @@ def _device(node: Node) -> torch.device:
 
 
 def _fake_state(node: Node) -> torch.Tensor:
-    """Returns a fake tensor for a generator's state. Its size is an int, also where the partitioner has made a symbol for it."""
+    """Returns a fake tensor for a generator's state. Its size is an int, even if torch's partitioner has made the size a symbol."""
     value = node.meta["val"]
     size = value.shape[0]
     fixed_size = size if isinstance(size, int) else size.node.hint

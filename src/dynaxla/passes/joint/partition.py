@@ -1,4 +1,4 @@
-"""Splits AOTAutograd's joint graph: chooses the values that the forward graph saves, and those that the backward graph recomputes."""
+"""Splits AOTAutograd's joint graph: chooses the values that the forward graph saves, and the values that the backward graph recomputes."""
 
 from __future__ import annotations
 

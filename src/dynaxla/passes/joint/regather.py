@@ -22,7 +22,7 @@ _ELEMENT_MOVING_OPS = frozenset(
 def regather_parameters(joint: GraphModule, parameters: Collection[int]) -> None:
     """Tags the nodes that gather parameters, so that torch's partitioner recomputes these nodes in the backward graph.
 
-    Cheap ops before and after a gather are tagged, too. A node that the user's policy (`torch.utils.checkpoint`) has tagged keeps its tag.
+    Cheap ops before and after a gather are tagged, too. A node keeps a tag that the user's policy (`torch.utils.checkpoint`) has set.
 
     parameters: the positions of the parameters among AOTAutograd's inputs.
     """
@@ -49,7 +49,7 @@ def regather_parameters(joint: GraphModule, parameters: Collection[int]) -> None
 
 
 def _position(placeholder: Node) -> int | None:
-    """Returns the position of the AOTAutograd input that is the placeholder or contains the placeholder's tensor, or None."""
+    """Returns the position among AOTAutograd's inputs of a placeholder, or of the tensor subclass that contains it; None if unknown."""
     description = placeholder.meta.get("desc")
     while hasattr(description, "base"):  # the inner tensor of a tensor subclass
         description = description.base

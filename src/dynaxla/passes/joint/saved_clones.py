@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...capture.graph import COPIES, computed_on
+from ...capture.graph import DEVICE_COPY_OPS, compute_devices
 from ...torch_ops import aten
 
 
 def save_clones(joint: GraphModule) -> None:
     """Adds clones of mutated inputs to AOTAutograd's joint graph, and tags the clones and the copies between devices as values to save.
 
-    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. So a clone of the input is saved,
-    which AOTAutograd adds only for an input that requires grad. Without the tag, the minimal cut would recompute the clone, since clones
-    are cheap.
+    A mutated input must not be saved itself, since autograd refuses a saved tensor that has changed. So a clone of the input is saved.
+    AOTAutograd adds such a clone only for an input that requires grad. Without the tag, the minimal cut would save the input and recompute
+    the clone, since clones are cheap.
     """
     for node in _mutated(joint):
         if not all(user.target is aten.clone.default for user in node.users):
@@ -27,7 +27,7 @@ def save_clones(joint: GraphModule) -> None:
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif node.target in COPIES and len(computed_on(node)) > 1:  # a copy between devices is not cheap
+        elif node.target in DEVICE_COPY_OPS and len(compute_devices(node)) > 1:  # a copy between devices is not cheap
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 

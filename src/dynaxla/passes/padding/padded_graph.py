@@ -1,7 +1,7 @@
 """Rewrites a graph with dynamic sizes to run with rounded sizes: its inputs are padded, and its results are cut to their true sizes.
 
-The graph runs as if the rounded sizes were its sizes. The rules of `padded_rules.py` and the other `padded_*` modules rewrite it op by op,
-so that the valid elements of each value (`valid_sizes.py`) are the same as with the true sizes.
+The rewritten graph computes with the rounded sizes. The rules of `padded_rules.py` and the other `padded_*` modules rewrite the graph op by
+op, so that the valid elements of each value (`valid_sizes.py`) are the same as with the true sizes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ...lowering.graphs import storage_of, user_line, view_source
 from ...lowering.interpreter import draws_random, is_plain_python
 from ...runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
-from .masks import Masks
 from .padded_rules import find_rule
+from .padding_rewrite import PaddingRewrite
 from .round_up import Rounding
-from .valid_sizes import Extent, Extents, NoPaddingRule, grows, quotient, size_of, sizes_of, symbols_in
+from .valid_sizes import Extent, Extents, NoPaddingRule, is_nondecreasing, quotient, size_of, sizes_of, symbols_in
 
 _RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_writes  # imported because they register rules
 
 
 @dataclass(frozen=True)
 class InputOutput:
-    """An output that is an input or a view of one.
+    """An output that is an input or a view of an input.
 
     Attributes:
         position: the input's position.
-        fake: a fake tensor like the view; None for the input itself.
-        source: a fake tensor like the input.
+        fake: the fake tensor of the view; None for the input itself.
+        source: the fake tensor of the input.
     """
 
     position: int
@@ -52,7 +52,7 @@ class ComputedOutput:
     Attributes:
         index: the index among the program's outputs.
         extents: the valid positions of the output.
-        fake: a fake tensor with the true sizes.
+        fake: the output's fake tensor. The values of its symbols in a call are the true sizes.
     """
 
     index: int
@@ -62,11 +62,11 @@ class ComputedOutput:
 
 @dataclass(frozen=True)
 class ViewOutput:
-    """An output that is a view of a computed value, in whose memory other outputs lie, too.
+    """An output that is a view of a computed value. Other outputs are views of the same value.
 
     Attributes:
         base: the computed value.
-        fake: a fake tensor like the view.
+        fake: the fake tensor of the view.
     """
 
     base: ComputedOutput
@@ -81,12 +81,12 @@ class NumberOutput:
 
 
 @dataclass(frozen=True)
-class Padded:
+class PaddedGraph:
     """A graph rewritten for rounded sizes.
 
     Attributes:
-        module: the rewritten graph. Its inputs are the original graph's and, after them, the vector of true sizes.
-        sizes: the expressions of the true sizes in that vector.
+        module: the rewritten graph. Its inputs are the original graph's inputs, and then the vector of true sizes.
+        sizes: the expression of each element of the vector of true sizes.
         inputs: the extents of the inputs that are padded, or whose strides depend on rounded sizes, by position.
         numbers: the expressions of the inputs that are sizes, by position.
         outputs: the kinds of the original graph's outputs.
@@ -103,10 +103,13 @@ class Padded:
     rounding: Rounding
 
 
-def pad(graph: AtenGraph) -> Padded | str | None:
-    """Returns the graph for rounded sizes, or a message that says why there is none; None if no size of the graph is symbolic."""
-    _settle_widths(graph)
-    products: dict[Any, tuple[Any, ...]] = {}
+def pad(graph: AtenGraph) -> PaddedGraph | str | None:
+    """Returns the graph for rounded sizes, or the reason why the graph has no such form; None if no size of the graph is symbolic.
+
+    May add guards to the graph's shape environment.
+    """
+    _guard_encoder_width(graph)
+    factorizations: dict[Any, tuple[Any, ...]] = {}
     while True:
         placeholders = graph.module.graph.find_nodes(op="placeholder")
         found = [size for node in placeholders if _is_tensor(node) for size in sizes_of(node.meta["val"])]
@@ -114,62 +117,64 @@ def pad(graph: AtenGraph) -> Padded | str | None:
         if not rounded:
             return None
         try:
-            return _pad(graph, rounded, products)
+            return _pad(graph, rounded, factorizations)
         except NoPaddingRule as error:
-            if error.product is not None and error.product[0] in found and error.product[0] not in products:
-                products[error.product[0]] = error.product[1]
-            elif not _assume_same(graph, placeholders, error.same):
+            if error.factorization is not None and error.factorization[0] in found and error.factorization[0] not in factorizations:
+                factorizations[error.factorization[0]] = error.factorization[1]
+            elif not _guard_equal_sizes(graph, placeholders, error.equal_sizes):
                 return str(error)
 
 
-def _settle_widths(graph: AtenGraph) -> None:
+def _guard_encoder_width(graph: AtenGraph) -> None:
     """Adds guards that the input of a fused transformer layer has the layer's width.
 
-    torch's fake implementation does not require it, so that the input's width could be symbolic and would be rounded.
+    torch's fake implementation does not require this width. Without the guard, the input's width could be symbolic, and would be rounded.
     """
     for node in graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._transformer_encoder_layer_fwd.default):
         bool(node.args[0].meta["val"].shape[2] == node.args[1])
 
 
-def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Adds guards that the two sizes of each pair are equal. Returns False, without a guard, if they differ or no guard can be added.
+def _guard_equal_sizes(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Adds guards that the two sizes of each pair are equal. Returns True if the sizes of all pairs then are equal expressions.
 
-    A size that has changed between calls has a symbol of its own in each tensor. Where scores and labels are flattened, torch only assumes
-    that both have the same number of elements, not that they have the same batch and length.
+    Adds no guard if the sizes of a pair differ in the traced call. A size that has changed between calls has a symbol of its own in each
+    tensor. If scores and labels are flattened, torch only assumes that both have the same number of elements, not that they have the same
+    batch and length.
     """
-    environment = _environment(placeholders)
+    environment = _shape_environment(placeholders)
     # When a backward graph is compiled, the guards are already fixed.
     if not pairs or graph.phase == "backward" or private.guards_are_suppressed(environment):
         return False
-    asked = []
+    equalities = []
     for first, second in pairs:
         if first == second:
             continue
         if not symbols_in(first) or not symbols_in(second):
             return False
-        question = sympy.Eq(first, second)
-        if not question.free_symbols:
+        equality = sympy.Eq(first, second)
+        if not equality.free_symbols:
             return False  # never the same
-        same = environment.create_symboolnode(question)
+        same = environment.create_symboolnode(equality)
         if not same.node.has_hint() or not same.node.hint:
             return False
-        asked.append(same)
-    return all(map(bool, asked)) and all(environment.replace(first) == environment.replace(second) for first, second in pairs)
+        equalities.append(same)
+    return all(map(bool, equalities)) and all(environment.replace(first) == environment.replace(second) for first, second in pairs)
 
 
-def _environment(placeholders: Sequence[Node]) -> ShapeEnv:
+def _shape_environment(placeholders: Sequence[Node]) -> ShapeEnv:
     """Returns the shape environment of the inputs' symbols."""
     return next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
 
 
-def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:
-    """Rewrites the graph with a given choice of factors.
+def _pad(graph: AtenGraph, rounded: Collection[Any], factorizations: Mapping[Any, tuple[Any, ...]]) -> PaddedGraph:
+    """Rewrites a graph, with given factors for some dimensions of its inputs.
 
     Args:
         graph: the graph, which is not changed.
         rounded: the rounded symbols.
-        products: the factors of input dimensions that are no prefixes, by their size. A dimension of 4 * s has the factors (s, 4) for the
-            heads of a batch, and (4, s) where a forward graph has flattened a batch and a length. Two concatenated tensors are a prefix.
+        factorizations: the factors of input dimensions whose valid positions are not one prefix, by the dimension's size. The size alone
+            does not determine the factors. For example, a dimension of size 4 * s has the factors (s, 4) if it merges a batch of s with 4
+            heads, (4, s) if it merges a batch of 4 with a length s, and the single factor 4 * s if it concatenates 4 tensors of length s.
 
     Raises: NoPaddingRule.
     """
@@ -180,60 +185,63 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
     sources = Sizes(placeholders).sources()
     if not sources.keys() >= set(rounded):
         raise NoPaddingRule("a size occurs only inside an expression of sizes")
-    environment = _environment(placeholders)
+    environment = _shape_environment(placeholders)
     originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
     outputs, returned = _outputs(graph, module)
-    masks = Masks(module, rounded, graph_device(module))
+    rewrite = PaddingRewrite(module, rounded, graph_device(module))
     inputs: dict[int, Extents] = {}
     numbers: dict[int, Any] = {}
-    orders = _orders(placeholders, rounded)
+    symbol_ranks = _symbol_ranks(placeholders, rounded)
     for position, node in enumerate(placeholders):
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
-            if masks.is_rounded(value):
+            if rewrite.is_rounded(value):
                 if not isinstance(value, torch.SymInt):
                     raise NoPaddingRule("an input is a number computed from sizes")
                 numbers[position] = size_of(value)
             continue
-        extents = tuple(_in_order(extent, orders, products) for extent in masks.prefixes(value))
-        masks.extents[node] = extents
-        if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
+        extents = tuple(_with_factors(extent, symbol_ranks, factorizations) for extent in rewrite.prefixes(value))
+        rewrite.extents[node] = extents
+        if any(map(rewrite.is_padded, extents)) or any(map(rewrite.is_rounded, value.stride())):
             inputs[position] = extents
-            masks.given[node] = value
-            node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # padded inputs are row-major, whatever the originals are
+            rewrite.original_inputs[node] = value
+            # Padded inputs are row-major, for all strides of the original inputs.
+            node.meta["val"] = rewrite.fake(value.shape, value.dtype, value.device)
     for node in list(module.graph.nodes):
         if node.op in ("call_function", "get_attr"):
-            _apply(masks, node)
+            _apply(rewrite, node)
         elif node.op not in ("placeholder", "output"):
-            raise NoPaddingRule(f"the graph has a node of the kind {node.op}")
-    found, computed = _results(module, masks, outputs, returned)
-    masks.done()
+            raise NoPaddingRule(f"the graph has a node of the unsupported kind {node.op}")
+    found, computed = _results(module, rewrite, outputs, returned)
+    rewrite.finish()
     module.recompile()
-    return Padded(module, masks.sizes, inputs, numbers, found, [originals[node] for node in computed], Rounding(environment, rounded))
+    return PaddedGraph(
+        module, rewrite.sizes, inputs, numbers, found, [originals[node] for node in computed], Rounding(environment, rounded)
+    )
 
 
-def _apply(masks: Masks, node: Node) -> None:
+def _apply(rewrite: PaddingRewrite, node: Node) -> None:
     """Applies the rule of a node's op, and records the extents of the result. Raises: NoPaddingRule, naming the op."""
-    masks.node = node
+    rewrite.node = node
     val = node.meta.get("val")
     several = isinstance(val, (tuple, list))
     if node.op == "get_attr":
-        masks.extents[node] = masks.prefixes(val) if isinstance(val, torch.Tensor) else ()
+        rewrite.extents[node] = rewrite.prefixes(val) if isinstance(val, torch.Tensor) else ()
         return
     if is_plain_python(node):
         source = node.args[0]
         if several or isinstance(val, torch.Tensor):
-            found = masks.extents[source]
-            masks.extents[node] = found[node.args[1]] if isinstance(found, list) else found
+            found = rewrite.extents[source]
+            rewrite.extents[node] = found[node.args[1]] if isinstance(found, list) else found
         return
-    if not masks.is_concerned(node):
+    if not rewrite.involves_rounded_sizes(node):
         leaves = [item for item in (val if several else [val]) if item is not None]
         if not all(isinstance(item, torch.Tensor) for item in leaves):
             return
-        nothing = [masks.prefixes(item) if item is not None else () for item in (val if several else [val])]
-        masks.extents[node] = nothing if several else nothing[0]
+        unrounded = [rewrite.prefixes(item) if item is not None else () for item in (val if several else [val])]
+        rewrite.extents[node] = unrounded if several else unrounded[0]
         return
-    if node.target in _NUMBERS:
+    if node.target in _SIZE_OPS:
         return
     if draws_random(node):
         raise NoPaddingRule(f"it draws random numbers ({node.target}, {user_line(node)})")
@@ -243,17 +251,17 @@ def _apply(masks: Masks, node: Node) -> None:
     op, before = node.target, node.args
     shared = _shared_storages(node)
     try:
-        extents = rule(masks, node)
+        extents = rule(rewrite, node)
     except NoPaddingRule as error:
-        raise NoPaddingRule(f"{op}: {error} ({user_line(node)})", error.product, error.same) from None
-    masks.extents[node] = extents
+        raise NoPaddingRule(f"{op}: {error} ({user_line(node)})", error.factorization, error.equal_sizes) from None
+    rewrite.extents[node] = extents
     if (node.target, node.args) != (op, before):
-        masks.moved |= shared
+        rewrite.replaced_views |= shared
     for item, own in zip(val, extents, strict=True) if several else [(val, extents)]:
-        _check(masks, op, item, own)
+        _check(rewrite, op, item, own)
 
 
-_NUMBERS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+_SIZE_OPS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 def _shared_storages(node: Node) -> set[int]:
@@ -263,20 +271,20 @@ def _shared_storages(node: Node) -> set[int]:
     return own & {storage_of(read) for read in node.all_input_nodes if _is_tensor(read)}
 
 
-def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
+def _check(rewrite: PaddingRewrite, op: Any, fake: Any, extents: Extents) -> None:
     """Raises NoPaddingRule if the extents that a rule returned do not match the result's sizes."""
     if not isinstance(fake, torch.Tensor):
         return
     if len(extents) != fake.dim():
-        raise NoPaddingRule(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
+        raise NoPaddingRule(f"{op}: the rule returned the extents of {len(extents)} dimensions, and the result has {fake.dim()}")
     for extent, size in zip(extents, sizes_of(fake), strict=True):
         rest = size
         for factor in extent.factors:
             rest = quotient(rest, factor)
-            if rest is None or not grows(factor):
-                raise NoPaddingRule(f"{op}: {factor} as a part of {size}")
+            if rest is None or not is_nondecreasing(factor):
+                raise NoPaddingRule(f"{op}: the factor {factor} does not divide the size {size}, or may be larger than its rounded value")
         if rest != 1:
-            raise NoPaddingRule(f"{op}: {extent.factors} are not {size}")
+            raise NoPaddingRule(f"{op}: the product of the factors {extent.factors} is not the size {size}")
 
 
 def _is_tensor(node: Node) -> bool:
@@ -284,7 +292,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _symbolic(value: Any) -> list[torch.SymInt]:
-    """Returns the symbolic ones among a tensor's sizes, strides and storage offset."""
+    """Returns the symbolic numbers among a tensor's sizes, strides and storage offset; none for any other value."""
     numbers = [*value.shape, *value.stride(), value.storage_offset()] if isinstance(value, torch.Tensor) else []
     return [number for number in numbers if isinstance(number, torch.SymInt)]
 
@@ -292,8 +300,11 @@ def _symbolic(value: Any) -> list[torch.SymInt]:
 # Inputs
 
 
-def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
-    """Returns the rank of each rounded symbol by its first occurrence among the inputs' sizes. Factors of a dimension are in this order."""
+def _symbol_ranks(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
+    """Returns the position of each rounded symbol in the order in which the inputs' sizes first have them.
+
+    The factors of a dimension are sorted by this position.
+    """
     found: dict[Any, int] = {}
     for node in placeholders:
         sizes = sizes_of(node.meta["val"]) if isinstance(node.meta["val"], torch.Tensor) else ()
@@ -303,30 +314,33 @@ def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int
     return found
 
 
-def _in_order(extent: Extent, orders: dict[Any, int], products: Mapping[Any, tuple[Any, ...]]) -> Extent:
-    """Returns the extent of an input's dimension with its size split into factors.
+def _with_factors(extent: Extent, symbol_ranks: dict[Any, int], factorizations: Mapping[Any, tuple[Any, ...]]) -> Extent:
+    """Returns the extent of an input's dimension, with a size that is a product of symbols split into factors.
 
-    Such products occur where a forward graph passes a flattened dimension to its backward graph. Any order of the factors would be correct,
-    but it must match the order in the tensors that the dimension is combined with.
+    Such products occur if a forward graph passes a flattened dimension to its backward graph. Any order of the factors would be correct,
+    but tensors that the graph combines must have the same order.
     """
     (factor,) = extent.factors or (1,)
-    if factor in products:
-        return Extent(products[factor])
-    if isinstance(factor, int) or not factor.is_Mul or not all(item in orders for item in factor.args):
+    if factor in factorizations:
+        return Extent(factorizations[factor])
+    if isinstance(factor, int) or not factor.is_Mul or not all(item in symbol_ranks for item in factor.args):
         return extent
-    return Extent(tuple(sorted(factor.args, key=orders.__getitem__)))
+    return Extent(tuple(sorted(factor.args, key=symbol_ranks.__getitem__)))
 
 
 # Outputs
 
 
 def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int, Node]]:
-    """Sorts the outputs of a graph.
+    """Divides the outputs of a graph into computed outputs and all others.
 
-    module: a copy of the graph's module, whose nodes are meant here.
-    Returns: the outputs that are inputs, views of inputs, or numbers, with None for all others; and for each other output, by index, the
-        node that the program must compute. That is the output's own node or, if several outputs share symbolic memory that the caller can
-        see, the node in whose memory they lie.
+    Args:
+        graph: the graph.
+        module: a copy of the graph's module. The returned nodes are nodes of this copy.
+
+    Returns: a list of all outputs, with None for each computed output; and a dict from the index of each computed output to the node that
+        the program must return. This node is the output's own node or, if several outputs with symbolic sizes share memory and the caller
+        can observe this, the node that owns the memory.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     positions = {node: position for position, node in enumerate(placeholders)}
@@ -365,12 +379,12 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
         returned[index] = node
     for storage in symbolic:
         if len({nodes[index] for index in sharing[storage]}) > 1:
-            returned |= dict.fromkeys(sharing[storage], _shared([nodes[index] for index in sharing[storage]]))
+            returned |= dict.fromkeys(sharing[storage], _common_base([nodes[index] for index in sharing[storage]]))
     return found, returned
 
 
-def _shared(nodes: list[Node]) -> Node:
-    """Returns the node in whose memory the values of all these nodes lie. Raises: NoPaddingRule if one has another dtype."""
+def _common_base(nodes: list[Node]) -> Node:
+    """Returns the node whose memory the values of all these nodes share. Raises: NoPaddingRule if a value has another dtype."""
     origin = nodes[0]
     while (source := view_source(origin)) is not None:
         origin = source
@@ -380,14 +394,17 @@ def _shared(nodes: list[Node]) -> Node:
 
 
 def _results(
-    module: GraphModule, masks: Masks, outputs: list[Any], returned: dict[int, Node]
+    module: GraphModule, rewrite: PaddingRewrite, outputs: list[Any], returned: dict[int, Node]
 ) -> tuple[list[InputOutput | ComputedOutput | ViewOutput | NumberOutput], list[Node]]:
-    """Reduces a module's outputs to the computed ones. Returns the kinds of all outputs, and the nodes of the computed ones."""
+    """Makes a module return only the computed outputs. Returns the kinds of all outputs, and the nodes of the computed outputs.
+
+    outputs, returned: the results of `_outputs`.
+    """
     output = module.graph.output_node()
     nodes = list(dict.fromkeys(returned.values()))
     bases: dict[Node, ComputedOutput] = {}
     for index, node in enumerate(nodes):
-        extents = tuple(extent.resolved for extent in masks.extents[node])
+        extents = tuple(extent.non_uniform for extent in rewrite.extents[node])
         if len(extents) != node.meta["val"].dim():
             raise NoPaddingRule("the valid positions of an output are not known")
         bases[node] = ComputedOutput(index, extents, node.meta["val"])
@@ -396,9 +413,9 @@ def _results(
         own = output.args[0][index]
         found[index] = bases[node] if own is node else ViewOutput(bases[node], own.meta["val"])
     for node in nodes:
-        if storage_of(node) in masks.moved:
+        if storage_of(node) in rewrite.replaced_views:
             fake = node.meta["val"]
-            node.meta["val"] = masks.fake(fake.shape, fake.dtype, fake.device)
+            node.meta["val"] = rewrite.fake(fake.shape, fake.dtype, fake.device)
     descriptions = output.meta.get("desc")
     if descriptions is not None:
         output.meta["desc"] = [descriptions[next(index for index, other in returned.items() if other is node)] for node in nodes]

@@ -13,172 +13,178 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...lowering.dimensions import wrap
 from ...torch_ops import aten
-from .masks import Masks
 from .padded_rules import (
     argument,
-    become,
-    become_several,
+    arguments_except,
     highest,
     lowest,
-    one_dimension,
-    others,
+    reduced_extents,
+    replace_by,
+    replace_by_results,
+    require_single_prefix,
     rule,
     value,
-    without,
 )
-from .valid_sizes import Extent, Extents, NoPaddingRule, grows, quotient, replaced, size_of, sizes_of
+from .padding_rewrite import PaddingRewrite
+from .valid_sizes import Extent, Extents, NoPaddingRule, is_nondecreasing, quotient, size_of, sizes_of, with_extent
 
 
 @rule(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.topk.default, aten.kthvalue.default)
-def _sorted(masks: Masks, node: Node) -> Any:
+def _sorted(rewrite: PaddingRewrite, node: Node) -> Any:
     """Fills the padding with a value that sorts last.
 
-    XLA sorts stably and, where it selects, prefers the first of equal elements, so equal valid elements stay in front of the padding.
+    XLA's sort is stable, and its top-k prefers the first of equal elements. So valid elements that are equal to the fill value stay in
+    front of the padding.
     """
     source = node.args[0]
     assert isinstance(source, Node)
-    masks.exact(*others(node, "self"))
-    extents, names = masks.of(source), {item.name for item in node.target._schema.arguments}
+    rewrite.require_exact(*arguments_except(node, "self"))
+    extents, names = rewrite.extents_of(source), {item.name for item in node.target._schema.arguments}
     if extents:
         dim = wrap(argument(node, "dim"), len(extents))
-        one_dimension(masks, source, [dim])
-        falls = argument(node, "descending") if "descending" in names else "largest" in names and argument(node, "largest")
+        require_single_prefix(rewrite, source, [dim])
+        is_descending = argument(node, "descending") if "descending" in names else "largest" in names and argument(node, "largest")
         dtype = value(source).dtype
-        last = lowest(dtype) if falls else math.nan if dtype.is_floating_point else highest(dtype)
-        node.update_arg(0, masks.masked(source, [dim], last))
+        last = lowest(dtype) if is_descending else math.nan if dtype.is_floating_point else highest(dtype)
+        node.update_arg(0, rewrite.masked(source, [dim], last))
         if "keepdim" in names:
-            extents = without(extents, [dim], node)
+            extents = reduced_extents(extents, [dim], node)
         else:
             result = node.meta["val"]
             size = (result[0] if isinstance(result, (tuple, list)) else result).shape[dim]
-            extents = replaced(extents, dim, Extent.of(size_of(size)))
+            extents = with_extent(extents, dim, Extent.of(size_of(size)))
     return [extents, extents] if isinstance(node.meta["val"], (tuple, list)) else extents
 
 
 @rule(aten.flip.default, aten.roll.default)
-def _turn(masks: Masks, node: Node) -> Extents:
+def _flip_or_roll(rewrite: PaddingRewrite, node: Node) -> Extents:
     source = node.args[0]
     assert isinstance(source, Node)
-    extents = masks.of(source)
-    masks.exact(*node.args[1:])
+    extents = rewrite.extents_of(source)
+    rewrite.require_exact(*node.args[1:])
     given = argument(node, "dims")
     given = [given] if isinstance(given, int) else given
     dims = [wrap(dim, len(extents)) for dim in given]
     if not dims and node.target is aten.roll.default:
         # Without dims, roll works on the flattened tensor.
         if len(extents) != 1:
-            masks.unpadded(source, range(len(extents)))
+            rewrite.require_unpadded(source, range(len(extents)))
             return extents
         dims = [0]
     if not dims:
         return extents
     found = list(extents)
     for index, dim in enumerate(dims):
-        found[dim] = extents[dim].resolved
-        if not masks.is_padded(extents[dim]):
+        found[dim] = extents[dim].non_uniform
+        if not rewrite.is_padded(extents[dim]):
             continue
-        one_dimension(masks, source, [dim])
+        require_single_prefix(rewrite, source, [dim])
         shift = 0
         if node.target is aten.roll.default:
             shifts = node.args[1]
             shift = shifts if isinstance(shifts, int) else shifts[index]
-        source = masks.turned(source, dim, shift, backwards=node.target is aten.flip.default)
+        source = rewrite.rolled_or_flipped(source, dim, shift, backwards=node.target is aten.flip.default)
     if source is not node.args[0]:
-        rest = [index for index, dim in enumerate(dims) if not masks.is_padded(extents[dim])]
+        rest = [index for index, dim in enumerate(dims) if not rewrite.is_padded(extents[dim])]
         if node.target is aten.flip.default:
             node.args = (source, [dims[index] for index in rest])
         else:
             shifts = [node.args[1]] if isinstance(node.args[1], int) else node.args[1]
             node.args = (source, [shifts[index] for index in rest], [dims[index] for index in rest])
         if not rest:
-            become(node, source)
+            replace_by(node, source)
     return tuple(found)
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-def _split(masks: Masks, node: Node) -> list[Extents]:
-    """Makes the parts of a dimension with a rounded size begin at true positions."""
+def _split(rewrite: PaddingRewrite, node: Node) -> list[Extents]:
+    """Replaces the split of a padded dimension by slices that begin at true positions."""
     source = node.args[0]
     assert isinstance(source, Node)
-    before = masks.of(source)
+    before = rewrite.extents_of(source)
     dim = wrap(argument(node, "dim"), len(before))
     if node.target is aten.unbind.int:
-        masks.unpadded(source, [dim])
+        rewrite.require_unpadded(source, [dim])
         return [before[:dim] + before[dim + 1 :] for _ in node.meta["val"]]
     sizes = [size_of(item.shape[dim]) for item in node.meta["val"]]
-    if masks.is_padded(before[dim]):
-        one_dimension(masks, source, [dim])
-        if shrinking := [size for size in sizes if not grows(size)]:
+    if rewrite.is_padded(before[dim]):
+        require_single_prefix(rewrite, source, [dim])
+        if shrinking := [size for size in sizes if not is_nondecreasing(size)]:
             raise NoPaddingRule(
                 f"it splits a padded dimension into parts of {sizes} elements, and {shrinking[0]} may be smaller for larger sizes"
             )
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
-        become_several(node, [masks.part(source, dim, start, item.shape) for start, item in zip(starts, node.meta["val"], strict=True)])
+        replace_by_results(
+            node, [rewrite.slice_from(source, dim, start, item.shape) for start, item in zip(starts, node.meta["val"], strict=True)]
+        )
     else:
-        masks.exact(*node.args[1:])
-    return [replaced(before, dim, Extent.of(size)) for size in sizes]
+        rewrite.require_exact(*node.args[1:])
+    return [with_extent(before, dim, Extent.of(size)) for size in sizes]
 
 
-def by_strides(masks: Masks, node: Node) -> Extents:
-    """Rewrites `as_strided` as a slice of each dimension and a permutation.
+def rewrite_as_strided(rewrite: PaddingRewrite, node: Node) -> Extents:
+    """Rewrites `as_strided` as a slice of each dimension and a permutation of the dimensions.
 
-    Raises: NoPaddingRule for other views, which depend on true sizes.
+    Raises: NoPaddingRule for any other view, since its elements depend on the true sizes.
     """
     source, sizes, steps = node.args[:3]
     assert isinstance(source, Node)
-    laid_out, result = masks.given.get(source, value(source)), value(node)
-    begins = size_of(laid_out.storage_offset())
+    original, result = rewrite.original_inputs.get(source, value(source)), value(node)
+    source_offset = size_of(original.storage_offset())
     offset = argument(node, "storage_offset")
-    later = 0 if offset is None else size_of(_number(offset)) - begins
-    whole = sizes_of(laid_out)
-    left = {size_of(step): dim for dim, step in enumerate(laid_out.stride()) if whole[dim] != 1}
-    extents, shape = list(masks.of(source)), list(value(source).shape)
-    if len(left) != sum(size != 1 for size in whole) or 0 in left:
+    relative_offset = 0 if offset is None else size_of(_number(offset)) - source_offset
+    whole = sizes_of(original)
+    dim_of_stride = {size_of(step): dim for dim, step in enumerate(original.stride()) if whole[dim] != 1}
+    extents, shape = list(rewrite.extents_of(source)), list(value(source).shape)
+    if len(dim_of_stride) != sum(size != 1 for size in whole) or 0 in dim_of_stride:
         raise NoPaddingRule("it reads memory by strides")
-    by_dim = {dim: step for step, dim in left.items()}
+    stride_of_dim = {dim: step for step, dim in dim_of_stride.items()}
     order: dict[int, Any] = {}
     for size, step in zip(sizes, steps, strict=True):
         if size_of(_number(size)) == 1:
             continue
-        dim = left.pop(size_of(_number(step)), None)
+        dim = dim_of_stride.pop(size_of(_number(step)), None)
         if dim is None:
             raise NoPaddingRule("it reads memory by strides")
         order[dim] = _number(size)
-    starts = _starts(later, by_dim)
-    for dim, size in {**order, **dict.fromkeys(left.values(), 1)}.items():
+    starts = _starts(relative_offset, stride_of_dim)
+    for dim, size in {**order, **dict.fromkeys(dim_of_stride.values(), 1)}.items():
         count, start = size_of(size), starts[dim]
         if count == whole[dim]:
             if start != 0:
-                raise NoPaddingRule("a view starts behind the start of its dimension")
+                raise NoPaddingRule("a view with the full size of a dimension does not start at its first position")
             continue
-        if not (_is_never_negative(laid_out, start) and _is_never_negative(laid_out, whole[dim] - count - start)):
-            raise NoPaddingRule("a view reaches over the end of its dimension")
-        one_dimension(masks, source, [dim])
+        if not (_is_never_negative(original, start) and _is_never_negative(original, whole[dim] - count - start)):
+            raise NoPaddingRule("a view may extend beyond its dimension")
+        require_single_prefix(rewrite, source, [dim])
         shape[dim], extents[dim] = size, Extent.of(count)
-        source = masks.part(source, dim, start, shape)
-        masks.extents[source] = tuple(extents)
+        source = rewrite.slice_from(source, dim, start, shape)
+        rewrite.extents[source] = tuple(extents)
     rest = [dim for dim in range(len(shape)) if dim not in order]
     dims = [*order, *rest]
-    source = masks.add(aten.permute.default, (source, dims), [shape[dim] for dim in dims], result)
-    source = masks.add(aten.squeeze.dims, (source, list(range(len(order), len(shape)))), [shape[dim] for dim in order], result)
+    source = rewrite.add(aten.permute.default, (source, dims), [shape[dim] for dim in dims], result)
+    source = rewrite.add(aten.squeeze.dims, (source, list(range(len(order), len(shape)))), [shape[dim] for dim in order], result)
     found, shape = [extents[dim] for dim in order], [shape[dim] for dim in order]
     for dim, size in enumerate(sizes):
         if size_of(_number(size)) == 1:
             shape.insert(dim, 1)
             found.insert(dim, Extent(()))
-            source = masks.add(aten.unsqueeze.default, (source, dim), shape, result)
-    become(node, source)
+            source = rewrite.add(aten.unsqueeze.default, (source, dim), shape, result)
+    replace_by(node, source)
     return tuple(found)
 
 
-def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
-    """Returns the position in each dimension of the element that lies `later` elements behind the first one in memory.
+def _starts(relative_offset: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
+    """Returns the position, in each dimension, of the element that lies a number of elements behind the first element in memory.
 
-    steps: the stride of each dimension.
-    Raises: NoPaddingRule.
+    Args:
+        relative_offset: the number of elements, as an expression or an int.
+        steps: the stride of each dimension.
+
+    Raises: NoPaddingRule if the position cannot be computed from the strides.
     """
     found = dict.fromkeys(steps, 0)
-    rest = sympy.sympify(later)
+    rest = sympy.sympify(relative_offset)
     if rest == 0:
         return found
     if not all(sympy.sympify(item).is_polynomial() for item in (rest, *steps.values())):
@@ -211,7 +217,7 @@ def _degree(step: Any) -> tuple[int, int]:
 
 
 def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
-    """True if a number computed from sizes is known not to be negative. tensor: any tensor of the same graph."""
+    """True if a number computed from sizes is known not to be negative. tensor: any tensor of the same graph, whose guards are used."""
     if isinstance(number, int) or number.is_Integer:
         return bool(number >= 0)
     if number.is_nonnegative:
@@ -221,4 +227,5 @@ def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
 
 
 def _number(item: Any) -> Any:
+    """Returns an argument that is a number or a node with a number, as the number."""
     return item.meta["val"] if isinstance(item, Node) else item

@@ -1,7 +1,7 @@
 """Padding rules (see `padded_rules.py`) for writes by index: padding must change nothing.
 
-Where written values are accumulated, the padding is set to the neutral element. Where they replace others, the padding repeats the last
-valid index and value, and so writes the same value once more.
+If an op accumulates the written values, the padding of the values is set to the neutral element. If the written values replace old values,
+the padding repeats the last valid index and value, so that the op writes the last value several times.
 """
 
 from __future__ import annotations
@@ -14,96 +14,99 @@ from torch.fx import Node
 from ...lowering.dimensions import wrap
 from ...lowering.ops.masking import write_into
 from ...torch_ops import aten, prims
-from .masks import Masks
-from .padded_layers import index_of
-from .padded_rules import END, argument, become, one_dimension, rule, value
-from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, joined, replaced, size_of
+from .padded_layers import checked_indices
+from .padded_rules import END, argument, replace_by, require_single_prefix, rule, value
+from .padding_rewrite import PaddingRewrite
+from .valid_sizes import Extent, Extents, NoPaddingRule, broadcast, common_extent, size_of, with_extent
 
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, Node) and isinstance(item.meta.get("val"), torch.Tensor)
 
 
-def _resolved(extents: Extents) -> Extents:
-    return tuple(extent.resolved for extent in extents)
+def _non_uniform(extents: Extents) -> Extents:
+    return tuple(extent.non_uniform for extent in extents)
 
 
-# Writes of slices: one index for each slice
+# Writes of slices, with one index for each slice
 
 
 _FILLS = aten.index_fill.int_Scalar, aten.index_fill.int_Tensor
 
 
 @rule(aten.index_add.default, aten.index_copy.default, *_FILLS)
-def _slices(masks: Masks, node: Node) -> Extents:
+def _write_slices(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(index, Node)
-    extents = masks.of(table)
+    extents = rewrite.extents_of(table)
     if not extents or value(index).dim() != 1:
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
-    around = _resolved(extents)
+    result_extents = _non_uniform(extents)
     if node.target in _FILLS:
-        masks.exact(node.args[3])
+        rewrite.require_exact(node.args[3])
     else:
         source = node.args[3]
         assert isinstance(source, Node)
         if value(source).dim() != len(extents):
             raise NoPaddingRule("it writes one number to slices")
-        own = masks.of(source)
-        places = joined([own[dim], masks.of(index)[0]])
-        around = broadcast([replaced(around, dim, Extent(())), replaced(own, dim, Extent(()))])
-        around = replaced(around, dim, extents[dim].resolved)
+        own = rewrite.extents_of(source)
+        index_extents = common_extent([own[dim], rewrite.extents_of(index)[0]])
+        result_extents = broadcast([with_extent(result_extents, dim, Extent(())), with_extent(own, dim, Extent(()))])
+        result_extents = with_extent(result_extents, dim, extents[dim].non_uniform)
         if node.target is aten.index_add.default:
-            masks.exact(argument(node, "alpha"))
-            node.update_arg(3, masks.masked(source, [dim], 0, replaced(own, dim, places)))
+            rewrite.require_exact(argument(node, "alpha"))
+            node.update_arg(3, rewrite.masked(source, [dim], 0, with_extent(own, dim, index_extents)))
         else:
-            node.update_arg(3, masks.held(source, [dim]))
-            if masks.is_padded(places) and not masks.is_padded(own[dim]):
+            node.update_arg(3, rewrite.edge_filled(source, [dim]))
+            if rewrite.is_padded(index_extents) and not rewrite.is_padded(own[dim]):
                 raise NoPaddingRule("operands are padded along different sizes")
-    held = masks.held(index, [0])
-    node.update_arg(2, index_of(masks, held, table, dim, from_end=node.target in _FILLS, held=True))
-    return around
+    filled = rewrite.edge_filled(index, [0])
+    node.update_arg(2, checked_indices(rewrite, filled, table, dim, from_end=node.target in _FILLS, is_padding_valid=True))
+    return result_extents
 
 
-# Writes of elements: one index for each element
+# Writes of elements, with one index for each element
 
 
-_BY_HOLDING = ("amax", "amin")
+# Values of the argument `reduce` for which the padding repeats the last valid value, and the neutral elements of the other values.
+_BY_EDGE_FILLING = ("amax", "amin")
 _NEUTRAL = {"sum": 0, "prod": 1}
 
 
 @rule(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two)
-def _elements(masks: Masks, node: Node) -> Extents:
+def _scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(index, Node)
-    extents, wanted = _resolved(masks.of(table)), _resolved(masks.of(index))
-    if not extents or len(wanted) != len(extents):
-        raise NoPaddingRule("it indexes a tensor of rank 0")
+    extents, index_extents = _non_uniform(rewrite.extents_of(table)), _non_uniform(rewrite.extents_of(index))
+    if not extents or len(index_extents) != len(extents):
+        raise NoPaddingRule("the indexed tensor or the index has an unsupported rank")
     dim = wrap(dim, len(extents))
-    for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
+    for d, (table_extent, index_extent) in enumerate(zip(extents, index_extents, strict=True)):
         # A shorter index that is not padded writes to valid positions only.
-        if d != dim and own != other and (masks.is_padded(other) or not _is_prefix(own, table, d)):
+        if d != dim and table_extent != index_extent and (rewrite.is_padded(index_extent) or not _is_prefix(table_extent, table, d)):
             raise NoPaddingRule("operands are padded along different sizes")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
-    if reduce not in ("set", *_NEUTRAL, *_BY_HOLDING):
+    if reduce not in ("set", *_NEUTRAL, *_BY_EDGE_FILLING):
         raise NoPaddingRule(f"it scatters with reduce={reduce!r}")
     source = node.args[3]
     if _is_tensor(source):
         assert isinstance(source, Node)
-        for d, (own, other) in enumerate(zip(_resolved(masks.of(source)), wanted, strict=True)):
-            is_read = d != dim and _is_prefix(own, source, d) and _is_prefix(other, index, d)
-            if own != other and not is_read and (masks.is_padded(own) or masks.is_padded(other)):
+        for d, (source_extent, index_extent) in enumerate(zip(_non_uniform(rewrite.extents_of(source)), index_extents, strict=True)):
+            is_read = d != dim and _is_prefix(source_extent, source, d) and _is_prefix(index_extent, index, d)
+            if source_extent != index_extent and not is_read and (rewrite.is_padded(source_extent) or rewrite.is_padded(index_extent)):
                 raise NoPaddingRule("operands are padded along different sizes")
-        held = masks.masked(source, [dim], _NEUTRAL[reduce], wanted) if reduce in _NEUTRAL else masks.held(source, [dim])
-        node.update_arg(3, held)
+        filled = (
+            rewrite.masked(source, [dim], _NEUTRAL[reduce], index_extents) if reduce in _NEUTRAL else rewrite.edge_filled(source, [dim])
+        )
+        node.update_arg(3, filled)
     else:
-        masks.exact(source)
-    around = [d for d in range(len(wanted)) if d != dim]
-    index = masks.held(masks.masked(index, around, 0), [dim])
-    node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=False, held=True))
+        rewrite.require_exact(source)
+    other_dims = [d for d in range(len(index_extents)) if d != dim]
+    index = rewrite.edge_filled(rewrite.masked(index, other_dims, 0), [dim])
+    node.update_arg(2, checked_indices(rewrite, index, table, dim, from_end=False, is_index=False, is_padding_valid=True))
     return extents
 
 
@@ -111,50 +114,55 @@ _REDUCE = aten.scatter_reduce.two
 
 
 def _is_prefix(extent: Extent, tensor: Node, dim: int) -> bool:
-    return extent.resolved == Extent.of(size_of(value(tensor).shape[dim]))
+    return extent.non_uniform == Extent.of(size_of(value(tensor).shape[dim]))
 
 
-# Writes by any number of indices
+# Writes by index tensors for several dimensions
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
-def _put(masks: Masks, node: Node) -> Extents:
+def _index_put(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, indices, values = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(values, Node)
-    given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    extents = _resolved(masks.of(table))
-    if any(value(index).dtype in (torch.bool, torch.uint8) for index in given.values()):
-        return _put_by_mask(masks, node, given)
+    index_by_dim = {dim: index for dim, index in enumerate(indices) if index is not None}
+    extents = _non_uniform(rewrite.extents_of(table))
+    if any(value(index).dtype in (torch.bool, torch.uint8) for index in index_by_dim.values()):
+        return _masked_put(rewrite, node, index_by_dim)
     accumulate = argument(node, "accumulate")
-    shape = broadcast([masks.of(index) for index in given.values()])
-    dims = sorted(given)
+    shape = broadcast([rewrite.extents_of(index) for index in index_by_dim.values()])
+    dims = sorted(index_by_dim)
     at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
-    rest = tuple(extent for dim, extent in enumerate(extents) if dim not in given)
-    wanted = (*rest[:at], *shape, *rest[at:])
-    written = masks.of(values)
-    broadcast([wanted, written])
-    places = range(at, at + len(shape))
-    first = len(wanted) - len(written)
-    told = [dim - first for dim in places if dim >= first]
+    rest = tuple(extent for dim, extent in enumerate(extents) if dim not in index_by_dim)
+    region_extents = (*rest[:at], *shape, *rest[at:])
+    value_extents = rewrite.extents_of(values)
+    broadcast([region_extents, value_extents])
+    result_dims = range(at, at + len(shape))
+    first = len(region_extents) - len(value_extents)
+    index_dims = [dim - first for dim in result_dims if dim >= first]
     if accumulate:
-        if any(masks.is_padded(wanted[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in places):
+        if any(
+            rewrite.is_padded(region_extents[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in result_dims
+        ):
             # One value is broadcast to valid positions and padding: expand it, so that the padding can be zero.
-            sizes = _sizes(masks, node, at, given, table)
-            expanded = masks.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
-            masks.extents[expanded] = tuple(wanted)
-            values, written, told = expanded, tuple(wanted), list(places)
+            sizes = _written_shape(rewrite, node, at, index_by_dim, table)
+            expanded = rewrite.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
+            rewrite.extents[expanded] = tuple(region_extents)
+            values, value_extents, index_dims = expanded, tuple(region_extents), list(result_dims)
             first = 0
-        by = tuple(wanted[first + dim] if first + dim in places else own for dim, own in enumerate(written))
-        node.update_arg(2, masks.masked(values, told, 0, by))
+        operand_extents = tuple(region_extents[first + dim] if first + dim in result_dims else own for dim, own in enumerate(value_extents))
+        node.update_arg(2, rewrite.masked(values, index_dims, 0, operand_extents))
     else:
-        node.update_arg(2, masks.held(values, told))
-        if any(masks.is_padded(wanted[first + dim]) and not _alike(masks, written[dim], wanted[first + dim]) for dim in told):
+        node.update_arg(2, rewrite.edge_filled(values, index_dims))
+        if any(
+            rewrite.is_padded(region_extents[first + dim]) and not _matches_region(rewrite, value_extents[dim], region_extents[first + dim])
+            for dim in index_dims
+        ):
             raise NoPaddingRule("operands are padded along different sizes")
     changed = list(indices)
-    for dim, index in given.items():
-        held = index if accumulate else masks.held(index, range(value(index).dim()))
-        changed[dim] = index_of(masks, held, table, dim, from_end=True, held=not accumulate)
+    for dim, index in index_by_dim.items():
+        filled = index if accumulate else rewrite.edge_filled(index, range(value(index).dim()))
+        changed[dim] = checked_indices(rewrite, filled, table, dim, from_end=True, is_padding_valid=not accumulate)
     node.update_arg(1, changed)
     return extents
 
@@ -163,103 +171,106 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _alike(masks: Masks, own: Extent, wanted: Extent) -> bool:
-    return not own.factors or own.uniform or own.resolved == wanted.resolved
+def _matches_region(rewrite: PaddingRewrite, own: Extent, region_extent: Extent) -> bool:
+    """True if the values of a dimension are broadcast, uniform, or have the extent of the written region."""
+    return not own.factors or own.uniform or own.non_uniform == region_extent.non_uniform
 
 
 def _size(size: Any) -> Any:
     return size.meta["val"] if isinstance(size, Node) else size
 
 
-def _sizes(masks: Masks, node: Node, at: int, given: dict[int, Any], table: Node) -> list[Any]:
-    """Returns the shape of the written elements, as ints and nodes."""
-    rank = max(value(index).dim() for index in given.values())
+def _written_shape(rewrite: PaddingRewrite, node: Node, at: int, index_by_dim: dict[int, Any], table: Node) -> list[Any]:
+    """Returns the shape of the elements that an `index_put` writes, as ints and nodes. at: the first dimension of the indices' shape."""
+    rank = max(value(index).dim() for index in index_by_dim.values())
     shape: list[Any] = [1] * rank
-    for index in given.values():
+    for index in index_by_dim.values():
         for dim in range(value(index).dim()):
             if not _is_one(value(index).shape[dim]):
-                shape[rank - value(index).dim() + dim] = masks.number(index, dim)
-    rest = [masks.number(table, dim) for dim in range(value(table).dim()) if dim not in given]
+                shape[rank - value(index).dim() + dim] = rewrite.rounded_size(index, dim)
+    rest = [rewrite.rounded_size(table, dim) for dim in range(value(table).dim()) if dim not in index_by_dim]
     return [*rest[:at], *shape, *rest[at:]]
 
 
-def _put_by_mask(masks: Masks, node: Node, given: dict[int, Node]) -> Extents:
-    """Rewrites a write of one number where a mask is true as `where`."""
+def _masked_put(rewrite: PaddingRewrite, node: Node, index_by_dim: dict[int, Node]) -> Extents:
+    """Rewrites the write of one number at the true elements of a mask as `where`."""
     table, _, values = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(values, Node)
-    extents = masks.of(table)
-    if len(given) > 1 or argument(node, "accumulate") or any(not _is_one(size) for size in value(values).shape):
+    extents = rewrite.extents_of(table)
+    if len(index_by_dim) > 1 or argument(node, "accumulate") or any(not _is_one(size) for size in value(values).shape):
         raise NoPaddingRule("it writes several values to the elements of a mask")
-    ((dim, mask),) = given.items()
+    ((dim, mask),) = index_by_dim.items()
     if value(mask).dtype != torch.bool:
         raise NoPaddingRule("its mask has the dtype uint8")
-    own = masks.of(mask)
+    own = rewrite.extents_of(mask)
     for _ in range(len(extents) - dim - value(mask).dim()):
         shape = [*value(mask).shape, 1]
-        mask = masks.add(aten.unsqueeze.default, (mask, len(shape) - 1), shape, value(mask))
+        mask = rewrite.add(aten.unsqueeze.default, (mask, len(shape) - 1), shape, value(mask))
         own = (*own, Extent(()))
     found = broadcast([extents, own])
     if value(values).dim():
-        values = masks.add(aten.view.default, (values, []), (), value(values))
-    become(node, masks.add(aten.where.self, (mask, values, table), value(node).shape, value(node)))
+        values = rewrite.add(aten.view.default, (values, []), (), value(values))
+    replace_by(node, rewrite.add(aten.where.self, (mask, values, table), value(node).shape, value(node)))
     return found
 
 
-# Writes of a slice at a position
+# Writes of one slice at a position
 
 
 @rule(aten.slice_scatter.default)
-def _put_slice(masks: Masks, node: Node) -> Extents:
+def _slice_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, added = node.args[:2]
     assert isinstance(table, Node)
     assert isinstance(added, Node)
-    extents, own = masks.of(table), masks.of(added)
+    extents, own = rewrite.extents_of(table), rewrite.extents_of(added)
     dim = wrap(argument(node, "dim"), len(extents))
     start, step = argument(node, "start") or 0, argument(node, "step")
-    around = broadcast([replaced(extents, dim, Extent(())), replaced(own, dim, Extent(()))])
+    result_extents = broadcast([with_extent(extents, dim, Extent(())), with_extent(own, dim, Extent(()))])
     count, whole = size_of(value(added).shape[dim]), size_of(value(table).shape[dim])
-    result = replaced(around, dim, extents[dim].resolved)
-    if not masks.is_padded(extents[dim]) and not masks.is_padded(own[dim]):
-        masks.exact(start, argument(node, "end"), step)
+    result = with_extent(result_extents, dim, extents[dim].non_uniform)
+    if not rewrite.is_padded(extents[dim]) and not rewrite.is_padded(own[dim]):
+        rewrite.require_exact(start, argument(node, "end"), step)
         return result
-    if step != 1 or own[dim].resolved != Extent.of(count):
-        raise NoPaddingRule("a slice has a step, or is of a flattened dimension")
-    one_dimension(masks, table, [dim])
+    if step != 1 or own[dim].non_uniform != Extent.of(count):
+        raise NoPaddingRule("a slice with a step, or of a flattened dimension, is written")
+    require_single_prefix(rewrite, table, [dim])
     if isinstance(start, int) and start < 0:
         if argument(node, "end") not in (None, END):
             raise NoPaddingRule("the start and the end of a slice count from the end")
         first = whole - count
     else:
         first = start if isinstance(start, int) else size_of(value(start))
-    _become_written(masks, node, table, added, dim, first, count)
+    _replace_by_write(rewrite, node, table, added, dim, first, count)
     return result
 
 
 @rule(aten.select_scatter.default)
-def _put_one(masks: Masks, node: Node) -> Extents:
+def _select_scatter(rewrite: PaddingRewrite, node: Node) -> Extents:
     table, added, dim, index = node.args
     assert isinstance(table, Node)
     assert isinstance(added, Node)
-    extents, own = masks.of(table), masks.of(added)
+    extents, own = rewrite.extents_of(table), rewrite.extents_of(added)
     dim = wrap(dim, len(extents))
     own = (*own[:dim], Extent(()), *own[dim:])
-    result = replaced(broadcast([replaced(extents, dim, Extent(())), own]), dim, extents[dim].resolved)
-    if masks.is_padded(extents[dim]) or masks.is_rounded(index):
-        one_dimension(masks, table, [dim])
+    result = with_extent(broadcast([with_extent(extents, dim, Extent(())), own]), dim, extents[dim].non_uniform)
+    if rewrite.is_padded(extents[dim]) or rewrite.is_rounded(index):
+        require_single_prefix(rewrite, table, [dim])
         whole = size_of(value(table).shape[dim])
         first = size_of(value(index)) if not isinstance(index, int) else index if index >= 0 else whole + index
         shape = [*value(added).shape[:dim], 1, *value(added).shape[dim:]]
-        row = masks.add(aten.unsqueeze.default, (added, dim), shape, value(added))
-        masks.extents[row] = own
-        _become_written(masks, node, table, row, dim, first, 1)
+        row = rewrite.add(aten.unsqueeze.default, (added, dim), shape, value(added))
+        rewrite.extents[row] = own
+        _replace_by_write(rewrite, node, table, row, dim, first, 1)
     return result
 
 
-def _become_written(masks: Masks, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
+def _replace_by_write(rewrite: PaddingRewrite, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
     if value(added).dtype != value(table).dtype:
-        added = masks.add(prims.convert_element_type.default, (added, value(table).dtype), value(added).shape, value(table))
-    place, start = (-1, first) if isinstance(first, int) else (masks.place(first), 0)
-    counted, number = (-1, count) if isinstance(count, int) else (masks.place(count), 0)
+        added = rewrite.add(prims.convert_element_type.default, (added, value(table).dtype), value(added).shape, value(table))
+    length_index, start = (-1, first) if isinstance(first, int) else (rewrite.length_index(first), 0)
+    count_index, fixed_count = (-1, count) if isinstance(count, int) else (rewrite.length_index(count), 0)
     like = value(node)
-    become(node, masks.add(write_into, (table, added, masks.lengths, dim, place, start, counted, number), like.shape, like))
+    replace_by(
+        node, rewrite.add(write_into, (table, added, rewrite.lengths, dim, length_index, start, count_index, fixed_count), like.shape, like)
+    )

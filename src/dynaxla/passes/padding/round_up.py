@@ -11,7 +11,7 @@ from ...lowering.size_functions import size_function
 
 
 def round_up_size(size: int) -> int:
-    """Returns the smallest number >= size that is a power of two or the mean of two consecutive ones: 1, 2, 3, 4, 6, 8, 12, ..."""
+    """Returns the smallest number >= size that is a power of two or the mean of two consecutive powers of two: 1, 2, 3, 4, 6, 8, 12, ..."""
     if size <= 2:
         return size
     power = 1 << (size - 1).bit_length()
@@ -28,7 +28,7 @@ class Rounding:
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
         self._environment, self._symbols = environment, frozenset(symbols)
-        # The guards with the numbers of guards and replacements in the environment: a change makes `_guards` collect them again.
+        # The guards, and the numbers of guards and replacements in the environment. If these numbers change, `_guards` collects them again.
         self._cached_guards: tuple[tuple[int, int], list[Callable[[Mapping[Any, int]], int]]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:
@@ -55,7 +55,7 @@ class Rounding:
     def _guards(self) -> list[Callable[[Mapping[Any, int]], int]]:
         """Returns the guards that depend on symbols to round, as functions of the symbols' values.
 
-        Rounding does not change the other guards: they hold because TorchDynamo has checked them.
+        The other guards hold in each call, since TorchDynamo has checked them and rounding does not change them.
         """
         environment = self._environment
         counts = len(environment.guards), len(environment.replacements)

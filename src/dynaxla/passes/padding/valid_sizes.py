@@ -1,8 +1,8 @@
 """Extents: descriptions of the valid positions of a padded dimension.
 
-A graph runs with sizes rounded up. The valid positions of a dimension are then a product of prefixes. A dimension of batch * length has the
-factors (batch, length), the slower first, and a position is valid if each of its coordinates is less than the true value of its factor.
-All positions of a factor that is not rounded are valid.
+A graph runs with sizes rounded up. The valid positions of a dimension are then a product of prefixes. For example, a dimension of size
+batch * length has the factors (batch, length), the slower-varying factor first. A position of this dimension has a coordinate for each
+factor, and is valid if each coordinate is less than the factor's true value. All coordinates of a factor that is not rounded are valid.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import torch
 
 
 class NoPaddingRule(Exception):
-    """Raised where extents cannot describe the valid positions of a result. The message says why.
+    """Raised where extents cannot describe the valid positions of a result. The message gives the reason.
 
     Attributes:
-        product: a size of an input, with the factors as which the caller may try again; None if that would not help.
-        same: pairs of sizes. The result can be described if the two sizes of each pair are equal.
+        factorization: the size of an input's dimension, and its factors: with these factors for this dimension, the rewrite may succeed.
+            None if no factorization helps.
+        equal_sizes: pairs of sizes. The valid positions can be described if the two sizes of each pair are equal.
     """
 
-    def __init__(self, why: str, product: tuple[Any, tuple[Any, ...]] | None = None, same: Sequence[tuple[Any, Any]] = ()) -> None:
-        super().__init__(why)
-        self.product, self.same = product, same
+    def __init__(
+        self, reason: str, factorization: tuple[Any, tuple[Any, ...]] | None = None, equal_sizes: Sequence[tuple[Any, Any]] = ()
+    ) -> None:
+        super().__init__(reason)
+        self.factorization, self.equal_sizes = factorization, equal_sizes
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,12 @@ class Extent:
 
     @staticmethod
     def of(size: Any, uniform: bool = False) -> Extent:
-        """Returns the extent of a dimension that is one prefix. size: an expression or a number."""
+        """Returns the extent of a dimension whose valid positions are one prefix. size: the prefix's length, an expression or an int."""
         return Extent(() if size == 1 else (size,), uniform)
 
     @property
-    def resolved(self) -> Extent:
+    def non_uniform(self) -> Extent:
+        """The same factors without `uniform`: only the true prefix is valid."""
         return Extent(self.factors) if self.uniform else self
 
 
@@ -62,23 +66,23 @@ def size_of(size: int | torch.SymInt) -> Any:
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
-    return int(expression) if expression.is_Integer else _settled(expression)
+    return int(expression) if expression.is_Integer else _canonical(expression)
 
 
 @functools.lru_cache(maxsize=4096)
-def _settled(size: Any) -> Any:
-    """Returns an expression in a canonical form.
+def _canonical(size: Any) -> Any:
+    """Returns a size in a canonical form, so that equal sizes of different ops are equal expressions.
 
-    - a // d + k, as convolutions write it, becomes (a + k * d) // d, as slices with a step write it.
+    - a // d + k, the form of a convolution's size, becomes (a + k * d) // d, the form of a slice with a step.
     - A division without remainder becomes its quotient.
-    - The minimum of sizes that differ by constants becomes the least of them.
-    - s * t - s, the size of a flattened batch without last elements, becomes s * (t - 1).
+    - The minimum of sizes that differ by constants becomes the least of these sizes.
+    - s * t - s, the size of a flattened batch whose rows lack their last element, becomes s * (t - 1).
     """
-    kind = type(size).__name__  # torch's own sympy functions
-    if kind in ("FloorDiv", "CleanDiv"):
+    function_name = type(size).__name__  # torch's own sympy functions, such as FloorDiv
+    if function_name in ("FloorDiv", "CleanDiv"):
         whole = quotient(*size.args)
         return size if whole is None else whole
-    if kind == "Min":
+    if function_name == "Min":
         least = min(size.args, key=lambda item: (item - size.args[0]).as_coeff_Add()[0])
         return least if all((item - least).is_number for item in size.args) else size
     if not size.is_Add:
@@ -94,42 +98,49 @@ def _settled(size: Any) -> Any:
 
 
 def sizes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns `size_of` each dimension of a tensor."""
     return tuple(map(size_of, tensor.shape))
 
 
 def symbols_in(size: Any) -> frozenset[Any]:
+    """Returns the symbols in a result of `size_of`."""
     return frozenset() if isinstance(size, int) else frozenset(size.free_symbols)
 
 
 def symbols_of(number: Any) -> Collection[Any]:
-    """Returns the symbols in a number of a graph; none if it is a plain number."""
+    """Returns the symbols in a symbolic number of torch; none for any other value."""
     return number.node.expr.free_symbols if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ()
 
 
-def joined(extents: Sequence[Extent]) -> Extent:
+def common_extent(extents: Sequence[Extent]) -> Extent:
     """Returns the extent of dimensions that are broadcast together.
 
-    Raises: NoPaddingRule if the extents have different factors.
+    Dimensions of size 1 and uniform dimensions match any extent.
+
+    Raises: NoPaddingRule if the other extents have different factors.
     """
-    told = {extent for extent in extents if extent.factors and not extent.uniform}
-    if len(told) > 1:
-        one, *several = sorted((extent.factors for extent in told), key=len)
-        product = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
-        same = tuple(zip(one, *several, strict=True)) if [len(one)] == list(map(len, several)) else ()
+    padded_extents = {extent for extent in extents if extent.factors and not extent.uniform}
+    if len(padded_extents) > 1:
+        one, *several = sorted((extent.factors for extent in padded_extents), key=len)
+        factorization = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
+        equal_sizes = tuple(zip(one, *several, strict=True)) if [len(one)] == list(map(len, several)) else ()
         raise NoPaddingRule(
-            f"operands are padded along different sizes: {' and '.join(sorted(str(extent.factors) for extent in told))}", product, same
+            f"operands are padded along different sizes: {' and '.join(sorted(str(extent.factors) for extent in padded_extents))}",
+            factorization,
+            equal_sizes,
         )
-    return told.pop() if told else max(extents, key=lambda extent: bool(extent.factors))
+    return padded_extents.pop() if padded_extents else max(extents, key=lambda extent: bool(extent.factors))
 
 
 def broadcast(operands: Sequence[Extents]) -> Extents:
     """Returns the extents of the result of a pointwise op on operands with these extents. Raises: NoPaddingRule."""
     rank = max(map(len, operands))
     padded = [(Extent(()),) * (rank - len(extents)) + extents for extents in operands]
-    return tuple(joined(dims) for dims in zip(*padded, strict=True))
+    return tuple(common_extent(dims) for dims in zip(*padded, strict=True))
 
 
-def replaced(extents: Extents, dim: int, extent: Extent) -> Extents:
+def with_extent(extents: Extents, dim: int, extent: Extent) -> Extents:
+    """Returns the extents with another extent for one dimension."""
     return (*extents[:dim], extent, *extents[dim + 1 :])
 
 
@@ -139,33 +150,33 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
     symbols: the rounded symbols.
     Raises: NoPaddingRule if the reshape splits a rounded size.
     """
-    left = [factor for extent in extents for factor in extent.factors][::-1]
-    if 0 in left:
+    remaining = [factor for extent in extents for factor in extent.factors][::-1]
+    if 0 in remaining:
         raise NoPaddingRule("a tensor without elements is reshaped")
     found = []
     for size in sizes:
         taken: list[Any] = []
         rest = size
         while rest != 1:
-            if not left:
+            if not remaining:
                 raise NoPaddingRule("a reshape splits a padded dimension")
-            factor = left.pop()
+            factor = remaining.pop()
             if (after := quotient(rest, factor)) is not None:
                 taken.append(factor)
                 rest = after
             elif (other := quotient(factor, rest)) is not None and symbols.isdisjoint(symbols_in(factor)):
                 taken.append(rest)
-                left.append(other)
+                remaining.append(other)
                 rest = 1
             else:
-                product = (factor, (rest, other)) if other is not None else None
-                raise NoPaddingRule("a reshape splits a padded dimension", product)
-        found.append(Extent(merged(taken, symbols)))
+                factorization = (factor, (rest, other)) if other is not None else None
+                raise NoPaddingRule("a reshape splits a padded dimension", factorization)
+        found.append(Extent(merge_fixed_factors(taken, symbols)))
     return tuple(found)
 
 
-def merged(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
-    """Returns factors with adjacent ones multiplied together where neither depends on a rounded symbol. symbols: the rounded symbols."""
+def merge_fixed_factors(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
+    """Returns factors in which adjacent factors without rounded symbols are multiplied. symbols: the rounded symbols."""
     found: list[Any] = []
     for factor in factors:
         if found and symbols.isdisjoint([*symbols_in(found[-1]), *symbols_in(factor)]):
@@ -177,7 +188,7 @@ def merged(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def quotient(size: Any, divisor: Any) -> Any:
-    """Returns size / divisor if that is an integer for all values of the symbols, else None."""
+    """Returns size / divisor if this quotient is an integer for all values of the symbols, else None."""
     if size == divisor:
         return 1
     if isinstance(size, int) and isinstance(divisor, int):
@@ -189,23 +200,23 @@ def quotient(size: Any, divisor: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def grows(size: Any) -> bool:
-    """True if a size is known never to decrease when its symbols increase."""
+def is_nondecreasing(size: Any) -> bool:
+    """True if a size is known never to decrease when its symbols increase: then its true value is at most its rounded value."""
     if isinstance(size, int) or size.is_Integer or size.is_Symbol:
         return True
     if isinstance(size, sympy.Add):
-        return all(map(grows, size.args)) or _rest_grows(size)
+        return all(map(is_nondecreasing, size.args)) or _sum_is_nondecreasing(size)
     if isinstance(size, sympy.Mul):
-        return all(grows(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
+        return all(is_nondecreasing(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
     if isinstance(size, sympy.Pow):
-        return bool(size.exp.is_Integer and size.exp > 0 and size.base.is_nonnegative) and grows(size.base)
-    kind = type(size).__name__  # torch's own sympy functions
-    if kind in ("FloorDiv", "CleanDiv"):
-        return grows(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)
-    return kind in ("Min", "Max") and all(map(grows, size.args))
+        return bool(size.exp.is_Integer and size.exp > 0 and size.base.is_nonnegative) and is_nondecreasing(size.base)
+    function_name = type(size).__name__  # torch's own sympy functions
+    if function_name in ("FloorDiv", "CleanDiv"):
+        return is_nondecreasing(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)
+    return function_name in ("Min", "Max") and all(map(is_nondecreasing, size.args))
 
 
-def _rest_grows(size: Any) -> bool:
+def _sum_is_nondecreasing(size: Any) -> bool:
     """True if a sum of one symbol's multiples and quotients never decreases when the symbol increases, such as s - (s + 1) // 2.
 
     When s increases by one, (k * s + c) // d increases by at most k / d, rounded up.
@@ -223,10 +234,11 @@ def _rest_grows(size: Any) -> bool:
             if not (steps.is_Integer and steps >= 0 and rest.args[1].is_Integer and rest.args[1] > 0):
                 return False
             least += factor * sympy.ceiling(steps / rest.args[1])
-        elif not grows(term):
+        elif not is_nondecreasing(term):
             return False
     return bool(least >= 0)
 
 
 def _is_positive(size: Any) -> bool:
+    """True if no term of a sum is negative."""
     return all(item.is_nonnegative for item in size.args)

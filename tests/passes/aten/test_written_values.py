@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.passes.aten.write_chains import states
-from dynaxla.passes.aten.written_places import read_places
+from dynaxla.passes.aten.write_chains import written_views
+from dynaxla.passes.aten.written_values import read_written_values
 from support import internals
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def read(function: Callable[[Tensor, Tensor], Tensor]) -> str:
     )
     graph, copies = Graph(), dict[Node, Node]()
     graph.graph_copy(module.graph, copies)
-    read_places(graph, copies, states(module.graph, {next(iter(module.graph.nodes))}))
+    read_written_values(graph, copies, written_views(module.graph, {next(iter(module.graph.nodes))}))
     graph.lint()
     (reader,) = (node for node in graph.nodes if node.target is aten.relu.default)
     return text(reader.args[0])

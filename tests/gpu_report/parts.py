@@ -98,7 +98,7 @@ def hand_over() -> None:
     if ON_GPU:
         with fact("hand_over", "streams of XLA") as found:
             found["handles"] = [hex(xla_device.get_stream_for_external_ready_events()) for _ in range(5)]
-            stream = streams.of(devices.with_index(DEVICE), xla_device).before()
+            stream = streams.of(devices.with_index(DEVICE), xla_device).stream_for_import()
     for name, handle in (("without a stream", None), *((("with a stream", stream),) if stream else ())):
         with fact("hand_over", f"import {name}") as found:
             array = transfer.import_tensor(x, xla_device, handle)
@@ -399,7 +399,7 @@ def call_time() -> None:
     if ON_GPU:
         with fact("call_time", "CUDA streams and events") as found:
             order = streams.of(devices.with_index(DEVICE), xla_device)
-            handle = order.before()
+            handle = order.stream_for_import()
             external, event = torch.cuda.ExternalStream(handle), torch.cuda.Event()
             current = torch.cuda.current_stream()
             found["before"] = microseconds(order.before)

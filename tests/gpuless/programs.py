@@ -155,5 +155,5 @@ class _OnGpu:
         sharding = SingleDeviceSharding(gpu())
         return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in self._buffers.avals()]
 
-    def ordered(self, orders: Any) -> _OnGpu:
-        return _OnGpu(self._buffers.ordered(orders))
+    def with_result_orders(self, orders: Any) -> _OnGpu:
+        return _OnGpu(self._buffers.with_result_orders(orders))

@@ -41,7 +41,7 @@ class AtenGraph:
         static: the positions of parameters and buffers among the inputs.
         phase: the pass that the graph computes. Results that a forward program passes only to its backward program may have other strides
             than in the graph.
-        waits: True if a call waits for the program's checks also on a GPU, because later writes depend on several programs.
+        waits_for_checks: True if a call waits for the program's checks also on a GPU, because later writes depend on several programs.
         open_inputs: the inputs whose memory order is open.
         rederived_outputs: the indices of outputs that the caller derives again from an input. Of the graph's own results for these outputs,
             the caller reads only the sizes and strides.
@@ -52,7 +52,7 @@ class AtenGraph:
     module: GraphModule
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
-    waits: bool = False
+    waits_for_checks: bool = False
     open_inputs: OpenLayouts = field(default_factory=OpenLayouts)
     rederived_outputs: frozenset[int] = frozenset()
     is_lowered: bool = False

@@ -102,7 +102,7 @@ class KeptGraph:
         None, for example, if JSON does not reproduce the graph. `is_lowered` is that of the CPU.
         """
         text = fingerprint(graph.module)
-        if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits:
+        if text is None or graph.rederived_outputs or graph.phase != "inference" or graph.waits_for_checks:
             return None
         if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
             return None

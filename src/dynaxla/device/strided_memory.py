@@ -51,7 +51,7 @@ class StridedView(NamedTuple):
 
     def fills(self, nbytes: int) -> bool:
         """True if each byte of a storage of this size belongs to exactly one element of the tensor."""
-        return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_whole
+        return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_non_overlapping_and_dense
 
 
 def unwritten_aval(nbytes: int, dtype: torch.dtype) -> jax.ShapeDtypeStruct:
@@ -136,7 +136,7 @@ def overlaps(one: StridedView, other: StridedView) -> bool:
 
     False if one of them has gaps or elements that share memory, since ATen does not check such tensors.
     """
-    if not all(math.prod(view.shape) and view.layout.is_whole for view in (one, other)):
+    if not all(math.prod(view.shape) and view.layout.is_non_overlapping_and_dense for view in (one, other)):
         return False
     (begin, end), (start, stop) = _bytes_of(one), _bytes_of(other)
     return begin < stop and start < end

@@ -25,7 +25,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from ..buffers.native import key_of
+from ..buffers.native import random_key
 from ..buffers.protocol import Buffers
 from ..lowering import Check, Interpreter, SymbolValues, dtypes
 from ..lowering.function import Function
@@ -48,8 +48,8 @@ def compile_blocks(unit: CompilationUnit, specialised: SpecialisedGraph) -> tupl
     platform, or with results that are inputs or aliases), or has no repeated blocks that are large enough.
     """
     buffers, symbols, numbers = specialised.buffers, specialised.symbols, specialised.numbers
-    plain = buffers.plain() if unit.platform == "cpu" and unit.has_blocks else None
-    if plain is None:
+    segment_buffers = buffers.for_segments() if unit.platform == "cpu" and unit.has_blocks else None
+    if segment_buffers is None:
         return None
     needed = unit.interpreter.needed(buffers.nodes)
     nodes = [node for node in unit.interpreter.module.graph.nodes if node in needed and node.op == "call_function"]
@@ -60,16 +60,16 @@ def compile_blocks(unit: CompilationUnit, specialised: SpecialisedGraph) -> tupl
         position = positions.get(node)
         if not _is_tensor(node):
             return None if position is None else (type(numbers[position]), repr(numbers[position]))
-        return _layout(node, symbols) if position is None else plain.arguments.get(position)
+        return _layout(node, symbols) if position is None else segment_buffers.arguments.get(position)
 
     # No segment can return a graph input.
     if not set(buffers.nodes) <= set(nodes) or (segments := split_into_segments(nodes, symbols, layout)) is None:
         return None
     compiler = _SegmentCompiler(unit, specialised, segments, {node: numbers.get(position) for node, position in positions.items()})
-    has_seed = len(plain.buffers.avals()) > len(plain.arguments)
-    inputs = {unit.interpreter.placeholders[position]: layout for position, layout in plain.arguments.items()}
+    has_seed = len(segment_buffers.buffers.avals()) > len(segment_buffers.arguments)
+    inputs = {unit.interpreter.placeholders[position]: layout for position, layout in segment_buffers.arguments.items()}
     compiled, metadata = compiler.compile(inputs, has_seed)
-    return compiled, plain.buffers, TraceMetadata(metadata.checks, unit.numbers(buffers, symbols, numbers), metadata.kernels)
+    return compiled, segment_buffers.buffers, TraceMetadata(metadata.checks, unit.numbers(buffers, symbols, numbers), metadata.kernels)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _SegmentCompiler:
         draws = function.draws_random
 
         def run(before: jax.Array, code: jax.Array, *arrays: jax.Array) -> TracedOutputs:
-            key, arrays = (key_of(arrays[0]), arrays[1:]) if draws else (None, arrays)
+            key, arrays = (random_key(arrays[0]), arrays[1:]) if draws else (None, arrays)
             given = {position: layout.unpack(array) for (position, layout), array in zip(layouts.items(), arrays, strict=True)}
             operands = [
                 given[position] if position in given else lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in specs.items()

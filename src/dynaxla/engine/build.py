@@ -94,22 +94,22 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     if key is not None and (recorded := load_recorded_executable(unit, key, specialised.buffers)) is not None:
         return recorded
     donated = specialised.buffers.donated
-    # A guarded program keeps the old values itself if a check fails. A program that writes in place is not guarded, unless checks are
-    # reported late: its checks are a program of their own, which runs first, and the call waits for it.
-    guarded = not donated or unit.reports_late
-    traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, guarded=guarded)
+    # If a check fails, the program itself returns the old values of inputs. A program that writes in place need not: its checks are a
+    # separate program, which runs first, and the call waits for it. If checks are reported late, no call waits, so it must.
+    protects_inputs = not donated or unit.reports_late
+    traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, protects_inputs=protects_inputs)
     checks = None
-    if not guarded and metadata.checks:
+    if not protects_inputs and metadata.checks:
         split = _split_checks(unit, traced, buffers)
         if split is None:
             traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
         else:
             checks, traced = split
-    mesh = buffers.where
+    mesh = buffers.replicated
     if mesh is not None:
         traced = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, donated)
-    if specialised.members is not None and specialised.members.calls:
-        return _build_for_processes(unit, specialised, specialised.members, traced, buffers, metadata)
+    if specialised.participants is not None and specialised.participants.calls:
+        return _build_for_processes(unit, specialised, specialised.participants, traced, buffers, metadata)
     try:
         lowered = lower(unit, traced)
         precheck = None if checks is None else compile_lowered(unit, lower(unit, checks), checks, specialised.settings, mesh=mesh)
@@ -124,7 +124,7 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
 def _build_for_processes(
     unit: CompilationUnit,
     specialised: SpecialisedGraph,
-    members: process_networks.Members,
+    participants: process_networks.Participants,
     traced: jax.stages.Traced,
     buffers: Buffers,
     metadata: TraceMetadata,
@@ -133,20 +133,20 @@ def _build_for_processes(
 
     Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
     """
-    network = members.connected()
+    network = participants.connected()
     compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, processes=network.devices, device=network.device)
     calls = calls_in(compiled.text())
-    if calls != members.calls and not members.keeps_collectives:  # XLA removes collectives that no result depends on
-        members.keeps_collectives = True
+    if calls != participants.calls and not participants.keeps_collectives:  # XLA removes collectives that no result depends on
+        participants.keeps_collectives = True
         return _build(unit, specialised)
-    if calls != members.calls:
+    if calls != participants.calls:
         raise CompilationError(
-            f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has {members.calls}, "
-            f"the compiled program {calls}",
+            f"XLA has changed the collectives of {unit.name}, and processes could wait for one another: the graph has "
+            f"{participants.calls}, the compiled program {calls}",
             hint="use options={'distributed': 'torch'}, which leaves collectives to torch",
         )
     assert isinstance(buffers, NativeBuffers)
-    collectives = functools.partial(members.agreement.running, network.shut_down)
+    collectives = functools.partial(participants.agreement.running, network.shut_down)
     return bind(unit, compiled, buffers.on(network.device), metadata, collectives=collectives)
 
 
@@ -164,12 +164,12 @@ def compile_for_planning(
     assert specialised.function is not None
     buffers = specialised.buffers
     if known is None:
-        known, _, metadata = trace(unit, specialised.function, buffers, guarded=not buffers.donated)
+        known, _, metadata = trace(unit, specialised.function, buffers, protects_inputs=not buffers.donated)
         if buffers.donated and metadata.checks:
             split = _split_checks(unit, known, buffers)
             known = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
     traced = pipeline.SHARDED(known, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
-    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, mesh=buffers.where)
+    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, mesh=buffers.replicated)
     return bind(unit, compiled, buffers, TraceMetadata()), known
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import forks
-from ..buffers.addresses import states
+from ..buffers.addresses import tensor_snapshot
 from ..capture.graph import OpenLayouts
 from ..lowering.cpu import weight_orders
 from ..observe import metrics
@@ -107,7 +107,7 @@ class _CachedResults:
         self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], on_free: Callable[[Any], object]
     ) -> None:
         # Before the computation: a write by another thread during it is then detected at the next call.
-        self._state = states(sources)
+        self._state = tensor_snapshot(sources)
         self.results = compute(list(sources))
         self.orders: Orders | None = None
         self._storages = [source.untyped_storage() for source in sources]
@@ -115,7 +115,7 @@ class _CachedResults:
 
     def is_valid_for(self, sources: Sequence[torch.Tensor]) -> bool:
         """True if the results were computed from these tensors and nothing has been written to them since."""
-        return self._state == states(sources)
+        return self._state == tensor_snapshot(sources)
 
     def lay_out(self, orders: Orders | None, positions: Sequence[int]) -> None:
         """Changes the layouts of the results to those in which a program reads them.

@@ -16,7 +16,7 @@ from ..lowering.settings import EXACT, Settings
 from ..runtime.clients import cpu_device
 from ..runtime.programs import compile_lowered
 
-_VECTORS = "xla_cpu_prefer_vector_width"
+_VECTOR_WIDTH = "xla_cpu_prefer_vector_width"
 
 # XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and recompute a pooling for each
 # use inside a fused dot (vgg16's classifier at batch 8: 24 s). So the library gets only dots and convolutions. The memory-optimized
@@ -34,22 +34,22 @@ _CUDA_OPTIONS = {"xla_allow_excess_precision": False}
 # small ones. On an H200 (jaxlib 0.11.2, 2026-11-27, bfloat16) resnet50 takes 1.1 ms instead of 2.3 for one image, 1.8 ms instead of 2.1 for
 # 32 images, and 13.7 ms instead of 16.1 for a training step. Releases of XLA differ in the kinds that they accept: the last list that XLA
 # accepts is used.
-COMMANDS = "xla_gpu_enable_command_buffer"
+COMMAND_BUFFER_OPTION = "xla_gpu_enable_command_buffer"
 WITHOUT_CONVOLUTIONS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION"
-_IN_GRAPHS = (f"{WITHOUT_CONVOLUTIONS},CONVOLUTION", f"{WITHOUT_CONVOLUTIONS},CONVOLUTION,COLLECTIVES_KERNEL")
+_COMMAND_KINDS = (f"{WITHOUT_CONVOLUTIONS},CONVOLUTION", f"{WITHOUT_CONVOLUTIONS},CONVOLUTION,COLLECTIVES_KERNEL")
 
 # Fixes the order of additions in scatters to one position, and in cuDNN and cuBLAS.
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": True}
 
 # XLA's atan for vectors of 512 bits returns wrong values in float16, float32 and float64 (jaxlib 0.10.2 and 0.11.2). XLA also uses it for
 # atan2(x, 1), and possibly for logarithms of complex numbers.
-_NOT_WIDE = ("atan", "atan2")
+_WRONG_WITH_WIDE_VECTORS = ("atan", "atan2")
 
 
 # XLA's error if Triton finds no tile sizes for a matmul, such as one over 8 x 197 rows with a fused transpose (jaxlib 0.10.2, ViT's
 # gradients in bfloat16). With autotuning XLA falls back to cuBLAS itself; without it, the compilation fails.
-_NO_TILES = "Couldn't find output tile sizes"
-_BY_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+_NO_TILES_ERROR = "Couldn't find output tile sizes"
+_CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False}
 
 Compiled = TypeVar("Compiled")
 
@@ -59,14 +59,14 @@ def compile_with_cublas_fallback(compile: Callable[[Mapping[str, Any]], Compiled
     try:
         return compile(options)
     except jax.errors.JaxRuntimeError as error:
-        if _NO_TILES not in str(error):
+        if _NO_TILES_ERROR not in str(error):
             raise
-        return compile({**options, **_BY_CUBLAS})
+        return compile({**options, **_CUBLAS_ONLY})
 
 
 # The seconds for which a program's devices wait for each other before XLA ends the process. XLA's default of 40 s is too short on a busy
 # machine.
-_RENDEZVOUS = {
+_RENDEZVOUS_TIMEOUTS = {
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
     "xla_cpu_collective_timeout_seconds": 3600,
 }
@@ -74,7 +74,7 @@ _RENDEZVOUS = {
 
 # For programs that are compiled and inspected but never run: fast code generation, in one module.
 # jaxlib 0.12 has only MLIR's emitters, and no option for them.
-_QUICK = {
+_FAST_COMPILATION = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
@@ -83,7 +83,7 @@ _QUICK = {
 
 def quick_options() -> Mapping[str, Any]:
     """Returns options for fast compilation of programs that never run."""
-    return _supported(tuple(_QUICK.items()))
+    return _supported(tuple(_FAST_COMPILATION.items()))
 
 
 def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT, on_mesh: bool = False) -> Mapping[str, Any]:
@@ -97,11 +97,11 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT,
     """
     options = default_options(platform)
     if on_mesh and platform == "cpu":
-        options = {**options, **_supported(tuple(_RENDEZVOUS.items()))}
+        options = {**options, **_supported(tuple(_RENDEZVOUS_TIMEOUTS.items()))}
     if settings.deterministic:
         options = {**options, **_DETERMINISTIC}
-    if _VECTORS in options and not _supports_wide_vectors(program.jaxpr):
-        return {name: value for name, value in options.items() if name != _VECTORS}
+    if _VECTOR_WIDTH in options and not _supports_wide_vectors(program.jaxpr):
+        return {name: value for name, value in options.items() if name != _VECTOR_WIDTH}
     return options
 
 
@@ -130,15 +130,15 @@ def _supported(candidates: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
 def _candidates(platform: str) -> Iterable[tuple[str, Any]]:
     """Returns options as pairs of name and value. Of several values of one name, the last that XLA accepts is used."""
     if platform == "cpu":
-        wide = {_VECTORS: 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
+        wide = {_VECTOR_WIDTH: 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
         return [*_CPU_OPTIONS.items(), *wide.items()]
-    return [*_CUDA_OPTIONS.items(), *((COMMANDS, kinds) for kinds in _IN_GRAPHS)] if platform == "cuda" else []
+    return [*_CUDA_OPTIONS.items(), *((COMMAND_BUFFER_OPTION, kinds) for kinds in _COMMAND_KINDS)] if platform == "cuda" else []
 
 
 def _supports_wide_vectors(jaxpr: Jaxpr) -> bool:
     """True if XLA's functions for the widest vectors are correct for all operations of a program."""
     return all(
-        equation.primitive.name not in _NOT_WIDE
+        equation.primitive.name not in _WRONG_WITH_WIDE_VECTORS
         and not _has_complex(equation)
         and all(map(_supports_wide_vectors, _jaxprs(tuple(equation.params.values()))))
         for equation in jaxpr.eqns

@@ -162,10 +162,10 @@ class PartitionedProgram:
         traced = pipeline.SHARDED(traced, "partitioned", avals, shardings)
         with metrics.timed("lower", self.name), jax.enable_x64(True):
             lowered = private.lower(traced)
-        members = process_networks.Members.of([self._mesh.group])
-        members.agreement.add(self._as_collective(lowered))
+        participants = process_networks.Participants.of([self._mesh.group])
+        participants.agreement.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
-        network, compiled = self._compile_for(members, lowered, options)
+        network, compiled = self._compile_for(participants, lowered, options)
         dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
         chosen = compiled.result_shardings()
         specs = [spec if spec is not None else sharding.spec for spec, (_, sharding) in zip(requested, chosen, strict=True)]
@@ -178,17 +178,17 @@ class PartitionedProgram:
                     f"XLA divides a result of {self.name} into parts of different sizes", hint="use options={'distributed': 'torch'}"
                 )
             return self._compile(traced, avals, settings, replicated)
-        return specs, compiled, network.device, functools.partial(members.agreement.running, network.shut_down)
+        return specs, compiled, network.device, functools.partial(participants.agreement.running, network.shut_down)
 
     def _compile_for(
-        self, members: process_networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
+        self, participants: process_networks.Participants, lowered: jax.stages.Lowered, options: Mapping[str, Any]
     ) -> tuple[process_networks.Network, programs.XlaProgram]:
         """Compiles the program for these processes.
 
         Returns: the network, with connections for all of the program's collectives, and the program.
         """
         while True:
-            network = members.connected()
+            network = participants.connected()
             with metrics.timed("compile", self.name):
                 try:
                     mesh, keep = self._mesh.replicated.mesh, self._options.heap == "keep"
@@ -198,7 +198,7 @@ class PartitionedProgram:
             needed = {group for group in all_groups_in(compiled.text()) if 1 < len(group) < self._mesh.size}
             if needed <= network.extra_cliques:
                 return network, compiled
-            members.extra_cliques |= needed
+            participants.extra_cliques |= needed
 
     def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
         """Returns a description of the whole program, by which the processes compare their programs."""

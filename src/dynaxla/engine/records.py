@@ -37,7 +37,7 @@ class Record:
         checks: See `TraceMetadata`.
         numbers: See `TraceMetadata`.
         draws: See `TraceMetadata`.
-        orders: The dimension orders of free results (see `Buffers.ordered`).
+        orders: The dimension orders of free results (see `Buffers.with_result_orders`).
         reference: Refers to the program (see `programs.reference_to`).
     """
 

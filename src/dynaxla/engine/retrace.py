@@ -47,7 +47,7 @@ class RetracedProgram:
             executable = bind(unit, None, specialised.buffers, specialised.metadata)
             return executable(executable.take(args))
         traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers)
-        mesh = buffers.where
+        mesh = buffers.replicated
         if mesh is not None:
             traced = pipeline.SHARDED(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         try:

@@ -119,12 +119,14 @@ class Scheduler:
         module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
         placeholders = module.graph.find_nodes(op="placeholder")
         static = {placeholders[position] for position in graph.static} | set(prepared.outputs)
-        prepare = self.split(AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
+        prepare = self.split(
+            AtenGraph(f"{graph.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits_for_checks=True)
+        )
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # AOTAutograd writes the results of the second part to inputs, outside of its program
         prepared_positions = [rest.inputs.index(node) for node in prepared.outputs]
         open_inputs = OpenLayouts(prepared_positions)
-        run = self.split(AtenGraph(graph.name, rest.module, positions, waits=waits, open_inputs=open_inputs))
+        run = self.split(AtenGraph(graph.name, rest.module, positions, waits_for_checks=waits, open_inputs=open_inputs))
         steps = [
             Step(
                 StepKind.PROGRAM, FrozenValues(prepare, open_inputs, prepared_positions), prepared.inputs, prepared.outputs, prepared.module

@@ -85,7 +85,7 @@ def load_recorded_executable(unit: CompilationUnit, key: str, buffers: Buffers, 
         return None
     compiled, record = recorded
     unit.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
-    return bind(unit, compiled, buffers.ordered(record.orders), TraceMetadata(tuple(record.checks), record.numbers))
+    return bind(unit, compiled, buffers.with_result_orders(record.orders), TraceMetadata(tuple(record.checks), record.numbers))
 
 
 def load_recorded(

@@ -13,7 +13,7 @@ import jax
 import torch
 
 from .. import forks
-from ..buffers.device_kinds import Request, kind_of
+from ..buffers.device_kinds import BufferRequest, kind_of
 from ..buffers.native import GraphDevice, NativeBuffers
 from ..buffers.output_plan import Storages
 from ..buffers.protocol import Buffers
@@ -54,7 +54,7 @@ class SpecialisedGraph:
         settings: torch's settings at the time of specialisation.
         symbols: The values of the graph's size symbols.
         numbers: The non-tensor inputs, by position.
-        members: The processes that take part in collectives that XLA itself executes; None without such collectives.
+        participants: The processes that take part in collectives that XLA itself executes; None without such collectives.
     """
 
     function: Function | None
@@ -63,7 +63,7 @@ class SpecialisedGraph:
     settings: Settings
     symbols: SymbolValues
     numbers: Mapping[int, Any]
-    members: process_networks.Members | None = None
+    participants: process_networks.Participants | None = None
 
 
 class CompilationUnit:
@@ -85,7 +85,7 @@ class CompilationUnit:
         self.phase = graph.phase
         # With gradients, each block passes on many values besides its result: split, a training step of BERT takes 1.1 times as long.
         self.has_blocks = blocks and graph.phase == "inference" and options.distributed == "torch"
-        self.waits = graph.waits
+        self.waits_for_checks = graph.waits_for_checks
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
@@ -124,7 +124,7 @@ class CompilationUnit:
     @functools.cached_property
     def reports_late(self) -> bool:
         """True for arrays on an asynchronous device, unless later writes depend on the checks."""
-        return self.device_kind is not None and not self.waits and late_checks.is_asynchronous(self.jax_device)
+        return self.device_kind is not None and not self.waits_for_checks and late_checks.is_asynchronous(self.jax_device)
 
     @functools.cached_property
     def choose(self) -> RecordingChooser:
@@ -143,7 +143,7 @@ class CompilationUnit:
         Args:
             args: The inputs of a call.
             settings: torch's settings; the current ones by default.
-            planned: See `Request`.
+            planned: See `BufferRequest`.
         """
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         values = [node.meta["val"] for node in interpreter.placeholders]
@@ -154,14 +154,14 @@ class CompilationUnit:
         if self.device_kind is not None:
             rederived_outputs, donate = self.rederived_outputs, self.options.donate
             buffers = self.device_kind.buffers(
-                Request(
+                BufferRequest(
                     interpreter, symbols, args, self.phase, device, self.storages, rederived_outputs, donate, planned, self.reports_late
                 )
             )
         else:
             free, open_inputs = reorders or self.opens_layouts, self.open_inputs if self.opens_layouts else None
             buffers = NativeBuffers(
-                interpreter, symbols, args, self.static_inputs, self.phase, device, free, self.waits, open_inputs, self.storages
+                interpreter, symbols, args, self.static_inputs, self.phase, device, free, self.waits_for_checks, open_inputs, self.storages
             )
         numbers = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still contain checks, or kernel calls with side effects.
@@ -169,14 +169,14 @@ class CompilationUnit:
             return SpecialisedGraph(
                 None, buffers, TraceMetadata(numbers=self.numbers(buffers, symbols, numbers)), settings, symbols, numbers
             )
-        choose = self.choose if buffers.where is None else choose_generic
-        members = process_networks.Members.of(self.groups) if self.groups else None
+        choose = self.choose if buffers.replicated is None else choose_generic
+        participants = process_networks.Participants.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, numbers, buffers.nodes, buffers.numbers,
-            settings=settings, choose=choose, reorders=reorders and buffers.where is None, replicated=buffers.where,
-            members=members,
+            settings=settings, choose=choose, reorders=reorders and buffers.replicated is None, replicated=buffers.replicated,
+            participants=participants,
         )  # fmt: skip
-        return SpecialisedGraph(function, buffers, TraceMetadata(), settings, symbols, numbers, members)
+        return SpecialisedGraph(function, buffers, TraceMetadata(), settings, symbols, numbers, participants)
 
     def numbers(self, buffers: Buffers, symbols: SymbolValues, inputs: Mapping[int, Any]) -> tuple[Any, ...]:
         """Returns the values of the outputs that are numbers. Each is an input or follows from the sizes.

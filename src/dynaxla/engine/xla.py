@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks, user_frames
-from ..buffers.device_kinds import DeviceKind, LayoutMismatch, Request
+from ..buffers.device_kinds import BufferRequest, DeviceKind, LayoutMismatch
 from ..buffers.native import GraphDevice
 from ..capture.graph import AtenGraph
 from ..config import Options
@@ -28,7 +28,7 @@ from .program_cache import ProgramCache, meta_like
 from .unit import CompilationUnit, Stores
 
 # The number of attempts to find a program for the layouts of one call's inputs, which another thread may change meanwhile.
-_TRIES = 16
+_MAX_LAYOUT_CHANGES = 16
 
 
 class Xla:
@@ -85,7 +85,7 @@ class CompiledGraph:
                 executable = cache.pending(key, args) if cache.in_background else cache.compiled(key, args)
             except KeyboardInterrupt as interrupt:
                 raise user_frames.with_user_frames_only(interrupt) from None
-        for _ in range(_TRIES):
+        for _ in range(_MAX_LAYOUT_CHANGES):
             try:
                 taken = executable.take(args)
             except LayoutMismatch:  # possible even for the executable of these inputs: another thread may write to an input's storage
@@ -93,7 +93,7 @@ class CompiledGraph:
             else:
                 return executable(taken)
         raise DynaxlaError(
-            f"the memory layout of the inputs of {self.name} changed {_TRIES} times during one call",
+            f"the memory layout of the inputs of {self.name} changed {_MAX_LAYOUT_CHANGES} times during one call",
             hint="do not write to the inputs in other threads during the call",
         )
 
@@ -107,7 +107,7 @@ class CompiledGraph:
         if dry_run.threads:
             dry_run.stop_if_dry_run(self, args)
         kind = self.unit.device_kind
-        if kind is not None and kind.are_traced(args):
+        if kind is not None and kind.are_tracers(args):
             return self._inlined(kind, args)
         return self._planned(kind, args) if kind is not None and meshes.is_compile_only() else None
 
@@ -168,14 +168,16 @@ class CompiledGraph:
 
     def _planned(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Compiles the program of a call for inspection, without running it. Returns: outputs without values."""
-        key = "planned", self._key(args), kind.plans(args)
+        key = "planned", self._key(args), kind.planned_shardings(args)
         with self._lock:
             executable = self._plan_executables.get(key)
             if executable is None:
                 executable = build(self.unit, self.unit.specialise(args, planned=True))
                 self._plan_executables.put(key, executable)
         executable.record_run()
-        return kind.blank(executable.binding, args, executable.program.result_shardings() if executable.program is not None else ())
+        return kind.outputs_without_values(
+            executable.binding, args, executable.program.result_shardings() if executable.program is not None else ()
+        )
 
     def _inlined(self, kind: DeviceKind, args: list[Any]) -> list[Any]:
         """Runs a call inside a function that JAX traces, so that the graph becomes part of that trace.
@@ -189,7 +191,9 @@ class CompiledGraph:
         if interpreter.draws_random:
             raise random_numbers_under_jit(self.name)
         device, numbers = GraphDevice(unit.device, unit.jax_device), {index: args[index] for index in unit.sizes.numbers}
-        buffers = kind.buffers(Request(interpreter, symbols, args, unit.phase, device, unit.storages, unit.rederived_outputs, donate=False))
+        buffers = kind.buffers(
+            BufferRequest(interpreter, symbols, args, unit.phase, device, unit.storages, unit.rederived_outputs, donate=False)
+        )
         function = Function(interpreter, symbols, numbers, buffers.nodes, buffers.numbers, settings=settings)
         binding = buffers.bind(unit.numbers(buffers, symbols, numbers))
         tensors = binding.take(args)
@@ -200,7 +204,7 @@ class CompiledGraph:
                 results = buffers.pack(function(inputs, key).outputs)
         except jax.errors.UnexpectedTracerError as error:
             binding.abandon(False, tensors)
-            raise kind.outlived(error) from error
+            raise kind.escaped_tracer_error(error) from error
         except BaseException:
             binding.abandon(False, tensors)
             raise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..buffers.addresses import Places, places
+from ..buffers.addresses import AddressSnapshot, address_snapshot
 from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .dispatch import has_own_dispatch
@@ -201,7 +201,7 @@ class ReferenceChecks:
         gradients = self._walk.gradients
         self._lasting = [path for path in plain if path not in gradients]
         self._replaced = [path for path in plain if path in gradients]
-        self._places: tuple[Places, Places] | None = None
+        self._places: tuple[AddressSnapshot, AddressSnapshot] | None = None
 
     def _are_tensors_unchanged(self) -> bool:
         now = self._walk.tensors
@@ -224,9 +224,9 @@ class ReferenceChecks:
             self._places = found
         return True
 
-    def _places_of(self, paths: Sequence[str]) -> Places:
+    def _places_of(self, paths: Sequence[str]) -> AddressSnapshot:
         now = self._walk.tensors
-        return places([now[path] for path in paths])
+        return address_snapshot([now[path] for path in paths])
 
     def renew_gradients(self) -> None:
         """Forgets the compared gradients. The caller has replaced gradients, or entries for gradients in the graph."""

@@ -20,7 +20,7 @@ def processors() -> int:
         return _thread.processors
 
 
-def all_have(count: int) -> bool:
+def all_threads_have(count: int) -> bool:
     """True if every thread of the process, including XLA's pool, may run on exactly `count` processors. False if that cannot be known."""
     if not hasattr(os, "sched_getaffinity") or not os.path.isdir(_THREADS):
         return False

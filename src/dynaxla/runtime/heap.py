@@ -21,7 +21,7 @@ from typing import Any
 # start at 128 KiB, and adapt only to the size of single freed blocks.
 LARGE = 256 << 10
 # Source: mallopt(3).
-_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
+_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _INT_MAX = 1, -1, -3, 2**31 - 1
 
 
 def _function(name: str) -> Any:
@@ -43,8 +43,8 @@ def keep_freed_memory() -> None:
     mallopt = _function("mallopt")
     if mallopt is not None and not _is_set_by_user():
         mallopt(_M_MXFAST, 0)
-        mallopt(_M_TRIM_THRESHOLD, _MOST)
-        mallopt(_M_MMAP_THRESHOLD, _MOST)
+        mallopt(_M_TRIM_THRESHOLD, _INT_MAX)
+        mallopt(_M_MMAP_THRESHOLD, _INT_MAX)
 
 
 def return_freed_memory() -> None:

@@ -66,7 +66,7 @@ class Layout:
         return Layout(shape, tuple(shape[dim] for dim in order), order, True)
 
     @property
-    def is_whole(self) -> bool:
+    def is_non_overlapping_and_dense(self) -> bool:
         """True if the layout is dense and has no broadcast dimension."""
         return self.dense and math.prod(self.packed_shape) == math.prod(self.shape)
 

@@ -186,6 +186,6 @@ def process_index() -> jax.Array:
     return _replica.bind()
 
 
-def never() -> jax.Array:
+def opaque_false() -> jax.Array:
     """Under jit: returns false in a form that XLA cannot constant-fold."""
     return jax.lax.eq(_replica.bind(), np.uint32(2**32 - 1))

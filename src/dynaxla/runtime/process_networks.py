@@ -1,7 +1,7 @@
 """XLA clients that span several processes, and the set of processes that take part in a program.
 
-The *members* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of them.
-The members' clients find each other through that group's store, connect the cliques of all process groups among the members, and then leave
+The *participants* of a program with collectives over some process groups are the ranks of the smallest process group that contains all of them.
+The participants' clients find each other through that group's store, connect the cliques of all process groups among the participants, and then leave
 jaxlib's coordination service. (A clique is XLA's word for the devices of one collective.) The cliques must be connected early: XLA would
 connect a clique at its first use, by the service, which no longer exists then. Afterwards only gloo's connections remain, so a process that
 ends does not end the others. A process group that is created later needs new clients.
@@ -36,7 +36,7 @@ _CONNECT_SECONDS = 120
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """An XLA client that spans several processes. A process's *index* is its index among the members.
+    """An XLA client that spans several processes. A process's *index* is its index among the participants.
 
     Attributes:
         devices: One device of each process, by index.
@@ -62,11 +62,11 @@ class Network:
 
 
 @dataclass(eq=False)
-class Members:
+class Participants:
     """The processes that take part in a program with collectives.
 
     Attributes:
-        ranks: torch's ranks of all members, by index.
+        ranks: torch's ranks of all participants, by index.
         cliques: For each process group's name, the indices of its ranks, in the group's order.
         agreement: The processes' agreement on the collectives of the latest trace.
         calls: The HLO collectives that the latest trace has emitted, in order.
@@ -83,8 +83,8 @@ class Members:
     extra_cliques: frozenset[frozenset[int]] = frozenset()
 
     @staticmethod
-    def of(names: Sequence[str]) -> Members:
-        """Returns the members of a program with collectives over these process groups.
+    def of(names: Sequence[str]) -> Participants:
+        """Returns the participants of a program with collectives over these process groups.
 
         Raises: ValueError (torch's) for a group that no longer exists.
         """
@@ -92,8 +92,8 @@ class Members:
         needed = set().union(*ranks.values())
         candidates = [group for group in private_processes.named_groups().values() if needed <= set(_ranks(group))]
         group = min(candidates, key=lambda group: len(_ranks(group)))  # the first of the smallest, the same on all processes
-        members = _ranks(group)
-        return Members(members, {name: tuple(map(members.index, of)) for name, of in ranks.items()}, group)
+        participants = _ranks(group)
+        return Participants(participants, {name: tuple(map(participants.index, of)) for name, of in ranks.items()}, group)
 
     def begin(self) -> None:
         """Resets the collectives before a new trace."""
@@ -101,7 +101,7 @@ class Members:
         self.calls.clear()
 
     def replica_groups(self, name: str, *, evenly: bool) -> tuple[tuple[int, ...], ...] | None:
-        """Returns replica groups that contain all members. The first is the process group's. The others only complete the partition: XLA
+        """Returns replica groups that contain all participants. The first is the process group's. The others only complete the partition: XLA
         requires every member in a group, and this process takes no part in them.
 
         Args:
@@ -162,7 +162,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int, extra_cliques: fro
         group: The process group through whose store the processes find each other.
         ranks: Its ranks, by index.
         number: The number of networks that these processes have created before.
-        extra_cliques: See `Members`.
+        extra_cliques: See `Participants`.
 
     Raises: CollectiveFailed.
     """

@@ -42,7 +42,7 @@ class Streams:
         # Has the attribute `event`, recorded again at each call: a wait that is already queued refers to the earlier recording.
         self._thread = threading.local()
 
-    def before(self) -> int:
+    def stream_for_import(self) -> int:
         """Returns an XLA stream with which to import an argument. It waits for the work that torch's current stream has queued, and for
         that of all streams that have received results."""
         current = self._current()
@@ -58,7 +58,7 @@ class Streams:
             stream.wait_event(event)
         return handle
 
-    def after(self) -> int:
+    def stream_for_export(self) -> int:
         """Returns torch's current stream, with which to export a result so that the stream waits for the program. The handle is DLPack's:
         CUDA's default stream is 1.
 
@@ -81,7 +81,7 @@ class Streams:
                 self._torch_streams[handle] = stream
         return stream
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until the device is idle, after a failed call that may have started a part of its work."""
         with contextlib.suppress(RuntimeError):  # the failed call's own exception reports the error
             torch.cuda.synchronize(self._torch_device)

@@ -237,7 +237,7 @@ def test_exceptions_are_kept_until_no_program_runs() -> None:
 
 
 def test_an_exception_with_a_frame_that_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "_HERE", __file__)
+    monkeypatch.setattr(callbacks, "_DYNAXLA_FOLDER", __file__)
     failures = callbacks._Failures()
     with pytest.raises(ValueError, match="of this function") as caught:
         raise ValueError("of this function")

@@ -1,4 +1,4 @@
-"""Chooses how a graph with concrete sizes runs: by a stored program, a newly compiled one, or torch's kernels."""
+"""Chooses how a graph with concrete sizes runs: by torch's kernels, by a stored program, or by a newly compiled one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from .unit import CompilationUnit, SpecialisedGraph
 
 Runnable = Executable | EagerExecutable
 
-# A compilation that takes longer than this, in seconds, leaves hundreds of megabytes behind in the C library's heap.
+# A compilation that takes longer than this, in seconds, leaves hundreds of megabytes of free memory in the C library's heap. The memory is
+# then returned to the system.
 SLOW_COMPILATION = 0.5
 
 
@@ -48,7 +49,7 @@ def make_runnable(unit: CompilationUnit, specialised: SpecialisedGraph) -> Runna
 
 
 def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
-    """Returns a stored executable of the graph, or traces, lowers and compiles the graph."""
+    """Returns an XLA executable of the graph: from the stores if they have its program, else newly traced, lowered and compiled."""
     start = time.perf_counter()
     dumping = rewrites.dumping_to(unit.options.dump_directory, unit.name)
     with programs.below_caller(), _building_events(unit, specialised) as built, dumping:
@@ -60,7 +61,7 @@ def build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
 
 
 def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
-    """True if torch's kernels run the graph, because XLA would not improve on them."""
+    """True if torch's kernels should run the graph, because XLA would not be faster."""
     if specialised.function is None or unit.device_kind is not None or unit.platform != "cpu" or not unit.may_run_eagerly:
         return False
     ctx = Context(unit.platform, specialised.settings, specialised.symbols, choose=unit.choose)
@@ -71,7 +72,10 @@ def prefers_eager(unit: CompilationUnit, specialised: SpecialisedGraph) -> bool:
 
 @contextlib.contextmanager
 def _building_events(unit: CompilationUnit, specialised: SpecialisedGraph) -> Iterator[list[Runnable]]:
-    """Emits `CompileStarted` on entry, and `CompileEnded` on exit with the runnable that the caller has put into the list, if any."""
+    """Emits `CompileStarted` on entry and `CompileEnded` on exit.
+
+    Yields: an empty list. `CompileEnded` reports the runnable that the caller has appended to the list, if any.
+    """
     built: list[Runnable] = []
     if not events.has_listeners():
         yield built
@@ -94,8 +98,9 @@ def _build(unit: CompilationUnit, specialised: SpecialisedGraph) -> Executable:
     if key is not None and (recorded := load_recorded_executable(unit, key, specialised.buffers)) is not None:
         return recorded
     donated = specialised.buffers.donated
-    # If a check fails, the program itself returns the old values of inputs. A program that writes in place need not: its checks are a
-    # separate program, which runs first, and the call waits for it. If checks are reported late, no call waits, so it must.
+    # A program returns the old values of its inputs if a check fails. For a program that overwrites donated inputs this would need copies,
+    # so its checks become a separate program, which runs first, and the call waits for it. Where checks are reported late, no call may
+    # wait.
     protects_inputs = not donated or unit.reports_late
     traced, buffers, metadata = trace(unit, specialised.function, specialised.buffers, protects_inputs=protects_inputs)
     checks = None
@@ -131,6 +136,14 @@ def _build_for_processes(
 ) -> Executable:
     """Builds an executable with collectives that XLA itself executes.
 
+    Args:
+        unit: The graph.
+        specialised: The graph with concrete sizes.
+        participants: The processes of the collectives.
+        traced: The traced program.
+        buffers: The graph's buffers, with the memory orders of the results.
+        metadata: The metadata of the trace.
+
     Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
     """
     network = participants.connected()
@@ -151,29 +164,31 @@ def _build_for_processes(
 
 
 def compile_for_planning(
-    unit: CompilationUnit, specialised: SpecialisedGraph, known: jax.stages.Traced | None
+    unit: CompilationUnit, specialised: SpecialisedGraph, traced: jax.stages.Traced | None
 ) -> tuple[Executable, jax.stages.Traced]:
     """Compiles a graph for a virtual mesh, for inspection only: the executable has no checks.
 
     Args:
-        specialised: The graph, with its inputs planned for the mesh.
-        known: The traced program that an earlier call returned for other placements of the same inputs; None to trace now.
+        unit: The graph.
+        specialised: The graph with concrete sizes and with planned shardings of its inputs.
+        traced: The traced program that an earlier call of this function returned, for other shardings of the same inputs; None to trace
+            now.
 
-    Returns: the executable and the traced program.
+    Returns: the executable, and the traced program (without shardings).
     """
     assert specialised.function is not None
     buffers = specialised.buffers
-    if known is None:
-        known, _, metadata = trace(unit, specialised.function, buffers, protects_inputs=not buffers.donated)
+    if traced is None:
+        traced, _, metadata = trace(unit, specialised.function, buffers, protects_inputs=not buffers.donated)
         if buffers.donated and metadata.checks:
-            split = _split_checks(unit, known, buffers)
-            known = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
-    traced = pipeline.SHARDED(known, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
-    compiled = compile_lowered(unit, lower(unit, traced), traced, specialised.settings, mesh=buffers.replicated)
-    return bind(unit, compiled, buffers, TraceMetadata()), known
+            split = _split_checks(unit, traced, buffers)
+            traced = trace(unit, specialised.function, buffers)[0] if split is None else split[1]
+    sharded = pipeline.SHARDED(traced, unit.name, buffers.avals(), buffers.shardings, buffers.donated)
+    compiled = compile_lowered(unit, lower(unit, sharded), sharded, specialised.settings, mesh=buffers.replicated)
+    return bind(unit, compiled, buffers, TraceMetadata()), traced
 
 
 def _split_checks(unit: CompilationUnit, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
-    """Returns two programs, the checks and the rest; None if the checks need expensive parts of the computation."""
+    """Splits a program in two: the checks, and the computation without checks. None if the checks need an expensive part of it."""
     with metrics.timed("trace", unit.name), jax.default_device(unit.jax_device):
         return pipeline.PRECHECKS(traced, unit.name, buffers.avals(), buffers.donated)

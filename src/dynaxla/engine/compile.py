@@ -1,4 +1,4 @@
-"""The steps from a graph with concrete sizes to an executable: trace, lower, compile, and bind to tensors."""
+"""The four steps from a graph with concrete sizes to an executable: trace, lower, compile, and bind to tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .unit import CompilationUnit
 def trace(
     unit: CompilationUnit, function: Function, buffers: Buffers, *, protects_inputs: bool = True
 ) -> tuple[jax.stages.Traced, Buffers, TraceMetadata]:
-    """Traces the function from packed arrays to packed arrays.
+    """Traces the program of a graph, as a function from packed arrays to packed arrays.
 
     Args:
         unit: The graph.
@@ -62,7 +62,7 @@ def trace(
 
 def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
     """Traces a program for a mesh, using only operations that XLA's partitioner can partition."""
-    registry.fill()  # not under jax tracing
+    registry.fill()  # imports the lowerings, which must not happen while JAX traces
     run.__name__ = unit.name
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
         program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
@@ -96,7 +96,7 @@ def trace_graph(
     Returns: the traced program, and the memory orders of its `free` results by index.
     Raises: UnsupportedTensor if a JAX function in the graph reads a tracer of another trace.
     """
-    registry.fill()  # not under jax tracing
+    registry.fill()  # imports the lowerings, which must not happen while JAX traces
     run.__name__ = name
     orders: Orders = {}
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
@@ -108,7 +108,7 @@ def trace_graph(
             run = pipeline.PARTITIONABLE(run)
         traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         report(len(traced.jaxpr.jaxpr.eqns))
-    if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra operands
+    if len(traced.jaxpr.in_avals) != len(avals):  # JAX turns tracers that a function closes over into extra arguments
         raise UnsupportedTensor(
             f"{name}: a JAX function that it calls by to_torch reads a tracer of another JAX transformation, which has no value",
             hint="do not keep arrays of such a function in globals, closures or caches: return them, and pass them as arguments",

@@ -74,21 +74,22 @@ class Schedule:
         # A call keeps all values in one list: the inputs, the outputs of the steps, and the constants. `index_of`: each value's index in
         # it.
         index_of: dict[Hashable, int] = {}
-        for name in [*inputs, *(name for step in steps for name in step.outputs), *constants]:
-            index_of.setdefault(name, len(index_of))
-        self._output_indices = [index_of[name] for name in outputs]
+        for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:
+            index_of.setdefault(value, len(index_of))
+        self._output_indices = [index_of[value] for value in outputs]
         # The rest of the list, after the inputs, at the start of a call.
         self._initial_values: list[Any] = [None] * (len(index_of) - len(inputs))
         for constant in constants:
             self._initial_values[index_of[constant] - len(inputs)] = constant.value
-        last_use = {name: number for number, step in enumerate(steps) for name in step.inputs}
+        last_use = {value: number for number, step in enumerate(steps) for value in step.inputs}
         returned = {*outputs}
         dead = [
-            [index_of[name] for name, last in last_use.items() if last == number and name not in returned] for number in range(len(steps))
+            [index_of[value] for value, last in last_use.items() if last == number and value not in returned]
+            for number in range(len(steps))
         ]
         # For each step: its function, and the indices of its inputs, of its outputs, and of the values that no later step takes.
         self._indexed_steps = [
-            (step.run, [index_of[name] for name in step.inputs], [index_of[name] for name in step.outputs], dead[number])
+            (step.run, [index_of[value] for value in step.inputs], [index_of[value] for value in step.outputs], dead[number])
             for number, step in enumerate(steps)
         ]
         self._is_one_program = [step.kind for step in steps if step.kind in (StepKind.PROGRAM, StepKind.KERNELS)] == [StepKind.PROGRAM]

@@ -164,7 +164,7 @@ class CompiledGraph:
             mismatched: The executable that has raised `LayoutMismatch` for these inputs.
         """
         assert self.unit.device_kind is not None
-        layout_key = key, self.unit.device_kind.signature(args)
+        layout_key = key, self.unit.device_kind.layout_signature(args)
         executable = self.cache.get(layout_key)
         if executable is None or executable is mismatched:  # another thread wrote to an input's storage while this executable was built
             executable = self.cache.compiled(layout_key, args, except_for=mismatched)

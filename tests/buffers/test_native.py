@@ -109,7 +109,7 @@ def test_numbers_are_those_of_the_call() -> None:
 def test_what_is_saved_may_lie_in_another_order_and_is_told_so() -> None:
     saved, shown = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
     buffers = buffers_of(lambda x: [x + 1, x * 2], [torch.zeros(2, 3)], "forward", descriptions=[shown, saved])
-    assert list(buffers.free) == [1]
+    assert list(buffers.free_results) == [1]
     ordered = buffers.with_result_orders({1: (1, 0)})
     assert [output.stride for output in ordered._outputs if isinstance(output, FromBuffer)] == [(3, 1), (1, 2)]
     assert [output.stride for output in buffers._outputs if isinstance(output, FromBuffer)] == [(3, 1), (3, 1)], "the first is as it was"

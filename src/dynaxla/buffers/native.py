@@ -55,7 +55,7 @@ class NativeBuffers(Buffers):
         phase: The pass that the graph computes. A tensor that a forward program saves for a backward program may have other strides than in
             the graph.
         device: The device, for torch and for JAX.
-        reorders: True if the program chooses the memory order of results that only the backward graph reads (see `Buffers.free`).
+        reorders: True if the program chooses the memory order of results that only the backward graph reads (see `Buffers.free_results`).
         waits_for_checks: See `AtenGraph`.
         open_inputs: The inputs whose memory order XLA chooses, and the orders if an earlier program has chosen them.
         storages: The graph's storages; computed from the graph if None.
@@ -94,7 +94,7 @@ class NativeBuffers(Buffers):
             order = open_inputs.orders.get(position) if open_inputs is not None and open_inputs.orders is not None else None
             self.specs[position] = dataclasses.replace(spec, stride=_dense_layout(spec, order).strides)
         # Results that only the backward pass reads may keep the memory order in which they were computed.
-        self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
+        self.free_results = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = device.torch_device.type == "cuda"
         # `_protected`: the position of the input that a buffer will be written to, by the buffer's index (see `protect_inputs`).
@@ -149,7 +149,7 @@ class NativeBuffers(Buffers):
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         packed = [
-            value if index in self.free else buffer.pack(value)
+            value if index in self.free_results else buffer.pack(value)
             for index, (buffer, value) in enumerate(zip(self._buffers, outputs, strict=True))
         ]
         # A GPU program needs at least one result, because torch's stream waits for the program when a result is exported.
@@ -196,7 +196,7 @@ class NativeBuffers(Buffers):
     def with_result_orders(self, orders: Mapping[int, Order]) -> NativeBuffers:
         copy = object.__new__(NativeBuffers)
         copy.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs), orders=dict(orders))
-        for index in self.free:
+        for index in self.free_results:
             copy._set_layout(index, _dense_layout(self._buffers[index].spec, orders.get(index)))
         return copy
 
@@ -218,7 +218,9 @@ class NativeBuffers(Buffers):
         if self._on_gpu or any(buffer.scattered or buffer.is_conj or buffer.is_neg for buffer in self._buffers):
             return None
         arguments = {position: parameter.layout for position, parameter in zip(self._arguments, self._parameters(), strict=True)}
-        return SegmentBuffers(self.with_result_orders({index: self._buffers[index].layout.permutation for index in self.free}), arguments)
+        return SegmentBuffers(
+            self.with_result_orders({index: self._buffers[index].layout.permutation for index in self.free_results}), arguments
+        )
 
     def _set_layout(self, index: int, layout: Layout) -> None:
         """Changes the layout of a buffer, and of the outputs in it."""

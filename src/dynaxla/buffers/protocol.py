@@ -106,21 +106,21 @@ class Buffers(Protocol):
     Attributes:
         nodes: The nodes whose values the program returns.
         numbers: The nodes that the graph returns as numbers.
-        free: The indices in `nodes` of results whose memory order the program chooses. On a mesh, the program chooses the shape of these
-            results, and their elements are in row-major order.
+        free_results: The indices in `nodes` of results whose memory order the program chooses. On a mesh, the program chooses the shape of
+            these results, and their elements are in row-major order.
         open_inputs: The arrays whose memory order XLA chooses when it compiles the program: a dict from the array's index in `avals()` to
             its position among the graph's inputs.
         orders: The memory orders of the free results, as given to `with_result_orders`.
         donated: The indices in `avals()` of arrays that the program may overwrite. The program's first results are the new values of these
             arrays.
         replicated: The replicated sharding of the mesh on which the program runs; None on one device.
-        shardings: On a mesh, the shardings of the program's first results. None in place of a sharding means that XLA chooses it, and so do
-            missing entries.
+        shardings: On a mesh, the shardings of the program's first results. XLA chooses the sharding of a result whose entry is None, and of
+            further results.
     """
 
     nodes: Sequence[Node]
     numbers: Sequence[Node]
-    free: Sequence[int] = ()
+    free_results: Sequence[int] = ()
     open_inputs: Mapping[int, int] = {}
     orders: Mapping[int, tuple[int, ...]] = {}
     donated: Sequence[int] = ()
@@ -159,7 +159,8 @@ class Buffers(Protocol):
         """Under jit: converts the function's outputs to the program's results.
 
         Args:
-            outputs: The function's outputs in their logical shapes. `free` outputs may have their dimensions in any order.
+            outputs: The function's outputs in their logical shapes. Those at the indices `free_results` may have their dimensions in any
+                order.
         """
 
     def results(self, values: Sequence[Any], no_alias_of: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -229,7 +229,7 @@ class StorageBuffers(Buffers):
         self.shardings = [self._inputs[slot].sharding for slot in self._updated_inputs]
         if self.replicated is not None and self._phase == "forward":
             # XLA's partitioner may choose the array shapes of new tensors: it may merge several sharded dimensions into one.
-            self.free = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
+            self.free_results = range(len(self._updated_inputs), len(self._updated_inputs) + len(self._buffers))
         self._arrays: Sequence[jax.Array] = ()
         self._offsets: Sequence[jax.Array] = ()
 
@@ -283,7 +283,7 @@ class StorageBuffers(Buffers):
         """Moves all inputs to the mesh of the inputs or of the graph's sharding constraints. Returns this mesh, or None if there is none.
 
         The arrays of inputs that fill their storages are brought into the packed shape that the program takes. Exceptions are the arrays
-        that a backward pass gets from a forward pass (see `free`).
+        that a backward pass gets from a forward pass (see `free_results`).
 
         Args:
             input_tensors: the tensors of a call, or fake tensors for inputs that are not on the device, by position.

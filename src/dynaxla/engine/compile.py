@@ -53,10 +53,12 @@ def trace(
     if buffers.replicated is not None:
         traced, orders = _trace_for_mesh(unit, program, avals, buffers), dict[int, tuple[int, ...]]()
     else:
-        traced, orders = trace_graph(unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free, buffers.donated)
+        traced, orders = trace_graph(
+            unit, program, unit.name, avals, unit.interpreter, function.reorders, buffers.free_results, buffers.donated
+        )
     metadata = traced.out_info.metadata
-    if unit.opens_layouts and (buffers.open_inputs or buffers.free):
-        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free)
+    if unit.opens_layouts and (buffers.open_inputs or buffers.free_results):
+        traced = pipeline.OPEN_LAYOUTS(traced, unit.name, avals, buffers.open_inputs, buffers.free_results)
     return traced, buffers.with_result_orders(orders), metadata
 
 
@@ -65,7 +67,7 @@ def _trace_for_mesh(unit: CompilationUnit, run: Any, avals: Sequence[jax.ShapeDt
     registry.fill()  # imports the lowerings, which must not happen while JAX traces
     run.__name__ = unit.name
     with metrics.timed("trace", unit.name), jax.enable_x64(True), jax.default_device(unit.jax_device), rewrites.tracing() as report:
-        program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated))
+        program = jax.jit(pipeline.PARTITIONABLE(run, buffers.free_results), keep_unused=True, donate_argnums=tuple(buffers.donated))
         traced = program.trace(*avals)
         report(len(traced.jaxpr.jaxpr.eqns))
         return traced
@@ -204,10 +206,10 @@ def bind(
         precheck: The program of the checks, if the checks are a separate program that runs first.
         collectives: For a program with XLA's own collectives: creates the context manager in which each call runs.
     """
-    if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free):
+    if compiled is not None and unit.opens_layouts and (buffers.open_inputs or buffers.free_results):
         argument_orders, result_orders = compiled.orders()
         check_closed(argument_orders, buffers.open_inputs)
-        check_closed(result_orders, buffers.free)
+        check_closed(result_orders, buffers.free_results)
         if buffers.open_inputs:
             unit.open_inputs.orders = {position: argument_orders[index] for index, position in buffers.open_inputs.items()}
             buffers = buffers.with_input_orders(argument_orders)

@@ -74,7 +74,7 @@ class Participants:
         cliques: For each process group's name, the indices of its ranks, in the group's order.
         agreement: The collectives of the latest trace, which the processes compare.
         calls: The HLO collectives that the latest trace has emitted, in order.
-        keeps_collectives: True if the program has an effect that depends on its last collective, so that XLA cannot remove collectives
+        keeps_collectives: True to give the program an effect that depends on its last collective, so that XLA does not remove collectives
             whose results are unused.
         extra_cliques: Further cliques to connect, as sets of indices, equal on all processes.
     """

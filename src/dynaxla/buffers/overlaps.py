@@ -1,7 +1,7 @@
 """Detects inputs that share elements with an input that the graph writes to.
 
-AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the others.
-This is not enough in two cases:
+AOTAutograd replaces such inputs by views of one tensor, at the offsets of the traced call. A write to one view then changes the other
+views. This is not enough in two cases:
 
 - AOTAutograd misses some overlaps. It assumes that tensors with different storages share nothing. With torch 2.13 it also misses the
   overlap of a matrix and a block of it: `compute_overlapping_tensors([m[1:, :2], m])` is empty.
@@ -74,7 +74,7 @@ def _overlapping_extents(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[
 
 
 class AliasGuard:
-    """A guard on the pairs of inputs that share elements and of which the graph writes to at least one.
+    """A guard on overlaps of inputs: on the pairs of inputs that share elements, if the graph writes to one or both of them.
 
     The guard holds if the same pairs share elements as in the traced call, at the same storage offsets. Thread-safe. A check takes about
     50 ns per tensor if at most `_MAX_MOVED` tensors have new addresses since the last call.

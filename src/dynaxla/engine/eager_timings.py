@@ -10,7 +10,7 @@ class EagerTimings:
     """Timings of the padded program and of torch's kernels for one combination of rounded sizes.
 
     The program takes the same time for all true sizes of its bucket. The time of torch's kernels is taken to be proportional to the number
-    of valid elements (those that are not padding). Thread-safe without a lock: a timing that a race loses is measured again.
+    of valid elements (elements that are not padding). Thread-safe without a lock: a timing that a race loses is measured again.
     """
 
     def __init__(self) -> None:

@@ -75,8 +75,8 @@ _RENDEZVOUS_TIMEOUTS = {
 }
 
 
-# For programs that are compiled for inspection and never run: options with which XLA:CPU compiles fastest. (jaxlib 0.12 has no option for
-# fusion emitters, because it has no others.)
+# For programs that are compiled for inspection and never run: options with which XLA:CPU compiles fastest. (jaxlib 0.12 always uses fusion
+# emitters, and has no such option.)
 _FAST_COMPILATION = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,

@@ -71,13 +71,12 @@ class Schedule:
         self._boxed_call = True
         self.name, self.steps = name, tuple(steps)
         constants = [output for output in outputs if isinstance(output, ConstantOutput)]
-        # A call keeps all values in one list: the inputs, the outputs of the steps, and the constants. `index_of`: each value's index in
-        # it.
+        # A call keeps all values in one list: the inputs, the outputs of the steps, and the constants. These are the indices in that list.
         index_of: dict[Hashable, int] = {}
         for value in [*inputs, *(value for step in steps for value in step.outputs), *constants]:
             index_of.setdefault(value, len(index_of))
         self._output_indices = [index_of[value] for value in outputs]
-        # The rest of the list, after the inputs, at the start of a call.
+        # The values after the inputs, at the start of a call.
         self._initial_values: list[Any] = [None] * (len(index_of) - len(inputs))
         for constant in constants:
             self._initial_values[index_of[constant] - len(inputs)] = constant.value

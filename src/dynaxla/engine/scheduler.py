@@ -118,7 +118,7 @@ class Scheduler:
         return PackedOrPlain(self.frozen_schedule(graph, packed), plain)
 
     def frozen_schedule(self, graph: AtenGraph, frozen: Frozen) -> Schedule:
-        """Returns the schedule of an inference graph in two parts: one computes values from parameters and buffers alone, one the rest."""
+        """Returns the schedule of an inference graph in two parts. The first computes values from parameters and buffers alone."""
         module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
         placeholders = module.graph.find_nodes(op="placeholder")
         static = {placeholders[position] for position in graph.static} | set(prepared.outputs)

@@ -6,9 +6,9 @@ in two programs (because it read a value in between) that another process has in
 have called over a group.
 
 In a program's first run, the process *posts* the program's next collectives: it writes them to the group's store, under its count. Then it
-waits until every other process of the group has posted the same collectives. A process that waits asks the others to post (a *request*). A
-process whose program has run before posts and compares nothing by itself. But if its collective does not return within `_POLL_SECONDS`, a
-thread reads requests from the store and answers them.
+waits until every other process of the group has posted the same collectives. A process that waits asks the other processes to post (a
+*request*). A process whose program has run before posts and compares nothing by itself. But if its collective does not return within
+`_POLL_SECONDS`, a thread reads requests from the store and answers them.
 
 A collective of a training step that runs in eager mode counts as a program with one collective (`call_eagerly`). On a GPU, where the host
 does not wait for it, it is posted without a request.

@@ -158,7 +158,10 @@ class Reports(ABC):
             self._raise_first()
 
     def _raise_first(self) -> None:
-        """Removes the codes that have arrived, in order. Raises: the error of the first one that reports a failure. Holding the lock."""
+        """Removes the codes that have arrived, in order. Raises: the error of the first one that reports a failure.
+
+        The caller must hold the lock.
+        """
         while self._in_flight and self._has_arrived(self._in_flight[0].sent):
             report = self._in_flight.popleft()
             if (error := failure(self._receive(report.sent), report.checks, report.name)) is not None:

@@ -7,7 +7,7 @@ classes. Not private, by this definition, are the modules that every backend of 
 checks the sources.
 
 Each entry point is looked up once, when this module is imported. Entry points with a public alternative are in `Fast`, and None if this
-torch or jaxlib lacks them. The others have no alternative: if one is missing, its first use raises UnsupportedVersion.
+torch or jaxlib lacks them. The other entry points have no alternative: if one is missing, its first use raises UnsupportedVersion.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _result_handler() -> Callable[..., Any] | None:
 
 
 class Fast:
-    """Entry points that have a public alternative. One that is missing, disabled by `gate`, or replaced in `force_public` is None."""
+    """Entry points that have a public alternative. None for one that is missing or disabled (`gate`, `force_public`)."""
 
     # Zero-copy transfer: a few microseconds faster than the public DLPack functions.
     to_buffer: Callable[..., jax.Array] | None = _find("jaxlib._jax.dlpack_managed_tensor_to_buffer")
@@ -449,7 +449,8 @@ BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
     torch.backends.cuda.math_sdp_enabled,
     torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
     torch.backends.cuda.cudnn_sdp_enabled,
-    # Getters that not every version of torch has. The first five have public attributes, which take 1 to 4 us each; the others have none.
+    # Getters that not every version of torch has. The first five have public attributes, which take 1 to 4 us each; the other getters
+    # have no public attribute.
     *filter(
         None,
         (

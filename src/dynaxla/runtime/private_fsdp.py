@@ -312,7 +312,7 @@ def reduction_order(group: Group) -> Sequence[Parameter]:
 
 
 def set_reduction_pending(group: Group, is_pending: bool) -> None:
-    """Tells torch, at the end of a backward pass, whether the group's gradients are still unreduced."""
+    """Sets torch's flag that a group's gradients are still unreduced, at the end of a backward pass. Releases before 2.15 have no flag."""
     if getattr(group, "_post_backward_pending", is_pending) != is_pending:
         group._post_backward_pending = is_pending
 

@@ -71,7 +71,7 @@ def make_client(agent: Any, index: int, count: int, host: str) -> Any:
 
 
 def as_replicas(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
-    """Sets compile options for a program of which each process runs a replica, with its own local shapes. Returns the options.
+    """Sets compile options for a program that each process runs as one replica, with its own local shapes. Returns the options.
 
     Args:
         compile_options: The compile options, which are changed.

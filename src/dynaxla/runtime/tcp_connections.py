@@ -25,7 +25,7 @@ def connections() -> dict[int, Endpoints]:
 
 
 def matching(own: Mapping[int, Endpoints], peers: Collection[Endpoints]) -> dict[int, Endpoints]:
-    """Returns those of this process's connections whose peers report the same two addresses.
+    """Returns the connections of this process whose peers report the same two addresses.
 
     Args:
         own: This process's connections, by file descriptor.
